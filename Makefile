@@ -1,0 +1,51 @@
+# make demo    set up, run the whole toolkit on the embedded site, print generated text
+# make test    set up, run the tests          make test-all   with the slow ones
+# make lint    formatting, lint, types        make clean      remove results and the environment
+#
+# A laptop without a GPU can choose PyTorch's CPU builds:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+SHELL := /bin/bash
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PACKAGES := common corpus training convert cluster demo report
+
+.PHONY: setup demo test test-all lint clean
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/python -m demo
+
+# loadfile: the tests of one file share the run that they look at
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile workflow
+
+clean:
+	rm -rf results .snakemake $(VENV)
+
+# An environment without its mark is one whose set-up was cut short: it is made again from nothing. torch comes first
+# and pinned, so that nothing else pulls another build of it.
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: $(PYTHON) is too old; give Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
+	@[ -f $(READY) ] || rm -rf $(VENV)
+	@rm -f $(READY)
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "error: no venv module; on Debian and Ubuntu: apt install python3-venv"; rm -rf $(VENV); exit 2; }
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $(READY)

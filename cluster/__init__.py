@@ -1,0 +1,1 @@
+"""Training jobs on Slurm or on this machine, through submitit: `python -m cluster.submit | status`."""

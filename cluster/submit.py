@@ -1,0 +1,150 @@
+"""Submit a training job: one process a GPU, on Slurm through submitit's sbatch, or on this machine.
+
+    python -m cluster.submit --config config.yaml --model tiny --wait
+    python -m cluster.submit --config configs/openwebtext.yaml --model gpt2_345m --dry-run
+
+The section `cluster` says where (executor, partition, GPUs of a node); the model's `parallel` how many processes. A
+run whose job is still alive is not submitted twice: the command finds it again. `--wait` follows the job to its end.
+"""
+
+import fcntl
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.jobs import Job, is_alive, log_tail, read_job, run_training, write_job
+from common import cli
+from common.config import load_settings
+from common.errors import ConfigError, InputError, JobError
+from common.progress import LOG_INTERVAL
+from common.settings import Settings
+
+_POLL = {"local": 0.5, "slurm": 10.0}  # seconds between two looks at a job
+
+
+def job_parameters(settings: Settings, name: str) -> dict[str, Any]:
+    """submitit's parameters for a model: one task a rank, as few nodes as hold them.
+
+    Raises ConfigError when the ranks do not fill whole nodes, or do not fit on one with the local executor.
+    """
+    run, cluster = settings.models[name], settings.cluster
+    per_node = cluster.gpus_per_node or cluster.tasks_per_node
+    tasks = min(run.world_size, per_node)
+    nodes, rest = divmod(run.world_size, tasks)
+    if rest:
+        raise ConfigError(
+            f"models.{name}.parallel asks for {run.world_size} processes, which do not fill whole nodes of {per_node}; "
+            "choose a multiple, or change cluster.gpus_per_node"
+        )
+    if cluster.executor == "local":
+        if nodes > 1:
+            raise ConfigError(
+                f"models.{name}.parallel asks for {run.world_size} processes and cluster.executor is local with "
+                f"{per_node} a node; use executor: slurm, or raise cluster.gpus_per_node or tasks_per_node"
+            )
+        return {
+            "tasks_per_node": tasks,
+            "stderr_to_stdout": True,
+            "gpus_per_node": tasks if cluster.gpus_per_node else 0,
+            "timeout_min": run.time_limit_minutes,
+        }
+    parameters: dict[str, Any] = {
+        "name": name,
+        "nodes": nodes,
+        "tasks_per_node": tasks,
+        "cpus_per_task": cluster.cpus_per_task,
+        "mem_gb": cluster.mem_gb_per_task * tasks,
+        "timeout_min": run.time_limit_minutes,
+        "stderr_to_stdout": True,
+        # submitit's srun would leave the other ranks waiting for a dead one, and gets no CPU count from its sbatch
+        "slurm_srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus_per_task}"],
+    }
+    if cluster.gpus_per_node:
+        parameters["slurm_gres"] = f"gpu:{tasks}"
+    if cluster.partition:
+        parameters["slurm_partition"] = cluster.partition
+    if cluster.account:
+        parameters["slurm_account"] = cluster.account
+    return parameters
+
+
+def _executor(settings: Settings, logs: Path, parameters: dict[str, Any]) -> Any:
+    import submitit
+
+    if settings.cluster.executor == "slurm" and submitit.SlurmExecutor.affinity() < 0:
+        raise InputError("srun: no such command; run this on a login node, or set cluster.executor: local")
+    executor = submitit.AutoExecutor(folder=logs, cluster=settings.cluster.executor)
+    executor.update_parameters(**parameters)
+    return executor
+
+
+def submit(settings: Settings, name: str) -> Job:
+    """Start a model's training job, or find the one that is already alive."""
+    run = settings.run_folder(name).resolve()
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / "submit.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two submissions at once: the second finds the job of the first
+        job = read_job(run)
+        if job is not None and is_alive(job):
+            print(f"{name}: job {job.id} is still alive; not submitted again")
+            return job
+        (run / "done.json").unlink(missing_ok=True)  # says that *this* job reached its end
+        logs = run / "logs"
+        executor = _executor(settings, logs, job_parameters(settings, name))
+        submitted = executor.submit(run_training, settings.model_dump(mode="json"), name, str(Path.cwd()))
+        job = Job(id=str(submitted.job_id), executor=settings.cluster.executor, logs=str(logs))
+        write_job(run, job)
+        print(f"{name}: submitted job {job.id} ({settings.models[name].world_size} processes), logs in {logs}")
+        return job
+
+
+def wait(settings: Settings, name: str, job: Job) -> None:
+    """Follow a job to its end, its newest log line now and then; JobError quotes the log of one that failed."""
+    run = settings.run_folder(name)
+    said = time.monotonic()
+    while is_alive(job):
+        time.sleep(_POLL[job.executor])
+        if time.monotonic() - said >= LOG_INTERVAL:
+            said = time.monotonic()
+            path, lines = log_tail(job, 1)
+            print(lines[-1] if lines else f"{name}: job {job.id} has written nothing yet", flush=True)
+    if not (run / "done.json").exists():
+        path, lines = log_tail(job)
+        quoted = "".join(f"\n    {line}" for line in lines)
+        raise JobError(f"{name}: job {job.id} ended before its training was done; log: {path or job.logs}{quoted}")
+    print(f"{name}: done, {run / 'done.json'}")
+
+
+def describe(settings: Settings, name: str) -> str:
+    """What would be submitted, a line a parameter."""
+    rows = {
+        "run": settings.run_folder(name),
+        "executor": settings.cluster.executor,
+        "processes": settings.models[name].world_size,
+        **job_parameters(settings, name),
+    }
+    return "\n".join(f"{key:<16}{value}" for key, value in rows.items())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("cluster.submit", __doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--model", required=True, metavar="NAME", help="a name under `models`")
+    parser.add_argument("--wait", action="store_true", help="follow the job to its end")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be submitted")
+    arguments = parser.parse_args(argv)
+    settings = load_settings(arguments.config, model=arguments.model)
+    if arguments.dry_run:
+        print(describe(settings, arguments.model))
+        return 0
+    job = submit(settings, arguments.model)
+    if arguments.wait:
+        wait(settings, arguments.model, job)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

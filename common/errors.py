@@ -1,0 +1,44 @@
+"""Every error the toolkit raises on purpose. Each message is one line: what is wrong, where, and the cure.
+
+ToolkitError
+├── InputError         a file, folder or argument that is missing, empty, truncated or malformed
+├── ConfigError        a key of the configuration, named with its full path
+├── EmptyResultError   a step that would end with no documents at all
+├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
+└── JobError           a submitted job that failed; the message quotes the end of its log
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class ToolkitError(Exception):
+    """Base of the tree; `common.cli` turns it into one line on stderr and exit code 2."""
+
+
+class InputError(ToolkitError):
+    """A file, folder or argument that is missing, empty, truncated or malformed."""
+
+
+class ConfigError(ToolkitError):
+    """A key of the configuration that is unknown, of the wrong type, or contradicts another."""
+
+
+class EmptyResultError(ToolkitError):
+    """A step that would end with no documents at all."""
+
+    @classmethod
+    def no_documents(cls, inputs: Sequence[Path]) -> "EmptyResultError":
+        """For a step whose input shards are all empty: the cause lies in the steps before it."""
+        return cls(
+            f"{inputs[0]}{' …' if len(inputs) > 1 else ''}: no documents in {len(inputs)} shard(s); "
+            "the stats.json of the steps before say why every document was dropped"
+        )
+
+
+class CheckpointError(ToolkitError):
+    """A checkpoint that is absent, incomplete or does not fit the model."""
+
+
+class JobError(ToolkitError):
+    """A submitted job that failed."""

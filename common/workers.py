@@ -1,0 +1,52 @@
+"""`ordered_map`: work spread over processes, results in input order, so that the worker count changes no byte."""
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+from common.errors import ToolkitError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def available_cpus() -> int:
+    """CPUs this process may use: what Slurm or taskset granted, not what the node has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items in order, the last one shorter."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """`map(function, items)` over `workers` processes, lazily, at most 4 items a worker in flight.
+
+    One worker runs in this process. Raises ToolkitError when a worker dies (out of memory, killed).
+    """
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    # spawn: a forked child could inherit locks held by another thread (progress bar, event loop)
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pending: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) >= 4 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool:
+            raise ToolkitError("a worker process died (out of memory?); try fewer --workers") from None
+        finally:
+            for future in pending:
+                future.cancel()

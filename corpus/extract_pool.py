@@ -1,0 +1,182 @@
+"""Extraction in worker processes that may hang, crash or leak: each costs its page and its process, nothing else.
+
+A worker (`python -m corpus.extract_pool`, started by ExtractPool) reads and writes frames on its standard streams:
+
+    frame     u32 length, then as many bytes
+    to it     pickle of (body, content type, URL)
+    from it   one empty frame when it is ready; then JSON: {"text", "title", ...} or {"reason"}
+
+It kills itself by an alarm when a page takes too long, so that a hung one ends even after its parent was killed.
+"""
+
+import asyncio
+import os
+import pickle
+import signal
+import struct
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import orjson
+
+from common.errors import ToolkitError
+from common.settings import ScrapeSettings
+from corpus.extract import Extracted, NothingExtracted, extract, load_extractors
+from corpus.network import PageError
+
+PAGES_PER_WORKER = 500  # then it is replaced: lxml and its users leak
+_LENGTH = struct.Struct(">I")
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class ExtractPool:
+    """Up to `workers` processes, started when first needed."""
+
+    def __init__(self, settings: ScrapeSettings, workers: int) -> None:
+        self._settings = settings
+        self._idle: asyncio.LifoQueue[_Worker | None] = asyncio.LifoQueue()  # None: a process yet to be started
+        for _ in range(workers):
+            self._idle.put_nowait(None)
+        self._running: set[_Worker] = set()
+
+    async def __aenter__(self) -> "ExtractPool":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in list(self._running):
+            await self._stop(worker)
+
+    async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
+        """The text of a page. Raises PageError with the reason (`extract_timeout`, `extract_crash`, …)."""
+        worker = await self._idle.get()
+        try:
+            if worker is None:
+                worker = await _Worker.start(self._settings)
+                self._running.add(worker)
+            answer = await worker.ask(body, content_type, url)
+            if worker.pages >= PAGES_PER_WORKER:
+                await self._stop(worker)
+                worker = None
+        except BaseException:  # the page's failure, or our own end
+            if worker is not None:
+                await self._stop(worker)
+            worker = None
+            raise
+        finally:
+            self._idle.put_nowait(worker)
+        if "reason" in answer:
+            raise PageError(answer["reason"])
+        return Extracted(**answer)
+
+    async def _stop(self, worker: "_Worker") -> None:
+        self._running.discard(worker)
+        await worker.stop()
+
+
+class _Worker:
+    """The parent's end of one process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+        self.pages = 0
+
+    @classmethod
+    async def start(cls, settings: ScrapeSettings) -> "_Worker":
+        """Start a process and wait until its libraries are loaded."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
+        arguments = [str(settings.extract_timeout), str(settings.min_extracted), *settings.extractors]
+        worker = cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "corpus.extract_pool", *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment,
+                process_group=0,  # Ctrl-C is for the parent to handle; closed streams end the workers
+            )
+        )
+        try:
+            await worker._read()
+        except asyncio.IncompleteReadError:
+            await worker.stop()
+            raise ToolkitError(
+                f"an extraction worker did not start; try {sys.executable} -c 'import {', '.join(_MODULES)}'"
+            ) from None
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    async def ask(self, body: bytes, content_type: str, url: str) -> dict[str, Any]:
+        """Its answer to one page. Raises PageError when the process died of it."""
+        self.pages += 1
+        request = pickle.dumps((body, content_type, url))
+        try:
+            self._stdin.write(_LENGTH.pack(len(request)) + request)
+            await self._stdin.drain()
+            answer: dict[str, Any] = orjson.loads(await self._read())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await self._process.wait()
+            raise PageError("extract_timeout" if code == -signal.SIGALRM else "extract_crash") from None
+        return answer
+
+    async def _read(self) -> bytes:
+        (length,) = _LENGTH.unpack(await self._stdout.readexactly(_LENGTH.size))
+        return await self._stdout.readexactly(length)
+
+    async def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        self._stdin.close()
+
+
+_MODULES = ("trafilatura", "newspaper", "lxml_html_clean")
+
+
+# ---------------------------------------------------------------------------------------------- in the worker
+
+
+def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook: extraction is offline, whatever a library thinks it needs to look up."""
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        raise PermissionError(f"no network during extraction ({event})")
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes], timeout: float, min_extracted: int, names: list[str]) -> None:
+    """Answer requests until the parent closes the stream, or is gone."""
+    extractors = load_extractors(names)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, even inside a C library
+    answers.write(_LENGTH.pack(0))
+    answers.flush()
+    while length := requests.read(_LENGTH.size):
+        body, content_type, url = pickle.loads(requests.read(*_LENGTH.unpack(length)))
+        signal.setitimer(signal.ITIMER_REAL, timeout)
+        try:
+            answer = extract(body, content_type, url, extractors, min_extracted).as_dict()
+        except NothingExtracted as nothing:
+            answer = {"reason": str(nothing)}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        frame = orjson.dumps(answer)
+        answers.write(_LENGTH.pack(len(frame)) + frame)
+        answers.flush()
+
+
+def _worker_main() -> None:
+    timeout, min_extracted, *names = sys.argv[1:]
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints must not write into the frames
+    sys.addaudithook(_refuse_network)
+    try:
+        _serve(requests, answers, float(timeout), int(min_extracted), names)
+    except (BrokenPipeError, EOFError, pickle.UnpicklingError, struct.error):
+        os._exit(1)  # the parent is gone, in the middle of a frame
+
+
+if __name__ == "__main__":
+    _worker_main()

@@ -1,0 +1,132 @@
+"""Connections: which address a URL is fetched from, and what its body decodes to.
+
+Names in `scrape.resolve` are reached at the address given there, by plain HTTP, with the logical name in the Host
+header. Every other name goes through DNS, and a private address is never connected to.
+"""
+
+import ipaddress
+import socket
+import zlib
+from collections.abc import Mapping
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from common.errors import ConfigError
+from common.settings import ScrapeSettings
+from corpus.urls import Url, is_private_address
+
+_HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits for a gzip and a zlib stream
+
+
+class PageError(Exception):
+    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
+
+    `wait` is the least number of seconds before that attempt, where the server named one.
+    """
+
+    def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason, self.transient, self.wait = reason, transient, wait
+
+
+class PublicResolver(AbstractResolver):
+    """DNS without private addresses. aiohttp connects to the very addresses given here, so nothing can be swapped
+    between the check and the connection.
+    """
+
+    def __init__(self, allow_private: bool) -> None:
+        self._dns = aiohttp.ThreadedResolver()
+        self._allow_private = allow_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The public addresses of a name; PageError when it has only private ones, OSError when it has none."""
+        answers = await self._dns.resolve(host, port, family)
+        allowed = [answer for answer in answers if self._allow_private or not is_private_address(answer["host"])]
+        if not allowed:
+            raise PageError("private_host")
+        return allowed
+
+    async def close(self) -> None:
+        """Close the resolver underneath."""
+        await self._dns.close()
+
+
+class Addresses:
+    """`scrape.resolve`: hosts that are reached at a given ip:port. Raises ConfigError for anything else."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        for host, address in table.items():
+            ip, _, port = address.rpartition(":")
+            try:
+                ipaddress.ip_address(ip.removeprefix("[").removesuffix("]"))
+                if not 0 < int(port) < 65536:
+                    raise ValueError
+            except ValueError:
+                raise ConfigError(f"scrape.resolve: {host}={address} must name an ip:port") from None
+        self._table = {host.lower(): address for host, address in table.items()}
+
+    def given(self, host: str) -> str | None:
+        """The ip:port of a host, or None to ask DNS."""
+        return self._table.get(host) or self._table.get("*")
+
+    def target(self, url: Url) -> tuple[URL, dict[str, str]]:
+        """Where to send the request for `url`, and the headers that name the page there."""
+        logical = URL(url.text)
+        address = self.given(url.host)
+        if address is None:
+            return logical, {}
+        host = logical.host_port_subcomponent or url.host
+        return URL(f"http://{address}{logical.raw_path_qs}", encoded=True), {"Host": host}
+
+
+def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
+    """One session for a whole run: connections kept open, DNS answers cached, TLS verified, no cookies."""
+    contact = f" ({settings.contact})" if settings.contact else ""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=settings.concurrency, ttl_dns_cache=300, resolver=PublicResolver(allow_private)
+        ),
+        headers={
+            "User-Agent": settings.user_agent + contact,
+            "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
+            "Accept-Encoding": "gzip, deflate",
+        },
+        # `total` is left to the caller: it also bounds the wait for a name or for a free connection
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,  # archives keep the bytes as sent, and `decode_body` stops at the cap
+        max_line_size=_HEADER_BYTES,
+        max_field_size=_HEADER_BYTES,
+    )
+
+
+def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Undo a Content-Encoding, giving up beyond `max_bytes` of output: a gzip bomb costs no more than that.
+
+    Raises PageError: `too_large`, or `bad_encoding` for a damaged, truncated or unknown stream.
+    """
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        body = raw
+    elif encoding in _WINDOWS:
+        # some servers send deflate without zlib's header, whose low four bits would be 8
+        headless = encoding == "deflate" and raw[:1] and raw[0] & 15 != 8
+        stream = zlib.decompressobj(-15 if headless else _WINDOWS[encoding])
+        try:
+            body = stream.decompress(raw, max_bytes + 1)
+        except zlib.error:
+            raise PageError("bad_encoding") from None
+        if len(body) <= max_bytes and not stream.eof:
+            raise PageError("bad_encoding")
+    else:
+        raise PageError("bad_encoding")
+    if len(body) > max_bytes:
+        raise PageError("too_large")
+    return body

@@ -1,0 +1,109 @@
+"""Encode documents with GPT-2's byte-level BPE into a Megatron dataset, dropping the ones under 128 tokens.
+
+    python -m corpus.tokenize --input dedup/0000.jsonl.zst --output-prefix tokens/0000
+    python -m corpus.tokenize --input dedup/*.jsonl.zst --output-prefix tokens/all --min-tokens 64 --workers 4
+
+`--output-prefix P` writes P_text_document.bin, .idx and .json. `<|endoftext|>` closes each document and is not
+counted in its length. The order of the input is kept; the worker count changes no byte.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from common import cli
+from common.config import step_settings
+from common.errors import EmptyResultError
+from common.files import BadLines, Document, expand_inputs, optional_writer, read_shards
+from common.progress import Meter
+from common.settings import TokenizeSettings
+from common.stats import Stats
+from common.tokenizer import Tokenizer, vocabulary_files
+from common.workers import batched, ordered_map
+from corpus.index import IndexWriter, Meta, token_dtype
+
+_BATCH = 64  # documents sent to a worker at once
+
+
+def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> list[tuple[Document, npt.NDArray[np.uint32]]]:
+    """Each document without its text, and its token ids."""
+    return [
+        ({key: value for key, value in document.items() if key != "text"}, tokenizer.encode(document["text"]))
+        for document in documents
+    ]
+
+
+def tokenize(
+    inputs: Sequence[Path],
+    output_prefix: Path,
+    settings: TokenizeSettings,
+    rejects: Path | None = None,
+    workers: int = 1,
+    max_bad_share: float = 0.001,
+    allow_empty: bool = False,
+) -> Stats:
+    """Encode shards into `<output_prefix>_text_document`, in order.
+
+    Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
+    """
+    stats, bad = Stats("tokenize"), BadLines(max_bad_share)
+    tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))
+    prefix = output_prefix.with_name(output_prefix.name + "_text_document")
+    meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
+    documents = stats.counted(read_shards(inputs, bad))
+    closing = [tokenizer.end_of_text] if settings.append_eod else []
+    encoded = ordered_map(partial(encode_documents, tokenizer), batched(documents, _BATCH), workers)
+    with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, optional_writer(rejects) as reject:
+        with Meter("tokenize", "documents") as meter:
+            for batch in encoded:
+                for document, ids in batch:
+                    if len(ids) < settings.min_tokens:
+                        stats.reasons["short"] += 1
+                        reject({**document, "tokens": len(ids), "reason": "short"})
+                    else:
+                        index.add_document(np.append(ids, np.array(closing, dtype=ids.dtype)))
+                meter.advance(len(batch), note=f"{index.tokens:,} tokens")
+        bad.check()
+        stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
+        stats.extra.update(bad_lines=bad.bad, tokens=index.tokens)
+        if not stats.documents_out and not allow_empty:
+            raise EmptyResultError(
+                f"{', '.join(map(str, inputs))}: none of {stats.documents_in} documents has {settings.min_tokens} "
+                "tokens or more; lower tokenize.min_tokens or give more text"
+            )
+    return stats
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("corpus.tokenize", __doc__)
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="shards of documents")
+    parser.add_argument("--output-prefix", type=Path, required=True, metavar="P", help="writes P_text_document.*")
+    parser.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents (default 128)")
+    cli.add_step_options(parser, "tokenize")
+    arguments = parser.parse_args(argv)
+    settings = step_settings(arguments.config)
+    rules = settings.tokenize
+    if arguments.min_tokens is not None:
+        if arguments.min_tokens < 0:
+            parser.error("--min-tokens must be 0 or more")
+        rules = rules.model_copy(update={"min_tokens": arguments.min_tokens})
+    stats = tokenize(
+        expand_inputs(arguments.input),
+        arguments.output_prefix,
+        rules,
+        rejects=arguments.rejects,
+        workers=arguments.workers,
+        max_bad_share=settings.max_bad_share,
+        allow_empty=arguments.allow_empty,
+    )
+    stats.finish(arguments.stats)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,90 @@
+"""Build the demo site: articles on several hosts, and the pages and URLs that exercise the pipeline.
+
+    python -m demo.build --output results/demo/site
+    python -m demo.build --output /tmp/site && python -m demo.serve --site /tmp/site
+
+The bytes are a function of the Python version alone: its help topics and docstrings are the articles.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from common import cli
+from common.errors import InputError
+from demo.articles import python_articles
+from demo.odd import odd_pages, odd_urls
+from demo.pages import Host, page_html
+from demo.site import Page, write_site
+
+HOSTS = (
+    Host(
+        "handbook.example", "The Handbook", "A reference for patient readers", ("Contents", "Index", "Search"), "main"
+    ),
+    Host("docs.language.example", "Language Docs", "", ("Tutorial", "Reference", "Library", "FAQ"), "divs"),
+    Host("blog.weekly.example", "Weekly Notes", "What we learned this week", ("Home", "Archive", "Feed"), "blog"),
+    Host("www.library.example", "Open Library", "Everything explained", ("Catalogue", "Opening hours"), "main"),
+    Host("notes.garden.example", "Garden of Notes", "Written down before I forget", ("Now", "Then", "Links"), "blog"),
+    Host("wiki.commons.example", "Commons Wiki", "", ("Main page", "Recent changes", "Random page"), "divs"),
+)
+_MIRROR = Host("mirror.copies.example", "The Mirror", "Seen elsewhere", ("Home", "Sources"), "divs")
+_COPIES = 8  # exact and near duplicates each
+_EDIT_EVERY = 60  # words between two edits of a near duplicate: about 3 % of the 5-grams, Jaccard about 0.95
+_RELATED = 5  # links in a sidebar
+
+
+def build_site(articles: Mapping[str, str], folder: Path) -> None:
+    """Write a site of any articles (text by title) as `demo.site` has it. Raises InputError when there are none."""
+    if not articles:
+        raise InputError("a site needs at least one article")
+    listed = list(_article_pages(list(articles.items())))
+    odd = list(odd_pages(list(articles.items())))
+    urls = [*(page.url for page in listed), *odd_urls(odd)]
+    first = urls[0]
+    # the first page under other spellings: itself, with www. and a fragment, with tracking parameters
+    urls += [first, first.replace("https://", "http://www.", 1) + "#top", first + "?utm_source=feed&utm_medium=rss"]
+    write_site(folder, [*listed, *odd], urls)
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
+
+
+def _article_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
+    """Every article, dealt out to the hosts; then copies of some on another host, whole and slightly edited."""
+    titles = [title for title, _ in articles]
+    for number, (title, text) in enumerate(articles):
+        host = HOSTS[number % len(HOSTS)]
+        related = [titles[(number + step) % len(titles)] for step in range(1, _RELATED + 1)]
+        html = page_html(host, title, text, number=number, related=related)
+        yield Page(f"https://{host.name}/{number:03d}-{_slug(title)}", html.encode())
+    for number, (title, text) in enumerate(articles[:: max(1, len(articles) // _COPIES)][:_COPIES]):
+        copy = page_html(_MIRROR, title, text, number=number)
+        yield Page(f"https://{_MIRROR.name}/copied/{number:03d}-{_slug(title)}", copy.encode())
+        edit = page_html(_MIRROR, title, edited(text), number=number)
+        yield Page(f"https://{_MIRROR.name}/edited/{number:03d}-{_slug(title)}", edit.encode())
+
+
+def edited(text: str) -> str:
+    """The text as a careless copyist leaves it: one word in sixty replaced."""
+    words = re.split(r"(\s+)", text)  # words at even places, the white space between them kept
+    for place in range(2 * (_EDIT_EVERY // 2), len(words), 2 * _EDIT_EVERY):
+        if words[place].isalpha():
+            words[place] = "indeed"
+    return "".join(words)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("demo.build", __doc__)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the site")
+    arguments = parser.parse_args(argv)
+    articles = python_articles()
+    build_site(articles, arguments.output)
+    print(f"{arguments.output}: a site of {len(articles)} articles; its list is {arguments.output / 'urls.txt'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

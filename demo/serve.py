@@ -1,0 +1,118 @@
+"""Serve a recorded site on loopback while a command runs; the word ADDRESS in the command becomes ip:port.
+
+    python -m demo.serve --site results/demo/site
+    python -m demo.serve --site results/demo/site -- curl -s -H 'Host: handbook.example' http://ADDRESS/robots.txt
+
+Without a command it serves until Ctrl-C. The exit code is the command's. A page is chosen by the Host header and the
+path. Server and command end together, also when one of them, or the process that started them, is killed.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import cli
+from demo.site import Page, read_site
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_LIBC = ctypes.CDLL(None)  # opened here: between fork and exec it is too late
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_NOT_FOUND = Page("", b"<html><body><h1>404 Not Found</h1></body></html>", 404)
+
+
+@contextlib.contextmanager
+def serve(folder: Path, requested: list[str] | None = None) -> Iterator[str]:
+    """Serve a site from a thread of this process and yield its `ip:port`.
+
+    Each request's host and path is appended to `requested`, in the order of arrival.
+    """
+    pages = {_route(page): page for page in read_site(folder)}
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        loop, stop = runner.get_loop(), asyncio.Event()
+
+        def work() -> None:
+            with runner:  # cancels whatever still hangs
+                runner.run(_serve(listener, pages, requested, stop))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield "{}:{}".format(*listener.getsockname())
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+
+
+def _route(page: Page) -> str:
+    """Host and path of a page, as a client puts them into a request."""
+    from yarl import URL
+
+    url = URL(page.url)
+    return f"{url.host_port_subcomponent}{url.raw_path_qs}"
+
+
+async def _serve(
+    listener: socket.socket, pages: dict[str, Page], requested: list[str] | None, stop: asyncio.Event
+) -> None:
+    from aiohttp import web
+
+    async def answer(request: "web.BaseRequest") -> "web.StreamResponse":
+        route = request.host.lower() + request.raw_path
+        if requested is not None:
+            requested.append(route)
+        page = pages.get(route, _NOT_FOUND)
+        await asyncio.sleep(page.delay)
+        return web.Response(status=page.status, headers=page.headers, body=page.body)
+
+    # a page that hangs must not hold up the end (aiohttp takes 0 for "no limit")
+    runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.05)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    await stop.wait()
+    await runner.cleanup()
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when the one that started it is gone (Linux; elsewhere a no-op)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the command's exit code."""
+    parser = cli.parser("demo.serve", __doc__)
+    parser.add_argument("--site", type=Path, required=True, metavar="DIR", help="recorded site")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --: what to run while the site is up")
+    arguments = parser.parse_args(argv)
+    _die_with_parent()
+    with serve(arguments.site) as address:
+        if not arguments.command:
+            print(address, flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+            return 0
+        command = [argument.replace("ADDRESS", address) for argument in arguments.command]
+        # without the server a scrape would only record refused connections, so it must not live longer
+        process = subprocess.Popen(command, preexec_fn=_die_with_parent)
+        try:
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        return code if code >= 0 else 128 - code  # as a shell reports a signal
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

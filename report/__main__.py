@@ -1,0 +1,72 @@
+"""Write one self-contained HTML file about a run: where documents went, how the loss fell, what the model says.
+
+    python -m report --run results/demo --output results/demo/report.html
+    snakemake report
+
+Reads the stats.json files, training curves, evaluations and samples below DIR; what is not there yet is left out.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from common import cli
+from common.errors import InputError
+from common.files import read_json, write_text
+from report.curves import loss_curve
+from report.funnel import funnel
+
+
+def models(run: Path) -> list[dict[str, object]]:
+    """What is known of each trained model: curve (SVG), evaluation, sample."""
+    found = []
+    for folder in sorted(path.parent for path in run.glob("models/*/train.csv")):
+        evaluation, sample = run / "evaluation" / f"{folder.name}.json", run / "samples" / f"{folder.name}.txt"
+        found.append(
+            {
+                "name": folder.name,
+                "curve": loss_curve(folder),
+                "evaluation": read_json(evaluation) if evaluation.exists() else None,
+                "sample": sample.read_text(encoding="utf-8") if sample.exists() else None,
+            }
+        )
+    return found
+
+
+def render(run: Path) -> str:
+    """The report as HTML; InputError when the folder holds no run."""
+    steps = funnel(run)
+    trained = models(run)
+    if not steps and not trained:
+        raise InputError(
+            f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
+        )
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("report", "."), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    config = run / "config.yaml"
+    return environment.get_template("template.html").render(
+        run=str(run),
+        steps=steps,
+        models=trained,
+        config=config.read_text(encoding="utf-8") if config.exists() else None,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("report", __doc__)
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the `run` folder of a configuration")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
+    arguments = parser.parse_args(argv)
+    if not arguments.run.is_dir():
+        raise InputError(f"{arguments.run}: no such folder")
+    write_text(arguments.output, render(arguments.run))
+    print(arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,38 @@
+"""Training curves as SVG, ready to stand inside an HTML page."""
+
+import io
+from pathlib import Path
+
+from markupsafe import Markup
+
+from common.files import read_rows
+
+
+def _column(path: Path, name: str) -> tuple[list[int], list[float]]:
+    """Iterations and one column of a curve; empty where the file is absent."""
+    rows = read_rows(path)
+    return [int(row["iteration"]) for row in rows], [float(row[name]) for row in rows]
+
+
+def loss_curve(run: Path) -> Markup:
+    """Training and validation loss over iterations, from RUN/train.csv and RUN/valid.csv."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "loss"  # equal curves give equal files
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    axes.plot(*_column(run / "train.csv", "lm_loss"), label="training", color="#1f5fa8", linewidth=1.4)
+    iterations, losses = _column(run / "valid.csv", "loss")
+    if iterations:
+        axes.plot(iterations, losses, "o-", label="validation", color="#c2571a", linewidth=1.4, markersize=4)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("loss (nats a token)")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return Markup(text.getvalue()[text.getvalue().index("<svg") :])

@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.config import describe, load_settings, write_settings
+from common.errors import ConfigError
+from tests.conftest import ROOT
+
+SMALL = """
+run: results/x
+urls: [urls.txt]
+models:
+  tiny:
+    model: {n_layer: 2, n_head: 4, n_embd: 8}
+    train: {iterations: 10}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("scrpe: {}", "unknown key 'scrpe' (did you mean 'scrape'?)"),
+        ("scrape: {contcat: x}", "unknown key 'scrape.contcat' (did you mean 'contact'?)"),
+        ("dedup: {threshold: high}", "dedup.threshold: Input should be a valid number"),
+        ("train_models: [tinny]", "no model 'tinny' under models (did you mean 'tiny'?)"),
+        ("shards: 0", "shards: Input should be greater than 0 (given: 0)"),
+        ("models: {a: {model: {n_layer: 1, n_head: 3, n_embd: 8}, train: {iterations: 1}}}", "not divisible by n_head"),
+        (
+            "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8}, parallel: {tensor: 3}, train: {iterations: 1}}}",
+            "parallel.tensor 3 does not divide model.n_head 4",
+        ),
+        ("models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8, nlayer: 3}, train: {iterations: 1}}}", "'n_layer'?"),
+        (
+            "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
+            " train: {iterations: 1, micro_batch_size: 3, global_batch_size: 8}}}",
+            "global_batch_size 8 is not a multiple of train.micro_batch_size 3 x parallel.data 1 = 3",
+        ),
+        ("models: {'a b': {model: {n_layer: 1, n_head: 4, n_embd: 8}, train: {iterations: 1}}}", "'a b' must be"),
+    ],
+)
+def test_a_wrong_key_is_named_in_one_line(tmp_path: Path, change: str, message: str) -> None:
+    config = {**yaml.safe_load(SMALL), **yaml.safe_load(change)}
+    with pytest.raises(ConfigError) as error:
+        load_settings(written(tmp_path, yaml.safe_dump(config)))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert str(tmp_path / "config.yaml") in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "empty"), ("a: [", "not valid YAML"), ("- a", "must be a mapping")])
+def test_a_file_that_is_no_configuration_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings(written(tmp_path, text))
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        load_settings(tmp_path / "none.yaml")
+
+
+def test_overrides_reach_the_named_model_and_are_checked(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL)
+    settings = load_settings(path, ["train.lr=3e-4", "model.n_layer=5"], model="tiny")
+    assert settings.models["tiny"].train.lr == 3e-4
+    assert settings.models["tiny"].model.n_layer == 5
+    with pytest.raises(ConfigError, match=r"unknown key 'models\.tiny\.train\.lrr'"):
+        load_settings(path, ["train.lrr=1"], model="tiny")
+    with pytest.raises(ConfigError, match=r"must read section\.key=value"):
+        load_settings(path, ["train.lr"], model="tiny")
+    with pytest.raises(ConfigError, match=r"no model 'small' under models"):
+        load_settings(path, model="small")
+
+
+def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:
+    settings = load_settings(ROOT / "config.yaml")
+    write_settings(settings, tmp_path / "resolved.yaml")
+    assert load_settings(tmp_path / "resolved.yaml") == settings
+
+
+@pytest.mark.parametrize("path", [ROOT / "config.yaml", *sorted((ROOT / "configs").glob("*.yaml"))])
+def test_every_configuration_we_ship_is_valid(path: Path) -> None:
+    assert {"gpt2_124m", "gpt2_345m", "gpt2_7b"} <= load_settings(path).models.keys()
+
+
+def test_the_reference_page_is_the_one_the_settings_give() -> None:
+    page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert describe().rstrip() in page, "run: python -m common.config > docs/config.md"

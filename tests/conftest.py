@@ -1,0 +1,51 @@
+"""What every test may use: the shared data where it is present, and commands run as a user runs them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the job, cluster or proxy settings of the shell that runs it."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SUBMITIT_", "MASTER_", "TORCHELASTIC_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Run `python -m MODULE ARGUMENTS…` in the repository, as a user does, with a time limit."""
+
+    def run(
+        module: str, *arguments: object, timeout: float = 120, cwd: Path = ROOT
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    return run
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real pages and texts; skips the test where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is absent: real pages and texts are not part of the project")
+    return SHARED

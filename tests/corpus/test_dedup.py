@@ -1,0 +1,179 @@
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import EmptyResultError, InputError
+from common.files import Document
+from common.settings import DedupSettings
+from corpus.dedup import dedup, jaccard, pairs_in_groups, shingles
+from tests.conftest import ROOT, Command
+from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+
+RULES = DedupSettings()
+
+
+def edited(text: str, share: float, seed: int) -> str:
+    """The text with a share of its words replaced."""
+    rng = random.Random(seed)
+    return " ".join(f"x{rng.random():.6f}" if rng.random() < share else word for word in text.split())
+
+
+def planted(families: int) -> list[Document]:
+    """Texts in families of one original, near copies of it, a stranger, and an exact copy."""
+    documents: list[Document] = []
+    for family in range(families):
+        original = prose(family)
+        texts = [original, edited(original, 0.01, 1), edited(original, 0.02, 2), edited(original, 0.5, 3)]
+        texts.append(original.upper())
+        documents += [document(len(documents) + number, text) for number, text in enumerate(texts)]
+    return documents
+
+
+def run(folder: Path, shards: list[list[Document]], workers: int = 1, rules: DedupSettings = RULES) -> list[Document]:
+    """Survivors of all shards; the removed ones carry `survivor`."""
+    paths = [write_shard(folder / "in" / f"{n:04d}.jsonl.zst", shard) for n, shard in enumerate(shards)]
+    stats = dedup(paths, folder / "out", rules, workers)
+    kept = [d for path in paths for d in read_shard(folder / "out" / path.name)]
+    removed = [d for path in paths for d in read_shard(folder / "out" / "removed" / path.name)]
+    assert stats.documents_in == len(kept) + len(removed) == sum(map(len, shards))
+    assert stats.documents_out == len(kept)
+    return kept + removed
+
+
+def survivor_ids(documents: list[Document]) -> dict[str, str]:
+    return {d["id"]: d.get("survivor", d["id"]) for d in documents}
+
+
+def true_clusters(documents: list[Document], threshold: float) -> list[set[str]]:
+    """Clusters by comparing all pairs: what the fast way must find."""
+    sets = [shingles(d["text"], 5) for d in documents]
+    folded = [" ".join(d["text"].casefold().split()) for d in documents]
+    clusters = [{d["id"]} for d in documents]
+    for i in range(len(documents)):
+        for j in range(i):
+            if folded[i] == folded[j] or jaccard(sets[i], sets[j]) >= threshold:
+                joined = clusters[i] | clusters[j]
+                clusters = [joined if c & joined else c for c in clusters]
+    return [set(c) for c in {frozenset(c) for c in clusters}]
+
+
+def test_one_document_of_every_true_cluster_survives_and_it_is_the_longest(tmp_path: Path) -> None:
+    documents = planted(8)
+    sizes = {d["id"]: len(d["text"]) for d in documents}
+    survivor = survivor_ids(run(tmp_path, [documents]))
+    clusters = true_clusters(documents, RULES.threshold)
+    assert any(len(cluster) > 2 for cluster in clusters) and any(len(cluster) == 1 for cluster in clusters)
+    for cluster in clusters:
+        best = min(cluster, key=lambda name: (-sizes[name], name))
+        assert {survivor[name] for name in cluster} == {best}
+
+
+def test_survivors_do_not_depend_on_shards_their_order_or_workers(tmp_path: Path) -> None:
+    documents = planted(6)
+    expected = survivor_ids(run(tmp_path / "one", [documents]))
+    shuffled = random.Random(5).sample(documents, len(documents))
+    assert survivor_ids(run(tmp_path / "three", [shuffled[0::3], shuffled[1::3], shuffled[2::3]])) == expected
+    assert survivor_ids(run(tmp_path / "workers", [shuffled], workers=2)) == expected
+
+
+def test_survivors_do_not_depend_on_pythons_hash_seed(tmp_path: Path) -> None:
+    source = write_shard(tmp_path / "in.jsonl.zst", planted(3))
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-m", "corpus.dedup", "run", "--input", source, "--output-dir", tmp_path / seed],
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+        )
+    for name in ("in.jsonl.zst", "removed/in.jsonl.zst"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+TEXTS = [prose(1, 30), prose(2, 30), edited(prose(1, 30), 0.05, 1), "ab", "", "AB "]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(TEXTS), min_size=1))
+def test_any_corpus_keeps_one_document_a_cluster_and_loses_none(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    documents = [document(number, text) for number, text in enumerate(texts)]
+    survivor = survivor_ids(run(tmp_path_factory.mktemp("dedup"), [documents]))
+    assert set(survivor) == {d["id"] for d in documents}
+    assert all(survivor[name] == name for name in survivor.values()), "a survivor survives"
+
+
+def test_the_threshold_decides(tmp_path: Path) -> None:
+    text = prose(3)
+    other = edited(text, 0.04, 1)
+    similarity = jaccard(shingles(text, 5), shingles(other, 5))
+    assert 0.6 < similarity < 0.95
+    documents = [document(1, text), document(2, other)]
+    for offset, removed in ((-0.02, 1), (0.02, 0)):
+        rules = DedupSettings(threshold=similarity + offset)
+        survivor = survivor_ids(run(tmp_path / str(removed), [documents], rules=rules))
+        assert sum(name != best for name, best in survivor.items()) == removed
+
+
+def test_pairs_at_the_threshold_are_found_as_often_as_the_banding_promises(tmp_path: Path) -> None:
+    """20 bands x 6 rows find 0.998 of the pairs at Jaccard 0.8: of 100 planted ones at 0.8 or more, 99."""
+    documents, expected = [], 0
+    for number in range(120):
+        text = prose(number, 120)
+        other = edited(text, 0.015, number)
+        documents += [document(2 * number, text), document(2 * number + 1, other)]
+        expected += jaccard(shingles(text, 5), shingles(other, 5)) >= 0.8
+    survivor = survivor_ids(run(tmp_path, [documents]))
+    found = sum(name != best for name, best in survivor.items())
+    assert expected >= 90
+    assert found >= 0.99 * expected
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_pairs_join_every_group_of_equal_keys_in_linear_number(keys: list[int]) -> None:
+    pairs = pairs_in_groups(np.array(keys, dtype=np.int64))
+    assert len(pairs) <= 2 * len(keys)
+    assert all(first < second and keys[first] == keys[second] for first, second in pairs.tolist())
+    joined = {row: row for row in range(len(keys))}
+    for first, second in pairs.tolist():
+        old, new = joined[second], joined[first]
+        joined = {row: new if root == old else root for row, root in joined.items()}
+    for key in set(keys):
+        assert len({joined[row] for row, other in enumerate(keys) if other == key}) == 1
+
+
+def test_no_document_at_all_is_an_error_that_points_to_the_steps_before(tmp_path: Path) -> None:
+    source = write_shard(tmp_path / "in.jsonl.zst", [])
+    with pytest.raises(EmptyResultError, match=r"in\.jsonl\.zst.*no documents"):
+        dedup([source], tmp_path / "out", RULES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    paths = [write_shard(tmp_path / folder / "a.jsonl.zst", planted(1)) for folder in ("x", "y")]
+    with pytest.raises(InputError, match="two inputs have this file name"):
+        dedup(paths, tmp_path / "out", RULES)
+
+
+def test_a_corpus_without_duplicates_is_doubted_when_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("corpus.dedup._MANY", 3)
+    run(tmp_path, [[document(number, prose(number)) for number in range(5)]])
+    assert "not one duplicate among 5 documents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--threshold", "0"), ("--threshold", "1.5"), ("--threshold", "x")])
+def test_the_command_answers_a_bad_threshold_in_one_line(tmp_path: Path, command: Command, arguments: Any) -> None:
+    source = write_shard(tmp_path / "in.jsonl.zst", planted(1))
+    result = command("corpus.dedup", "run", "--input", source, "--output-dir", tmp_path / "out", *arguments)
+    assert_one_line_error(result, "--threshold")

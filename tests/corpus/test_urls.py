@@ -1,0 +1,148 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.settings import BlacklistSettings
+from corpus.urls import UrlRules, canonical_url, document_id, is_private_address, parse_url, registered_domain
+
+RULES = UrlRules(BlacklistSettings())
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://", "malformed"),
+        ("no scheme at all", "malformed"),
+        ("www.example.org/page", "malformed"),
+        ("http://a b.org/", "malformed"),
+        ("http://example.org/a b", "malformed"),
+        ("http://999.999.999.999/page", "malformed"),
+        ("http://0x7f.1/page", "malformed"),
+        ("http://2130706433/page", "malformed"),
+        ("http://user:password@example.org/", "malformed"),
+        ("http://example.org:99999/", "malformed"),
+        ("http://example.org:port/", "malformed"),
+        ("http://[::1/page", "malformed"),
+        ("http://a..org/page", "malformed"),
+        ("http://-a.org/page", "malformed"),
+        ("http://nodomain/page", "malformed"),
+        ("ftp://999.1.1.1/file", "malformed"),
+        ("ftp://example.org/page", "scheme"),
+        ("mailto:somebody@example.org", "scheme"),
+        ("javascript:void(0)", "scheme"),
+        ("http://localhost/page", "private_host"),
+        ("http://127.0.0.1/page", "private_host"),
+        ("http://10.1.2.3/page", "private_host"),
+        ("http://169.254.169.254/latest/meta-data", "private_host"),
+        ("http://[::1]/page", "private_host"),
+        ("http://[::ffff:10.0.0.1]/page", "private_host"),
+        ("http://printer.local/page", "private_host"),
+        ("http://service.internal/page", "private_host"),
+        ("http://www.youtube.com/watch?v=1", "domain"),
+        ("https://m.facebook.co.uk/page", "domain"),
+        ("http://example.org/picture.JPG?size=big", "extension"),
+        ("http://example.org/archive.7z", "extension"),
+        ("http://example.org/drawing.ai", "extension"),
+        ("http://example.org/movie.tar.gz", "extension"),
+        ("http://youtube.example.org/page", None),
+        ("http://example.org/page?file=picture.jpg", None),
+        ("http://my_blog.example.org/", None),
+        ("http://93.184.216.34/page", None),
+        ("http://müller.de/straße", None),
+        ("https://example.org:8443/page", None),
+    ],
+)
+def test_the_first_reason_to_drop_a_url(url: str, reason: str | None) -> None:
+    assert RULES.reason(url) == reason
+
+
+def test_short_urls_are_dropped_by_the_configured_length() -> None:
+    assert UrlRules(BlacklistSettings(min_length=20)).reason("http://a.org/") == "short"
+    assert UrlRules(BlacklistSettings(min_length=13)).reason("http://a.org/") is None
+
+
+def test_user_lists_add_domains_names_and_endings() -> None:
+    rules = UrlRules(BlacklistSettings(extra_domains=["example.org", "Spam"], extra_extensions=[".WEB"]))
+    assert rules.reason("http://www.example.org/page") == "domain"
+    assert rules.reason("http://example.com/page") is None
+    assert rules.reason("http://spam.co.uk/page") == "domain"
+    assert rules.reason("http://example.com/page.web") == "extension"
+
+
+def test_private_hosts_pass_when_allowed() -> None:
+    assert UrlRules(BlacklistSettings(allow_private_hosts=True)).reason("http://127.0.0.1:8000/page") is None
+
+
+PRIVATE = (
+    "127.0.0.1 10.0.0.1 192.168.1.1 169.254.1.1 0.0.0.0 224.0.0.1 "
+    "::1 fe80::1 fd00::1 ::ffff:127.0.0.1 64:ff9b::7f00:1 2002:7f00:1::"
+)
+
+
+@pytest.mark.parametrize("address", PRIVATE.split())
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert is_private_address(address)
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"])
+def test_addresses_that_are_public(address: str) -> None:
+    assert not is_private_address(address)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://example.org/a", "https://www.example.org/a#part"),
+        ("HTTP://EXAMPLE.org:80/a", "http://example.org/a"),
+        ("http://example.org", "http://example.org/"),
+        ("http://example.org/%7euser/%C3%A9", "http://example.org/~user/é"),
+        ("http://example.org/a?utm_source=x&b=1&fbclid=2", "http://example.org/a?b=1"),
+        ("http://bücher.example/", "http://xn--bcher-kva.example/"),
+        ("http://example.org./a", "http://example.org/a"),
+    ],
+)
+def test_urls_of_one_page_have_one_canonical_form(one: str, other: str) -> None:
+    assert canonical_url(one) == canonical_url(other)
+    assert document_id(one) == document_id(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://example.org/a", "http://example.org/A"),
+        ("http://example.org/a?b=1", "http://example.org/a?b=2"),
+        ("http://example.org/a%2Fb", "http://example.org/a/b"),
+        ("http://example.org:8080/a", "http://example.org/a"),
+        ("http://a.example.org/", "http://b.example.org/"),
+    ],
+)
+def test_urls_of_different_pages_differ(one: str, other: str) -> None:
+    assert canonical_url(one) != canonical_url(other)
+
+
+@given(st.text())
+def test_any_text_is_kept_or_dropped_for_a_named_reason(text: str) -> None:
+    for url in (text, f"http://{text}", f"http://example.org/{text}"):
+        parsed, reason = RULES.check(url)
+        assert (parsed is None) == (reason == "malformed")
+        if parsed is not None and parsed.host:
+            again = parse_url("http://" + parsed.canonical)
+            assert again.canonical == parsed.canonical, "the canonical form is its own canonical form"
+
+
+def test_registered_domains_follow_the_public_suffix_list() -> None:
+    assert registered_domain("news.bbc.co.uk") == "bbc.co.uk"
+    assert registered_domain("co.uk") == "co.uk"
+    assert registered_domain("www.handbook.example") == "handbook.example"
+    assert registered_domain("10.0.0.1") == "10.0.0.1"
+    assert registered_domain("2606:2800::1") == "2606:2800::1"
+
+
+def test_submissions_of_2005_are_well_formed(shared_data: Path) -> None:
+    lines = (shared_data / "urls" / "submissions.jsonl").read_text().splitlines()
+    reasons = [RULES.reason(json.loads(line)["url"]) for line in lines]
+    assert reasons.count("malformed") == 0
+    assert reasons.count(None) > 1100

@@ -1,0 +1,96 @@
+import http.client
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.serve import serve
+from demo.site import Page, write_site
+from tests.conftest import ROOT, Command
+from tests.helpers import assert_one_line_error
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    pages = [
+        Page("https://one.example/page?x=1", b"one", headers={"Content-Type": "text/plain"}),
+        Page("http://two.example/page", b"two", 301, {"Location": "/elsewhere"}),
+        Page("http://two.example/ü", b"three", delay=0.2),
+        Page("http://two.example/never", b"", delay=3600),
+    ]
+    write_site(tmp_path / "site", pages, [page.url for page in pages])
+    return tmp_path / "site"
+
+
+def get(address: str, host: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("GET", path, headers={"Host": host})
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+    finally:
+        connection.close()
+
+
+def test_pages_are_found_by_host_and_path_and_sent_as_recorded(site: Path) -> None:
+    requested: list[str] = []
+    with serve(site, requested) as address:
+        status, headers, body = get(address, "one.example", "/page?x=1")
+        assert (status, headers["Content-Type"], body) == (200, "text/plain", b"one")
+        status, headers, body = get(address, "TWO.example", "/page")
+        assert (status, headers["Location"], body) == (301, "/elsewhere", b"two")
+        assert get(address, "one.example", "/page")[0] == 404
+        started = time.monotonic()
+        assert get(address, "two.example", "/%C3%BC")[2] == b"three"
+        assert time.monotonic() - started > 0.19
+    assert requested[:3] == ["one.example/page?x=1", "two.example/page", "one.example/page"]
+
+
+def test_the_end_waits_for_no_hanging_page_and_frees_the_port(site: Path) -> None:
+    with serve(site) as address:
+        ip, port = address.split(":")
+        with socket.create_connection((ip, int(port))) as hanging:
+            hanging.sendall(b"GET /never HTTP/1.1\r\nHost: two.example\r\n\r\n")
+            time.sleep(0.05)
+            started = time.monotonic()
+            left = hanging
+    assert time.monotonic() - started < 2 and left.fileno() == -1
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((ip, int(port)))
+
+
+def test_a_command_runs_with_the_address_and_its_code_is_passed_on(command: Command, site: Path) -> None:
+    script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).status)"
+    # urllib names the address as host, which the site does not know: the 404 becomes a traceback and code 1
+    failed = command("demo.serve", "--site", site, "--", sys.executable, "-c", script, "http://ADDRESS/page")
+    assert failed.returncode == 1 and "HTTP Error 404" in failed.stderr
+    fine = command("demo.serve", "--site", site, "--", sys.executable, "-c", "import sys; print(sys.argv)", "*=ADDRESS")
+    assert fine.returncode == 0 and "*=127.0.0.1:" in fine.stdout
+    killed = command("demo.serve", "--site", site, "--", "sh", "-c", "kill -9 $$")
+    assert killed.returncode == 137
+    assert_one_line_error(command("demo.serve", "--site", site.parent, "--", "true"), "site.json")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent-death signal")
+def test_nothing_outlives_a_killed_server(site: Path) -> None:
+    command = [sys.executable, "-m", "demo.serve", "--site", site, "--", "sh", "-c", "echo $$; exec sleep 3600"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        sleeping = psutil.Process(int(server.stdout.readline()))
+        server.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs([sleeping], timeout=60)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_without_a_command_it_prints_its_address_and_serves_until_interrupted(site: Path) -> None:
+    command = [sys.executable, "-m", "demo.serve", "--site", site]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert get(server.stdout.readline().strip(), "one.example", "/page?x=1")[2] == b"one"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=5) == 0

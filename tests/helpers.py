@@ -1,0 +1,53 @@
+"""Small things several test files need."""
+
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from common.files import Document, document_writer, read_documents
+
+
+def write_shard(path: Path, documents: list[Document]) -> Path:
+    """A shard with these documents."""
+    with document_writer(path) as write:
+        for document in documents:
+            write(document)
+    return path
+
+
+def read_shard(path: Path) -> list[Document]:
+    """All documents of a shard."""
+    return list(read_documents(path))
+
+
+def document(number: int, text: str, **more: Any) -> Document:
+    """A document with an id made from its number."""
+    return {"id": f"{number:016x}", "url": f"http://site.example/{number}", "text": text, **more}
+
+
+def prose(seed: int, words: int = 200) -> str:
+    """English sentences of common words: long enough to pass every filter, different for every seed."""
+    rng = random.Random(seed)
+    vocabulary = (
+        "the a of and to in that it with for was on are as at be this have from or had by but what some we can out "
+        "other were all there when up use your how said each she which their time will way about many then them write "
+        "would like so these her long make thing see him two has look more day could go come did number sound no most "
+        "people my over know water than call first who may down side been now find new work part take get place made "
+        "live where after back little only round man year came show every good me give our under name very through "
+        "just form sentence great think say help low line differ turn cause much mean before move right boy old too "
+        "same tell does set three want air well also play small end put home read hand port large spell add even land "
+        "here must big high such follow act why ask men change went light kind off need house picture try us again "
+        "animal point mother world near build self earth father head stand own page should country found answer school"
+    ).split()
+    text = " ".join(rng.choice(vocabulary) for _ in range(words))
+    return ". ".join(part.capitalize() for part in text.split(" the ")) + "."
+
+
+def assert_one_line_error(result: "subprocess.CompletedProcess[str]", *parts: str) -> None:
+    """Exit code 2, one line on stderr that holds all `parts`, no traceback."""
+    assert result.returncode == 2, result
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    for part in parts:
+        assert part in lines[0], lines[0]

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+from common.files import write_json
+from common.stats import Stats
+from report.funnel import funnel
+from tests.conftest import Command
+from tests.helpers import assert_one_line_error
+
+
+def run_folder(folder: Path) -> Path:
+    """A run with two shards of pages and one trained model."""
+    for shard in range(2):
+        stats = Stats("scrape", documents_in=10, documents_out=7, bytes_out=100)
+        stats.reasons.update({"timeout": 2, "http_404": 1})
+        stats.finish(folder / "pages" / f"000{shard}.stats.json")
+    Stats("merge_index", documents_in=5, documents_out=5, extra={"tokens": 1234}).finish(folder / "dataset/stats.json")
+    model = folder / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "train.csv").write_text("iteration,lm_loss\n10,9.5\n20,7.5\n")
+    (model / "valid.csv").write_text("iteration,loss\n20,7.9\n")
+    write_json(folder / "evaluation" / "tiny.json", {"loss": 7.9, "perplexity": 2697.3, "tokens": 4096})
+    (folder / "samples").mkdir()
+    (folder / "samples" / "tiny.txt").write_text("The <b>value</b> of the")
+    return folder
+
+
+def test_the_funnel_sums_shards_in_the_order_of_the_steps(tmp_path: Path) -> None:
+    scrape, merged = funnel(run_folder(tmp_path))
+    assert (scrape.name, scrape.documents_in, scrape.documents_out, scrape.bytes_out) == ("scrape", 20, 14, 200)
+    assert scrape.reasons == [("timeout", 4), ("http_404", 2)]
+    assert scrape.tokens is None and merged.tokens == 1234
+
+
+def test_the_report_shows_funnel_curve_evaluation_and_sample(tmp_path: Path, command: Command) -> None:
+    result = command("report", "--run", run_folder(tmp_path / "run"), "--output", tmp_path / "report.html")
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "perplexity 2697.30", "The &lt;b&gt;value"):
+        assert part in page
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, command: Command) -> None:
+    missing = command("report", "--run", tmp_path / "none", "--output", tmp_path / "report.html")
+    assert_one_line_error(missing, "none", "no such folder")
+    (tmp_path / "empty").mkdir()
+    empty = command("report", "--run", tmp_path / "empty", "--output", tmp_path / "report.html")
+    assert_one_line_error(empty, "empty", "no stats.json")
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,111 @@
+"""Jobs on a real Slurm of two nodes: what only a scheduler can show."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.files import read_json
+from common.tokenizer import Tokenizer
+from corpus.index import IndexWriter, Meta, token_dtype
+from demo.build import build_site
+from tests.conftest import ROOT
+from tests.helpers import prose
+from tests.slurm.lab import missing, slurm
+from tests.workflow.test_all import TINY
+from tests.workflow.test_run import configure, corpus_bytes, run
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here")
+
+SYSTEM_CONFIG = Path("/etc/slurm/slurm.conf")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm(tmp_path_factory.mktemp("lab")) as environment:
+        yield environment
+
+
+def training_run(folder: Path, **cluster: object) -> Path:
+    """A configuration with a dataset ready for training, tensor parallel over two nodes of one task each."""
+    tokenizer = Tokenizer()
+    with IndexWriter(folder / "dataset" / "corpus_text_document", token_dtype(50257), Meta(50257, 50256)) as index:
+        for number in range(20):
+            index.add_document([*tokenizer.encode(prose(number)).tolist(), 50256])
+    slurm_settings = {"executor": "slurm", "tasks_per_node": 1, "mem_gb_per_task": 2, **cluster}
+    config = {"run": str(folder), "urls": ["none"], "models": {"tiny": TINY}, "cluster": slurm_settings}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder / "config.yaml"
+
+
+def submit(environment: dict[str, str], config: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "cluster.submit", "--config", str(config), "--model", "tiny", *options]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_a_model_is_trained_tensor_parallel_over_two_nodes(cluster: dict[str, str], tmp_path: Path) -> None:
+    result = submit(cluster, training_run(tmp_path), "--wait")
+    assert result.returncode == 0, result.stderr
+    run_folder = tmp_path / "models" / "tiny"
+    done = read_json(run_folder / "done.json")
+    assert done["iteration"] == 12
+    job = read_json(run_folder / "job.json")
+    show = ["scontrol", "show", "job", job["id"]]
+    text = subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
+    assert "JobState=COMPLETED" in text and "NodeList=node[1-2]" in text and "NumNodes=2" in text
+
+
+def test_a_job_that_is_still_alive_is_not_submitted_again(cluster: dict[str, str], tmp_path: Path) -> None:
+    config = training_run(tmp_path)
+    first = submit(cluster, config)
+    assert "submitted job" in first.stdout, first.stderr
+    second = submit(cluster, config, "--wait")
+    assert "not submitted again" in second.stdout and second.returncode == 0, second.stderr
+    assert (tmp_path / "models" / "tiny" / "done.json").exists()
+
+
+def test_a_job_that_fails_is_failed_for_slurm_and_quoted_for_people(cluster: dict[str, str], tmp_path: Path) -> None:
+    config = training_run(tmp_path)
+    (tmp_path / "dataset" / "corpus_text_document.bin").unlink()
+    result = submit(cluster, config, "--wait")
+    assert result.returncode == 2
+    assert "corpus_text_document.bin: no such file" in result.stderr and "Traceback" not in result.stderr
+    show = ["scontrol", "show", "job", read_json(tmp_path / "models" / "tiny" / "job.json")["id"]]
+    assert "JobState=FAILED" in subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SYSTEM_CONFIG.exists(), reason=f"{SYSTEM_CONFIG} exists: Snakemake's jobs would use that cluster")
+def test_the_corpus_made_on_slurm_has_the_bytes_of_the_one_made_here(
+    cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    build_site({f"Chapter {n}": "\n\n".join(prose(10 * n + p, 83) for p in range(6)) for n in range(12)}, here / "site")
+    configure(here)
+    run(here)
+    there.mkdir()
+    (there / "site").symlink_to(here / "site")
+    configure(there)
+    (there / "slurm").symlink_to(ROOT / "slurm")
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, cluster[name])
+    SYSTEM_CONFIG.parent.mkdir(parents=True, exist_ok=True)
+    SYSTEM_CONFIG.symlink_to(os.environ["SLURM_CONF"])  # Snakemake strips SLURM_* from its jobs' environment
+    try:
+        # without accounting, and with patience for a test
+        run(
+            there,
+            "--profile",
+            "slurm",
+            "--slurm-status-command",
+            "squeue",
+            "--slurm-init-seconds-before-status-checks",
+            "2",
+        )
+    finally:
+        SYSTEM_CONFIG.unlink()
+    assert corpus_bytes(there) == corpus_bytes(here)

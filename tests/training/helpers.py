@@ -1,0 +1,140 @@
+"""A corpus of real text as bytes, a configuration of a tiny model, and jobs of several processes on this machine."""
+
+import importlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import yaml
+
+from common import cli
+from common.config import load_settings
+from common.settings import Settings
+from corpus.index import IndexWriter, Meta
+
+BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
+
+
+def byte_documents(count: int) -> list[np.ndarray]:
+    """English documents of different lengths, each a byte a token, each ended by 256."""
+    text = "".join(topics[key] for key in sorted(topics)).encode()
+    lengths = np.random.RandomState(0).randint(20, 400, size=count)
+    starts = np.cumsum(lengths) - lengths
+    pieces = zip(starts, lengths, strict=True)
+    return [
+        np.append(np.frombuffer(text[start : start + length], np.uint8).astype(np.uint16), 256)
+        for start, length in pieces
+    ]
+
+
+def write_corpus(prefix: Path, documents: list[np.ndarray], vocab_size: int | None = BYTE_VOCABULARY) -> None:
+    """A dataset of `documents`; without a vocabulary it looks like one made by other tools."""
+    meta = Meta(vocab_size, vocab_size - 1) if vocab_size else None
+    with IndexWriter(prefix, np.uint16, meta) as writer:
+        for document in documents:
+            writer.add_document(document)
+
+
+def write_config(folder: Path, model: dict[str, Any], parallel: dict[str, Any], train: dict[str, Any]) -> Path:
+    """A configuration file with one model, `tiny`, whose results go to `folder`."""
+    tiny = {
+        "model": {"n_layer": 2, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY, **model},
+        "parallel": parallel,
+        "train": {
+            "iterations": 4,
+            "micro_batch_size": 2,
+            "global_batch_size": 8,
+            "lr": 0.01,
+            "warmup": 0.25,
+            "split": "90,10,0",
+            "log_interval": 1,
+            "eval_batches": 1,
+            **train,
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({"run": str(folder), "urls": ["unused.txt"], "models": {"tiny": tiny}}))
+    return path
+
+
+def make_run(folder: Path, *, documents: int = 60, **sections: dict[str, Any]) -> Path:
+    """A corpus and a configuration for it; returns the configuration's path."""
+    config = write_config(folder, sections.get("model", {}), sections.get("parallel", {}), sections.get("train", {}))
+    write_corpus(load_settings(config).dataset_prefix, byte_documents(documents))
+    return config
+
+
+def settings_of(config: Path) -> Settings:
+    return load_settings(config, model="tiny")
+
+
+def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
+    """A command in this process, as its `__main__` runs it; returns the exit code. Saves the seconds of an import."""
+    return cli.run(lambda: main([str(argument) for argument in arguments]))
+
+
+# Processes are forked from one server that has imported torch already: an import costs more than most tests.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["training.loop", "training.train"])
+
+
+@dataclass
+class Finished:
+    """How one process of a job ended."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def _task(rank: int, size: int, module: str, arguments: list[str], output: Path) -> None:
+    """In a process of its own: `python -m MODULE ARGUMENTS…` as submitit's local executor starts a task."""
+    for name, descriptor in (("out", 1), ("err", 2)):
+        os.dup2(os.open(output / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+    os.environ |= {
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_JOB_ID": output.name,
+        "SUBMITIT_LOCAL_NTASKS": str(size),
+        "SUBMITIT_LOCAL_GLOBALID": str(rank),
+        "SUBMITIT_LOCAL_LOCALID": str(rank),
+    }
+    sys.exit(run_main(importlib.import_module(module).main, *arguments))
+
+
+def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
+    """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder)
+        words = [str(argument) for argument in arguments]
+        tasks = [_PROCESSES.Process(target=_task, args=(rank, size, module, words, output)) for rank in range(size)]
+        for task in tasks:
+            task.start()
+        deadline = time.monotonic() + timeout
+        results = []
+        for rank, task in enumerate(tasks):
+            task.join(max(0.0, deadline - time.monotonic()))
+            texts = [
+                path.read_text() if (path := output / f"{rank}.{name}").exists() else "" for name in ("out", "err")
+            ]
+            results.append(Finished(task.exitcode, *texts))
+        for task in tasks:
+            task.kill()
+            task.join()
+    return results
+
+
+def launch_ok(size: int, module: str, *arguments: object) -> list[Finished]:
+    """`launch`, where every process must end well."""
+    results = launch(size, module, *arguments)
+    for result in results:
+        assert result.returncode == 0, result.stdout + result.stderr
+    return results

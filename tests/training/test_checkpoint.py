@@ -1,0 +1,148 @@
+"""Checkpoints are whole or absent, hold the true vocabulary only, and say so when they do not fit."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+from common.errors import CheckpointError
+from common.files import read_json, write_json
+from common.settings import ModelRun
+from tests.training.helpers import make_run, settings_of
+from training import checkpoint
+from training.checkpoint import Manifest, Progress
+from training.data import Corpus, Samples
+from training.distributed import World
+from training.loop import Session, open_session, train_step
+from training.plan import make_plan
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """A tiny model after two steps."""
+    session = open_session(make_plan(settings_of(make_run(tmp_path)), "tiny"), ALONE)
+    for iteration in (1, 2):
+        train_step(session, iteration, 8 * (iteration - 1), 0.01)
+    return session
+
+
+def save(session: Session, folder: Path, iteration: int = 2) -> Manifest:
+    progress = Progress(iteration, 8 * iteration)
+    return checkpoint.read_manifest(checkpoint.save(folder, session.model, session.optimizer, progress, session.plan))
+
+
+def test_weights_moments_and_position_come_back_bit_for_bit(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path / "run")
+    other = open_session(session.plan, ALONE)
+    checkpoint.load(manifest, other.model, other.optimizer)
+    assert manifest.progress == Progress(2, 16)
+    for (name, mine), theirs in zip(session.model.named_parameters(), other.model.parameters(), strict=True):
+        rows = 257 if name == "wte.weight" else None
+        assert torch.equal(mine[:rows], theirs[:rows]), name
+        for key, value in session.optimizer.state[mine].items():
+            assert torch.equal(value, other.optimizer.state[theirs][key]), (name, key)
+    assert torch.equal(checkpoint.read_weights(manifest)["wpe.weight"], session.model.wpe.weight)
+
+
+def test_padding_rows_are_not_in_the_files(session: Session, tmp_path: Path) -> None:
+    assert session.model.wte.weight.shape[0] == 384
+    manifest = save(session, tmp_path / "run")
+    stored = FileSystemReader(manifest.path).read_metadata().state_dict_metadata
+    for key in ("model.wte.weight", "exp_avg.wte.weight", "exp_avg_sq.wte.weight"):
+        assert stored[key].size == torch.Size((257, 32)), key
+
+
+def test_the_latest_file_names_the_newest(session: Session, tmp_path: Path) -> None:
+    save(session, tmp_path, 2)
+    save(session, tmp_path, 4)
+    assert (tmp_path / "latest").read_text() == "iter_0000004\n"
+    assert [path.name for path in checkpoint.iterations(tmp_path)] == ["iter_0000004", "iter_0000002"]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "file missing", "byte flipped", "file truncated"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    session: Session, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(session, tmp_path, 2)
+    newest = save(session, tmp_path, 4).path
+    file = next(newest.glob("*.distcp"))
+    data = file.read_bytes()
+    if damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    elif damage == "file missing":
+        file.unlink()
+    elif damage == "byte flipped":
+        file.write_bytes(data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
+    else:
+        file.write_bytes(data[:-1])
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.path.name == "iter_0000002"
+    assert "iter_0000004" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="iter_0000004"):
+        checkpoint.at(newest)
+    assert checkpoint.at(tmp_path).path.name == "iter_0000002"
+
+
+def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session, tmp_path: Path) -> None:
+    leftover = tmp_path / "iter_0000002.tmp"
+    leftover.mkdir()
+    (leftover / "__0_0.distcp").write_bytes(b"half")
+    assert checkpoint.newest(tmp_path) is None
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        checkpoint.at(leftover)
+    assert save(session, tmp_path, 2).progress.iteration == 2
+    assert not leftover.exists()
+
+
+def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path)
+    checkpoint.check_fits(manifest, session.plan)
+    for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
+        run = session.plan.run.model_dump()
+        was, run[section][key] = run[section][key], value
+        other = replace(session.plan, run=ModelRun.model_validate(run))
+        with pytest.raises(
+            CheckpointError, match=rf"models\.tiny\.{section}\.{key} is {value} .* checkpoint has {was}"
+        ):
+            checkpoint.check_fits(manifest, other)
+
+
+def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path)
+    corpus = session.plan.train.corpus
+    other = Corpus(corpus.prefix, corpus.tokens, corpus.starts[1:], corpus.lengths[1:])
+    plan = replace(session.plan, train=Samples(other, range(other.documents), 8))
+    with pytest.raises(CheckpointError, match="was trained on another dataset"):
+        checkpoint.check_fits(manifest, plan)
+
+
+def test_a_manifest_of_another_version_is_passed_over_by_name(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(session, tmp_path).path / "manifest.json"
+    raw = read_json(path)
+    del raw["data"]
+    write_json(path, raw)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: written by another version"):
+        checkpoint.read_manifest(path.parent)
+    assert checkpoint.newest(tmp_path) is None
+    assert "checkpoint passed over" in capsys.readouterr().err
+
+
+def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:
+    megatron = tmp_path / "megatron" / "iter_0000100" / "mp_rank_00"
+    megatron.mkdir(parents=True)
+    for path in (megatron, megatron.parent, megatron.parent.parent):
+        with pytest.raises(CheckpointError, match="Megatron checkpoint"):
+            checkpoint.at(path)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        checkpoint.at(tmp_path / "absent")
+    shutil.rmtree(tmp_path / "megatron")
+    with pytest.raises(CheckpointError, match="no checkpoint here"):
+        checkpoint.at(tmp_path)

@@ -1,0 +1,163 @@
+"""The data order: every token once an epoch, the same in every layout, for ever; errors say what to change."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError, InputError
+from tests.training.helpers import byte_documents, write_corpus
+from training.data import Corpus, Samples, rank_samples, split_documents
+
+
+def corpus_of(lengths: list[int]) -> Corpus:
+    """Documents of these lengths whose tokens are 0, 1, 2, … over the whole corpus."""
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    return Corpus.in_memory(Path("corpus"), [np.arange(a, b) for a, b in pairwise(edges)])
+
+
+lengths_with_samples = st.lists(st.integers(0, 12), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 8)
+
+
+@given(lengths=lengths_with_samples, seq_len=st.integers(1, 7), seed=st.integers(0, 99), epoch=st.integers(0, 3))
+def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
+    lengths: list[int], seq_len: int, seed: int, epoch: int
+) -> None:
+    samples = Samples(corpus_of(lengths), range(len(lengths)), seq_len, seed)
+    count = samples.per_epoch
+    assert count == (sum(lengths) - 1) // seq_len
+    seen = [samples.sample(epoch * count + number) for number in range(count)]
+    assert all(len(sample) == seq_len + 1 for sample in seen)
+    targets = np.concatenate([sample[1:] for sample in seen])
+    assert len(set(targets.tolist())) == count * seq_len
+    # Laid end to end in the order of their places, the samples are whole documents one after another.
+    places = np.argsort([samples._samples[number] for number in range(count)])
+    stream = np.concatenate([seen[places[0]][:1], *(seen[place][1:] for place in places)])
+    documents = [
+        samples.corpus.tokens[samples.corpus.starts[d] :][: samples.corpus.lengths[d]] for d in samples._documents
+    ]
+    assert np.array_equal(stream, np.concatenate(documents)[: len(stream)])
+
+
+@given(lengths=lengths_with_samples, seed=st.integers(0, 99), start=st.integers(0, 200))
+def test_a_sample_depends_on_its_number_alone(lengths: list[int], seed: int, start: int) -> None:
+    corpus = corpus_of(lengths)
+    straight = Samples(corpus, range(len(lengths)), 4, seed)
+    course = [straight.sample(number) for number in range(start + 3)]
+    resumed = Samples(corpus, range(len(lengths)), 4, seed)
+    assert np.array_equal(resumed.sample(start + 2), course[start + 2])
+    assert np.array_equal(resumed.sample(start), course[start])
+
+
+def test_epochs_differ_and_seeds_differ() -> None:
+    corpus = corpus_of([5] * 40)
+
+    def epoch(seed: int, number: int) -> list[list[int]]:
+        samples = Samples(corpus, range(40), 8, seed)
+        return [samples.sample(number * samples.per_epoch + i).tolist() for i in range(samples.per_epoch)]
+
+    assert epoch(1, 0) != epoch(1, 1)
+    assert epoch(1, 0) != epoch(2, 0)
+    assert epoch(1, 1) == epoch(1, 1)
+
+
+def test_the_order_is_the_one_that_runs_already_started_expect() -> None:
+    samples = Samples(corpus_of([7, 3, 0, 9, 11]), range(5), 4, seed=1234)
+    assert [samples.sample(number).tolist() for number in (0, 7, 14)] == [
+        [11, 12, 13, 14, 15],
+        [4, 5, 6, 19, 20],
+        [27, 28, 29, 7, 8],
+    ]
+
+
+def test_without_a_seed_samples_come_in_the_corpus_own_order() -> None:
+    samples = Samples(corpus_of([6, 0, 7]), range(3), 4)
+    assert [samples.sample(number).tolist() for number in range(3)] == [
+        [0, 1, 2, 3, 4],
+        [4, 5, 6, 7, 8],
+        [8, 9, 10, 11, 12],
+    ]
+    assert samples.tail().tolist() == [12]
+
+
+def test_inputs_and_targets_are_one_token_apart() -> None:
+    tokens, targets = Samples(corpus_of([40]), range(1), 8).batch([0, 2])
+    assert tokens.tolist() == [list(range(8)), list(range(16, 24))]
+    assert targets.tolist() == [list(range(1, 9)), list(range(17, 25))]
+
+
+@given(consumed=st.integers(0, 1000), micro=st.integers(1, 4))
+def test_a_global_batch_is_the_same_whatever_the_layout(consumed: int, micro: int) -> None:
+    batch = 8 * micro
+    for data in (1, 2, 4, 8):
+        accumulation = batch // (micro * data)
+        numbers = [
+            number
+            for rank in range(data)
+            for numbers in rank_samples(consumed, micro, rank, data, accumulation)
+            for number in numbers
+        ]
+        assert sorted(numbers) == list(range(consumed, consumed + batch))
+
+
+@given(
+    documents=st.integers(1, 500), shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
+)
+def test_parts_are_contiguous_cover_everything_and_leave_none_out_silently(
+    documents: int, shares: tuple[int, int, int]
+) -> None:
+    split = ",".join(map(str, shares))
+    try:
+        parts = split_documents(split, documents)
+    except ConfigError as error:
+        if "no document for" in str(error) and documents > 1:
+            works = str(error).split("has ")[1].split("; ")[1].split(" ")[0]
+            split_documents(works, documents)
+        return
+    assert [parts[name].start for name in ("valid", "test")] == [parts[name].stop for name in ("train", "valid")]
+    assert parts["train"].start == 0 and parts["test"].stop == documents
+    assert parts["train"] and (parts["valid"] or not shares[1])
+
+
+def test_a_split_that_leaves_nothing_to_validate_on_names_the_one_that_works() -> None:
+    with pytest.raises(ConfigError, match=r"train.split 949,50,1 leaves no document for valid.*has 5; 4,1,0 is"):
+        split_documents("949,50,1", 5)
+    with pytest.raises(ConfigError, match="three shares"):
+        split_documents("90,10", 5)
+
+
+def test_a_corpus_smaller_than_a_sample_says_how_small() -> None:
+    samples = Samples(corpus_of([10, 20]), range(2), 64, seed=1)
+    with pytest.raises(InputError, match=r"30 tokens in 2 documents.*seq_len \+ 1 = 65; lower model.seq_len"):
+        samples.require_one("train")
+
+
+def test_documents_of_several_sequences_and_none_are_read_as_written(tmp_path: Path) -> None:
+    documents = byte_documents(5)
+    write_corpus(tmp_path / "c", [documents[0], np.empty(0, np.uint16), *documents[1:]])
+    corpus = Corpus.open(tmp_path / "c")
+    assert corpus.documents == 6
+    whole = np.concatenate(documents)
+    samples = Samples(corpus, range(6), 16)
+    assert samples.tokens == len(whole)
+    assert np.array_equal(samples.sample(3), whole[48:65])
+
+
+def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "ours", byte_documents(3))
+    with pytest.raises(InputError, match=r"vocabulary of 257, but models.tiny.model.vocab_size is 300"):
+        Corpus.open(tmp_path / "ours").check_vocabulary(300, "models.tiny.model.vocab_size")
+    damaged = byte_documents(3)
+    damaged[1][5] = 3000
+    write_corpus(tmp_path / "ours", damaged)
+    corpus = Corpus.open(tmp_path / "ours")
+    corpus.check_vocabulary(257, "key")
+    with pytest.raises(InputError, match="holds token id 3000, outside the vocabulary of 257; damaged"):
+        Samples(corpus, range(3), 1000).tail()
+    write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
+    Corpus.open(tmp_path / "theirs").check_vocabulary(257, "key")
+    with pytest.raises(InputError, match=r"holds token id 256, but key is 256; set key above 256"):
+        Corpus.open(tmp_path / "theirs").check_vocabulary(256, "key")

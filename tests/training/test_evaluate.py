@@ -1,0 +1,100 @@
+"""Loss and perplexity, checked against the same sum done plainly."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from common.settings import ModelSettings
+from common.tokenizer import Tokenizer
+from tests.helpers import document, write_shard
+from tests.training.helpers import byte_documents, run_main, write_corpus
+from training import hf
+from training.data import Corpus, Samples
+from training.evaluate import evaluate, main
+from training.load import model_from
+from training.model import GPT2, initial_value
+
+
+def tiny_model(vocab_size: int) -> GPT2:
+    settings = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=16, vocab_size=vocab_size, dropout=0.5)
+    parameters = GPT2(settings).named_parameters()
+    return model_from(settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with the GPT-2 vocabulary as a Hugging Face folder."""
+    path = tmp_path_factory.mktemp("model")
+    model = tiny_model(50257)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    hf.write_folder(path, weights, model.settings, Tokenizer())
+    return path
+
+
+def plain_loss(model: GPT2, tokens: np.ndarray) -> float:
+    """Windows of seq_len that do not overlap, one after another, every token but the first predicted once."""
+    total, stream = torch.zeros((), dtype=torch.float64), torch.from_numpy(tokens.astype(np.int64))
+    for begin in range(0, len(tokens) - 1, model.settings.seq_len):
+        window = stream[begin : begin + model.settings.seq_len + 1]
+        with torch.no_grad():
+            total += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum")
+    return float(total) / (len(tokens) - 1)
+
+
+@pytest.mark.parametrize("documents", [1, 7])
+def test_every_token_counts_once_the_short_last_window_too(documents: int) -> None:
+    model = tiny_model(257)
+    texts = [document.astype(np.int64) for document in byte_documents(documents)]
+    corpus = Corpus.in_memory(Path("c"), texts)
+    result = evaluate(model, Samples(corpus, range(documents), 16))
+    assert result["tokens"] == corpus.lengths.sum() - 1
+    assert result["loss"] == pytest.approx(plain_loss(model, np.concatenate(texts)), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(np.exp(result["loss"]))
+
+
+def test_a_text_shorter_than_a_window_is_evaluated() -> None:
+    model, tokens = tiny_model(257), np.array([5, 9, 200])
+    result = evaluate(model, Samples(Corpus.in_memory(Path("c"), [tokens]), range(1), 16))
+    assert (result["tokens"], result["loss"]) == (2, pytest.approx(plain_loss(model, tokens), rel=1e-5))
+
+
+def test_a_text_file_and_a_shard_of_documents_are_encoded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["The quick brown fox jumps over the lazy dog. " * 3, "Another document."]
+    (tmp_path / "one.txt").write_text(texts[0])
+    write_shard(tmp_path / "two.jsonl.zst", [document(number, text) for number, text in enumerate(texts)])
+    tokenizer = Tokenizer()
+    encoded = [np.append(tokenizer.encode(text), tokenizer.end_of_text) for text in texts]
+    model = tiny_model(50257)
+    for name, tokens in (("one.txt", encoded[0]), ("two.jsonl.zst", np.concatenate(encoded))):
+        output = tmp_path / "result.json"
+        assert run_main(main, "--checkpoint", folder, "--data", tmp_path / name, "--output", output) == 0
+        found = json.loads(output.read_text())
+        assert found["tokens"] == len(tokens) - 1
+        assert found["loss"] == pytest.approx(plain_loss(model, tokens), rel=1e-5)
+        assert f"validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "says"),
+    [
+        ("absent", (), "neither a file nor the PREFIX of a dataset"),
+        ("bytes", (), "vocabulary of 257"),
+        ("text.txt", ("--part", "valid"), "--part valid needs a dataset"),
+        ("empty.jsonl", (), "no documents"),
+    ],
+)
+def test_wrong_data_stops_in_one_line(
+    folder: Path, tmp_path: Path, data: str, more: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "bytes", byte_documents(3))
+    (tmp_path / "text.txt").write_text("words")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert run_main(main, "--checkpoint", folder, "--data", tmp_path / data, *more) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1

@@ -1,0 +1,109 @@
+"""The model is GPT-2: equal to transformers' with the same weights, of the published sizes, blind to padding."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from common.settings import ModelSettings
+from training.hf import from_hugging_face, to_hugging_face
+from training.load import model_from
+from training.model import GPT2, initial_value, next_token_loss, padded_vocab_size, parameter_count
+
+SMALL = ModelSettings(n_layer=3, n_head=4, n_embd=64, seq_len=48, vocab_size=211, dropout=0.0)
+
+
+def reference_model() -> GPT2LMHeadModel:
+    """transformers' GPT-2 of the small size, with weights far from their initial values."""
+    config = GPT2Config(
+        vocab_size=SMALL.vocab_size,
+        n_positions=SMALL.seq_len,
+        n_embd=SMALL.n_embd,
+        n_layer=SMALL.n_layer,
+        n_head=SMALL.n_head,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.empty_like(parameter).normal_(0, 0.1, generator=generator))
+    return model
+
+
+def test_logits_and_gradients_equal_those_of_transformers() -> None:
+    theirs = reference_model()
+    weights = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
+    ours = model_from(SMALL, from_hugging_face(weights, SMALL))
+    for parameter in ours.parameters():
+        parameter.requires_grad_()
+    tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len + 1), generator=torch.Generator().manual_seed(2))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    expected = theirs(inputs).logits
+    logits = ours(inputs)
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+    F.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
+    next_token_loss(logits, targets).backward()
+    gradients = to_hugging_face({name: parameter.grad for name, parameter in ours.named_parameters()}, SMALL)
+    assert len(gradients) == len(weights)
+    for name, parameter in theirs.named_parameters():
+        difference = (gradients[name] - parameter.grad).abs().max()
+        # The key bias has a mathematically zero gradient: compare with the largest entry of the whole tensor.
+        assert difference <= 1e-4 * parameter.grad.abs().max(), name
+
+
+def test_345m_has_the_parameters_that_the_reference_logs_print() -> None:
+    medium = ModelSettings(n_layer=24, n_head=16, n_embd=1024)
+    assert parameter_count(medium, 50304) == 354_871_296
+    assert parameter_count(medium) == 354_871_296 - 47 * 1024
+
+
+@pytest.mark.parametrize(("tensor", "rows"), [(1, 50304), (2, 50432), (4, 50688), (8, 51200)])
+def test_the_vocabulary_is_padded_to_a_multiple_of_128_times_tp(tensor: int, rows: int) -> None:
+    assert padded_vocab_size(50257, tensor) == rows
+
+
+def test_padding_rows_change_neither_loss_nor_gradients() -> None:
+    torch.manual_seed(0)
+    plain, padded = GPT2(SMALL), GPT2(SMALL, vocab_rows=256)
+    weights = plain.state_dict()
+    weights["wte.weight"] = torch.cat([weights["wte.weight"], torch.full((256 - SMALL.vocab_size, 64), 5.0)])
+    padded.load_state_dict(weights)
+    padded.head.vocab_bias[SMALL.vocab_size :] = -torch.inf
+    tokens = torch.randint(SMALL.vocab_size, (2, 17))
+    losses = []
+    for model in (plain, padded):
+        loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert torch.allclose(padded.wte.weight.grad[: SMALL.vocab_size], plain.wte.weight.grad, atol=1e-6)
+    assert not padded.wte.weight.grad[SMALL.vocab_size :].any()
+
+
+def test_initial_values_follow_the_gpt2_recipe() -> None:
+    matrix = initial_value("h.0.attn.c_attn.weight", torch.Size((300, 300)), SMALL, seed=1)
+    assert matrix.std().item() == pytest.approx(0.02, rel=0.02)
+    residual = initial_value("h.0.mlp.c_proj.weight", torch.Size((300, 300)), SMALL, seed=1)
+    assert residual.std().item() == pytest.approx(0.02 / (2 * SMALL.n_layer) ** 0.5, rel=0.02)
+    assert not initial_value("h.0.attn.c_attn.bias", torch.Size((9,)), SMALL, seed=1).any()
+    assert initial_value("ln_f.weight", torch.Size((9,)), SMALL, seed=1).eq(1).all()
+    assert not torch.equal(matrix, initial_value("h.1.attn.c_attn.weight", torch.Size((300, 300)), SMALL, seed=1))
+    assert not torch.equal(matrix, initial_value("h.0.attn.c_attn.weight", torch.Size((300, 300)), SMALL, seed=2))
+
+
+def test_no_token_sees_the_ones_after_it() -> None:
+    torch.manual_seed(0)
+    model = GPT2(SMALL).eval()
+    tokens = torch.randint(SMALL.vocab_size, (1, 20))
+    changed = tokens.clone()
+    changed[0, 10:] = (changed[0, 10:] + 1) % SMALL.vocab_size
+    before, after = model(tokens), model(changed)
+    assert torch.allclose(before[0, :10], after[0, :10], atol=1e-6)
+    assert not torch.allclose(before[0, 10:], after[0, 10:], atol=1e-3)

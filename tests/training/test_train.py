@@ -1,0 +1,146 @@
+"""The command as a user runs it: curves, checkpoints, resume bit for bit, and one line for every mistake."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from common.files import read_rows
+from tests.conftest import Command
+from tests.training.helpers import launch, launch_ok, make_run, run_main
+from training import checkpoint
+from training.train import main
+
+TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}
+TRAIN = {"iterations": 20, "save_interval": 10, "eval_interval": 10}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of 20 iterations over two tensor-parallel processes, dropout on, never stopped."""
+    folder = tmp_path_factory.mktemp("straight")
+    config = make_run(folder, **TWO_RANKS, train=TRAIN)
+    results = launch_ok(2, "training.train", "--config", config, "--model", "tiny")
+    assert "iteration       20/      20 | consumed samples:          160" in results[0].stdout
+    assert results[1].stdout == ""  # rank 0 alone speaks
+    return folder / "models" / "tiny"
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, optimiser included."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    found = {key: torch.empty(entry.size) for key, entry in stored.items()}
+    with checkpoint._without_process_group_warning():
+        load(found, checkpoint_id=path, no_dist=True)
+    return found
+
+
+def test_a_run_leaves_its_curves_settings_and_end(straight: Path) -> None:
+    losses = [float(row["lm_loss"]) for row in read_rows(straight / "train.csv")]
+    assert len(losses) == 20 and losses[-1] < losses[0] - 1
+    valid = read_rows(straight / "valid.csv")
+    assert [row["iteration"] for row in valid] == ["10", "20"]
+    done = json.loads((straight / "done.json").read_text())
+    assert done == {
+        "iteration": 20,
+        "checkpoint": "iter_0000020",
+        "consumed_samples": 160,
+        "train_loss": losses[-1],
+        "valid_loss": float(valid[-1]["loss"]),
+    }
+    assert yaml.safe_load((straight / "settings.yaml").read_text())["models"]["tiny"]["train"]["iterations"] == 20
+    assert sorted(path.name for path in straight.iterdir()) == [
+        "done.json",
+        "iter_0000010",
+        "iter_0000020",
+        "latest",
+        "settings.yaml",
+        "train.csv",
+        "valid.csv",
+    ]
+
+
+def test_ten_iterations_a_resume_and_ten_more_equal_twenty_bit_for_bit(straight: Path, tmp_path: Path) -> None:
+    config = make_run(tmp_path, **TWO_RANKS, train=TRAIN)
+    folder = tmp_path / "models" / "tiny"
+    shutil.copytree(straight / "iter_0000010", folder / "iter_0000010")
+    for name in ("train.csv", "valid.csv"):  # the killed run had gone further than its checkpoint
+        shutil.copyfile(straight / name, folder / name)
+    results = launch_ok(2, "training.train", "--config", config, "--model", "tiny")
+    assert "resumed from" in results[0].stdout
+
+    def course(run: Path) -> list[tuple[str, ...]]:
+        keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm")
+        return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
+
+    assert course(folder) == course(straight)
+    assert (folder / "valid.csv").read_text() == (straight / "valid.csv").read_text()
+    resumed, expected = tensors(folder / "iter_0000020"), tensors(straight / "iter_0000020")
+    assert resumed.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(resumed[key], value), key
+
+
+def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_asked_for_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_run(tmp_path)
+    folder = tmp_path / "models" / "tiny"
+    assert run_main(main, "--config", config, "--model", "tiny") == 0
+    plan = capsys.readouterr().out.partition("iteration ")[0]  # printed before training
+    assert "34,208 (vocabulary 257; 38,272 padded to 384)" in plan
+    assert "2 micro x 4 accumulation x 1 data = 8 samples = 128 tokens" in plan
+    assert "54 documents" in plan and "4 iterations, 32 samples, 0.05 epochs" in plan
+    (folder / "done.json").unlink()
+    before = (folder / "train.csv").read_bytes()
+    assert run_main(main, "--config", config, "--model", "tiny") == 0
+    assert "already at iteration 4 of 4" in capsys.readouterr().out
+    assert (folder / "train.csv").read_bytes() == before
+    assert json.loads((folder / "done.json").read_text())["iteration"] == 4
+    assert run_main(main, "--config", config, "--model", "tiny", "train.iterations=6") == 0
+    assert "resumed from" in capsys.readouterr().out
+    assert json.loads((folder / "done.json").read_text())["checkpoint"] == "iter_0000006"
+    assert [row["iteration"] for row in read_rows(folder / "train.csv")] == list("123456")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("train.split=1,99999,0", "leaves no document for train"),
+        ("model.seq_len=100000", "lower model.seq_len"),
+        ("model.vocab_size=300", "made with a vocabulary of 257, but models.tiny.model.vocab_size is 300"),
+        ("parallel.tensor=2", "models.tiny.parallel.data 1 x models.tiny.parallel.tensor 2 = 2 processes, but 1"),
+        ("model.n_hed=2", "unknown key 'models.tiny.model.n_hed' (did you mean 'n_head'?)"),
+    ],
+)
+def test_a_model_that_does_not_fit_stops_in_one_line(
+    tmp_path: Path, override: str, says: str, command: Command
+) -> None:
+    result = command("training.train", "--config", make_run(tmp_path), "--model", "tiny", override)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_checkpoint_of_another_model_stops_two_ranks_in_one_line(straight: Path, tmp_path: Path) -> None:
+    config = make_run(tmp_path, parallel={"tensor": 2}, model={"n_layer": 1}, train=TRAIN)
+    shutil.copytree(straight / "iter_0000010", tmp_path / "models" / "tiny" / "iter_0000010")
+    results = launch(2, "training.train", "--config", config, "--model", "tiny")
+    assert [result.returncode for result in results] == [2, 2]
+    assert "models.tiny.model.n_layer is 1 in the configuration, but the checkpoint has 2" in results[0].stderr
+    assert results[0].stderr.count("\n") == 1
+    assert results[1].stderr == ""
+
+
+def test_help_shows_examples_and_is_quick(command: Command) -> None:
+    for verb in ("train", "evaluate", "generate"):
+        result = command(f"training.{verb}", "--help", timeout=10)
+        assert result.returncode == 0
+        assert f"python -m training.{verb} --" in result.stdout

@@ -1,0 +1,91 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+MODELS = ("tiny", "gpt2_124m", "gpt2_345m", "gpt2_7b")
+
+
+def snakemake(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    """Run Snakemake on our Snakefile; results go below `cwd`."""
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working folder with our configuration and profiles, and no results."""
+    for name in ("config.yaml", "profiles", "slurm", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def jobs(output: str) -> dict[str, int]:
+    """The job counts of a dry run."""
+    table = output[output.index("Job stats:") :].split("\n\n")[0].splitlines()[3:]
+    return {row.split()[0]: int(row.split()[1]) for row in table}
+
+
+EXPECTED = {
+    "all": 1, "blacklist": 1, "clean": 2, "dedup": 1, "demo_site": 1, "evaluate": 1, "generate": 1, "merge": 1,
+    "merge_index": 1, "report": 1, "scrape": 2, "tokenize": 2, "total": 16, "train": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", [(), ("--profile", "slurm")])
+def test_the_whole_dag_is_planned_alike_here_and_on_slurm(folder: Path, profile: tuple[str, ...]) -> None:
+    result = snakemake("-n", "all", *profile, cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert jobs(result.stdout) == EXPECTED
+    assert "reason: Missing output files" in result.stdout, "a dry run explains itself"
+
+
+@pytest.mark.parametrize("target", ["corpus", "dataset", "report", *(f"train_{m}" for m in MODELS)])
+def test_every_target_is_planned(folder: Path, target: str) -> None:
+    result = snakemake("-n", target, cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert ("train" in jobs(result.stdout)) == (target not in ("corpus", "dataset"))
+
+
+def test_merge_targets_exist_for_every_model(folder: Path) -> None:
+    listed = snakemake("--list-target-rules", cwd=folder)
+    assert {f"merge_{m}" for m in MODELS} <= set(listed.stdout.split()) | set(listed.stderr.split())
+
+
+def test_lint_finds_nothing_but_the_missing_containers(folder: Path) -> None:
+    result = snakemake("--lint", cwd=folder)
+    findings = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.lstrip().startswith("* ")]
+    assert findings and all("Specify a conda environment or container" in finding for finding in findings), findings
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("scrpe={}", "config.yaml: unknown key 'scrpe' (did you mean 'scrape'?)"),
+        ("shards=0", "shards: Input should be greater than 0"),
+        ("urls=[none.txt]", "config.yaml: urls: none.txt: no such file or folder"),
+    ],
+)
+def test_a_wrong_configuration_stops_before_any_job_and_says_why(folder: Path, change: str, message: str) -> None:
+    result = snakemake("all", "--config", change, cwd=folder)
+    assert result.returncode != 0
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (folder / "results/demo/urls").exists()
+
+
+def test_the_real_configuration_plans_its_thousand_shards(folder: Path) -> None:
+    (folder / "data/urls").mkdir(parents=True)
+    (folder / "data/urls/a.txt").write_text("http://site.example/page\n")
+    result = snakemake("-n", "all", "--configfile", "configs/openwebtext.yaml", "--profile", "slurm", cwd=folder)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    assert jobs(result.stdout)["scrape"] == 1000

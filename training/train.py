@@ -1,0 +1,49 @@
+"""Train one model of the configuration, alone or as one process of many (submitit, srun, torchrun).
+
+    python -m training.train --config config.yaml --model tiny
+    torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
+
+Results are in <run>/models/<name>: iter_* checkpoints, train.csv, valid.csv, settings.yaml, done.json at the end. The
+same command continues a run that was stopped, from its newest complete checkpoint.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common import cli
+from common.config import load_settings
+from common.settings import Settings
+from training.distributed import check_world_size, one_voice, read_launch, started
+from training.plan import make_plan
+
+
+def train(settings: Settings, name: str) -> None:
+    """Train the model `name`; every process of the job calls this, and finds out itself which one it is."""
+    launch = read_launch()
+    folder = settings.run_folder(name)
+    with one_voice(launch.rank):
+        plan = make_plan(settings, name)
+        check_world_size(launch, plan.run.parallel, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    from training.loop import run_training  # torch, seconds of import: after everything that can be wrong without it
+
+    with started(launch, folder) as world:
+        run_training(settings, plan, world)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("training.train", __doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration")
+    parser.add_argument("--model", required=True, metavar="NAME", help="a name under models: in the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of this model to replace")
+    arguments = parser.parse_args(argv)
+    with one_voice(read_launch().rank):
+        settings = load_settings(arguments.config, arguments.overrides, model=arguments.model)
+    train(settings, arguments.model)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,164 @@
+# blacklist -> scrape -> clean -> dedup -> tokenize -> merge_index; one job a shard, but for the steps that see all.
+
+
+rule blacklist:
+    input:
+        settings.url_files(),
+    output:
+        shards=expand(RUN / "urls/{shard}.txt", shard=SHARDS),
+        rejects=RUN / "urls/rejects.jsonl.zst",
+        stats=RUN / "urls/stats.json",
+    log:
+        RUN / "logs/blacklist.log",
+    benchmark:
+        RUN / "benchmarks/blacklist.tsv"
+    resources:
+        mem_mb=4000,
+        runtime=120,
+    params:
+        settings=settings.blacklist.model_dump(mode="json"),
+        config=CONFIG,
+        folder=RUN / "urls",
+        shards=settings.shards,
+    shell:
+        "python -m corpus.blacklist --config {params.config} --input {input:q} --output-dir {params.folder} "
+        "--shards {params.shards} --rejects {output.rejects} --stats {output.stats} > {log} 2>&1"
+
+
+rule scrape:
+    input:
+        urls=RUN / "urls/{shard}.txt",
+        site=[settings.site / "site.json"] if settings.site else [],
+    output:
+        pages=RUN / "pages/{shard}.jsonl.zst",
+        rejects=RUN / "pages/{shard}.rejects.jsonl.zst",
+        stats=RUN / "pages/{shard}.stats.json",
+    log:
+        RUN / "logs/scrape/{shard}.log",
+    benchmark:
+        RUN / "benchmarks/scrape/{shard}.tsv"
+    threads: 2
+    resources:
+        mem_mb=4000,
+        runtime=7 * 24 * 60,
+    params:
+        settings=settings.scrape.model_dump(mode="json"),
+        config=CONFIG,
+        # A recorded site is served on loopback for as long as the step runs; ADDRESS becomes the server's.
+        serve=(
+            f"python -m demo.serve --site {settings.site} -- " if settings.site else ""
+        ),
+        resolve="--resolve '*=ADDRESS'" if settings.site else "",
+        archive=(
+            f"--archive {RUN}/pages/{{shard}}.warc.gz"
+            if settings.scrape.archive
+            else ""
+        ),
+    shell:
+        "{params.serve}python -m corpus.scrape --config {params.config} --urls {input.urls} "
+        "--output {output.pages} --rejects {output.rejects} --stats {output.stats} --workers {threads} "
+        "--allow-empty {params.resolve} {params.archive} > {log} 2>&1"
+
+
+rule clean:
+    input:
+        RUN / "pages/{shard}.jsonl.zst",
+    output:
+        documents=RUN / "clean/{shard}.jsonl.zst",
+        rejects=RUN / "clean/{shard}.rejects.jsonl.zst",
+        stats=RUN / "clean/{shard}.stats.json",
+    log:
+        RUN / "logs/clean/{shard}.log",
+    benchmark:
+        RUN / "benchmarks/clean/{shard}.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=240,
+    params:
+        settings=settings.clean.model_dump(mode="json"),
+        config=CONFIG,
+    shell:
+        "python -m corpus.clean --config {params.config} --input {input} --output {output.documents} "
+        "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
+
+
+rule dedup:
+    input:
+        expand(RUN / "clean/{shard}.jsonl.zst", shard=SHARDS),
+    output:
+        documents=expand(RUN / "dedup/{shard}.jsonl.zst", shard=SHARDS),
+        removed=expand(RUN / "dedup/removed/{shard}.jsonl.zst", shard=SHARDS),
+        stats=RUN / "dedup/stats.json",
+    log:
+        RUN / "logs/dedup.log",
+    benchmark:
+        RUN / "benchmarks/dedup.tsv"
+    threads: 8
+    resources:
+        mem_mb=16000,
+        runtime=24 * 60,
+    params:
+        settings=settings.dedup.model_dump(mode="json"),
+        config=CONFIG,
+        folder=RUN / "dedup",
+    shell:
+        "python -m corpus.dedup run --config {params.config} --input {input} --output-dir {params.folder} "
+        "--stats {output.stats} --workers {threads} > {log} 2>&1"
+
+
+rule tokenize:
+    input:
+        RUN / "dedup/{shard}.jsonl.zst",
+    output:
+        bin=RUN / "tokens/{shard}_text_document.bin",
+        idx=RUN / "tokens/{shard}_text_document.idx",
+        meta=RUN / "tokens/{shard}_text_document.json",
+        rejects=RUN / "tokens/{shard}.rejects.jsonl.zst",
+        stats=RUN / "tokens/{shard}.stats.json",
+    log:
+        RUN / "logs/tokenize/{shard}.log",
+    benchmark:
+        RUN / "benchmarks/tokenize/{shard}.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=120,
+    params:
+        settings=settings.tokenize.model_dump(mode="json"),
+        config=CONFIG,
+        prefix=lambda wildcards: RUN / "tokens" / wildcards.shard,
+    shell:
+        "python -m corpus.tokenize --config {params.config} --input {input} --output-prefix {params.prefix} "
+        "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
+
+
+rule merge_index:
+    input:
+        idx=expand(RUN / "tokens/{shard}_text_document.idx", shard=SHARDS),
+        bin=expand(RUN / "tokens/{shard}_text_document.bin", shard=SHARDS),
+    output:
+        bin=f"{settings.dataset_prefix}.bin",
+        idx=f"{settings.dataset_prefix}.idx",
+        meta=f"{settings.dataset_prefix}.json",
+        stats=RUN / "dataset/stats.json",
+    log:
+        RUN / "logs/merge_index.log",
+    benchmark:
+        RUN / "benchmarks/merge_index.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=240,
+    params:
+        prefix=settings.dataset_prefix,
+    shell:
+        "python -m corpus.merge_index --inputs {input.idx} --output-prefix {params.prefix} --stats {output.stats} "
+        "> {log} 2>&1"
+
+
+rule corpus:
+    input:
+        rules.dedup.output,
+
+
+rule dataset:
+    input:
+        rules.merge_index.output,

@@ -1,0 +1,18 @@
+# The embedded site of the default run; a configuration that names other URLs never asks for it.
+
+
+rule demo_site:
+    output:
+        urls=RUN / "site/urls.txt",
+        site=RUN / "site/site.json",
+    log:
+        RUN / "logs/demo_site.log",
+    benchmark:
+        RUN / "benchmarks/demo_site.tsv"
+    resources:
+        mem_mb=500,
+        runtime=5,
+    params:
+        folder=RUN / "site",
+    shell:
+        "python -m demo.build --output {params.folder} > {log} 2>&1"

@@ -1,0 +1,116 @@
+# train -> merge -> evaluate, generate: every model of the configuration has its own targets.
+
+
+localrules:
+    train,
+
+
+# Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must outlive one.
+rule train:
+    input:
+        rules.merge_index.output.bin,
+        rules.merge_index.output.idx,
+    output:
+        done=RUN / "models/{model}/done.json",
+    log:
+        RUN / "logs/train/{model}.log",
+    benchmark:
+        RUN / "benchmarks/train/{model}.tsv"
+    # A job on this machine uses its cores; one on Slurm is only waited for.
+    threads: workflow.cores if settings.cluster.executor == "local" else 1
+    resources:
+        mem_mb=1000,
+        runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
+    params:
+        settings=lambda wildcards: settings.models[wildcards.model].model_dump(
+            mode="json"
+        ),
+        config=CONFIG,
+    shell:
+        "python -m cluster.submit --config {params.config} --model {wildcards.model} --wait > {log} 2>&1"
+
+
+rule merge:
+    input:
+        done=RUN / "models/{model}/done.json",
+    output:
+        # The whole folder, file by file: a rerun starts from an empty one.
+        config=RUN / "merged/{model}/config.json",
+        generation=RUN / "merged/{model}/generation_config.json",
+        weights=RUN / "merged/{model}/model.safetensors",
+        tokenizer=RUN / "merged/{model}/tokenizer_config.json",
+        vocabulary=RUN / "merged/{model}/vocab.json",
+        merges=RUN / "merged/{model}/merges.txt",
+    log:
+        RUN / "logs/merge/{model}.log",
+    benchmark:
+        RUN / "benchmarks/merge/{model}.tsv"
+    resources:
+        mem_mb=32000,
+        runtime=60,
+    params:
+        run=subpath(input.done, parent=True),
+        folder=subpath(output.config, parent=True),
+    shell:
+        "python -m convert.merge_mp --checkpoint {params.run} --output {params.folder} > {log} 2>&1"
+
+
+rule evaluate:
+    input:
+        weights=RUN / "merged/{model}/model.safetensors",
+        dataset=rules.merge_index.output.idx,
+    output:
+        result=RUN / "evaluation/{model}.json",
+    log:
+        RUN / "logs/evaluate/{model}.log",
+    benchmark:
+        RUN / "benchmarks/evaluate/{model}.tsv"
+    threads: 2
+    resources:
+        mem_mb=16000,
+        runtime=240,
+    params:
+        model=subpath(input.weights, parent=True),
+        dataset=settings.dataset_prefix,
+        split=lambda wildcards: settings.models[wildcards.model].train.split,
+    shell:
+        "python -m training.evaluate --checkpoint {params.model} --data {params.dataset} --split {params.split} "
+        "--part valid --output {output.result} > {log} 2>&1"
+
+
+rule generate:
+    input:
+        weights=RUN / "merged/{model}/model.safetensors",
+    output:
+        sample=RUN / "samples/{model}.txt",
+    log:
+        RUN / "logs/generate/{model}.log",
+    benchmark:
+        RUN / "benchmarks/generate/{model}.tsv"
+    threads: 2
+    resources:
+        mem_mb=16000,
+        runtime=60,
+    params:
+        model=subpath(input.weights, parent=True),
+        sample=settings.generate,
+    shell:
+        "python -m training.generate --checkpoint {params.model} --prompt {params.sample.prompt:q} "
+        "--max-tokens {params.sample.max_tokens} --temperature {params.sample.temperature} "
+        "--top-k {params.sample.top_k} --top-p {params.sample.top_p} --seed {params.sample.seed} "
+        "--output {output.sample} > {log} 2>&1"
+
+
+for name in settings.models:
+
+    rule:
+        name:
+            f"train_{name}"
+        input:
+            RUN / f"models/{name}/done.json",
+
+    rule:
+        name:
+            f"merge_{name}"
+        input:
+            RUN / f"merged/{name}/config.json",

@@ -1,0 +1,36 @@
+# One HTML file about the run: where documents went, how the loss fell, what the model says.
+
+
+rule report:
+    input:
+        stats=[
+            rules.blacklist.output.stats,
+            *expand(
+                RUN / "{step}/{shard}.stats.json",
+                step=["pages", "clean", "tokens"],
+                shard=SHARDS,
+            ),
+            rules.dedup.output.stats,
+            rules.merge_index.output.stats,
+        ],
+        models=expand(
+            [
+                RUN / "models/{model}/done.json",
+                RUN / "evaluation/{model}.json",
+                RUN / "samples/{model}.txt",
+            ],
+            model=settings.train_models,
+        ),
+    output:
+        page=RUN / "report.html",
+    log:
+        RUN / "logs/report.log",
+    benchmark:
+        RUN / "benchmarks/report.tsv"
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        run=RUN,
+    shell:
+        "python -m report --run {params.run} --output {output.page} > {log} 2>&1"
