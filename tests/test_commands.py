@@ -18,14 +18,14 @@ COMMANDS = (
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_help_shows_an_example(module: str, command: Command) -> None:
-    result = command(module, "--help", timeout=20)
+    result = command(module, "--help", timeout=60)
     assert result.returncode == 0 and result.stderr == ""
     assert re.search(rf"^ +(torchrun .*)?python -m {module}\b", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_a_wrong_argument_is_one_line(module: str, command: Command) -> None:
-    assert_one_line_error(command(module, "--no-such-option", timeout=20), f"python -m {module}", "--help")
+    assert_one_line_error(command(module, "--no-such-option", timeout=60), f"python -m {module}", "--help")
 
 
 @pytest.mark.parametrize("module", [name for name in COMMANDS if name.startswith(("training", "convert", "cluster"))])

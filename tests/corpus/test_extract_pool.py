@@ -61,7 +61,7 @@ def outcomes(pages: list[str], workers: int, settings: ScrapeSettings = SETTINGS
 def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
     started = time.monotonic()
     texts = outcomes(["one", "HANG", "two", "CRASH", "three", "NETWORK", "four"], workers=2)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert [texts[n] for n in (1, 3, 5)] == ["extract_timeout", "extract_crash", "extract_error"]
     assert [texts[n].split()[1] for n in (0, 2, 4, 6)] == ["one", "two", "three", "four"]
 
@@ -93,7 +93,7 @@ def test_a_hung_worker_dies_even_after_its_parent_was_killed(tmp_path: Path) -> 
         (worker,) = psutil.Process(parent.pid).children()
         parent.kill()
     assert worker.is_running()
-    _, alive = psutil.wait_procs([worker], timeout=6)
+    _, alive = psutil.wait_procs([worker], timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 

