@@ -6,15 +6,20 @@ A worker (`python -m corpus.extract_pool`, started by ExtractPool) reads and wri
     to it     pickle of (body, content type, URL)
     from it   one empty frame when it is ready; then JSON: {"text", "title", ...} or {"reason"}
 
-It kills itself by an alarm when a page takes too long, so that a hung one ends even after its parent was killed.
+It loads the libraries (a second of work) and leaves the pages to a child, forked afresh every PAGES_PER_WORKER pages
+(milliseconds). The child kills itself by an alarm when a page takes too long, so that a hung one ends even after its
+parents were killed; its death, whatever the cause, is the worker's.
 """
 
 import asyncio
+import gc
 import os
 import pickle
 import signal
 import struct
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -23,11 +28,12 @@ import orjson
 
 from common.errors import ToolkitError
 from common.settings import ScrapeSettings
-from corpus.extract import Extracted, NothingExtracted, extract, load_extractors
+from corpus.extract import Extracted, Extractor, NothingExtracted, extract, load_extractors
 from corpus.network import PageError
 
-PAGES_PER_WORKER = 500  # then it is replaced: lxml and its users leak
+PAGES_PER_WORKER = 500  # then its child is replaced: lxml and its users leak
 _LENGTH = struct.Struct(">I")
+_SHARED_END = 1.0  # seconds; a job's processes are killed one by one, and no page is to blame when a worker goes first
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -58,9 +64,6 @@ class ExtractPool:
                 worker = await _Worker.start(self._settings)
                 self._running.add(worker)
             answer = await worker.ask(body, content_type, url)
-            if worker.pages >= PAGES_PER_WORKER:
-                await self._stop(worker)
-                worker = None
         except BaseException:  # the page's failure, or our own end
             if worker is not None:
                 await self._stop(worker)
@@ -83,20 +86,19 @@ class _Worker:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
-        self.pages = 0
 
     @classmethod
     async def start(cls, settings: ScrapeSettings) -> "_Worker":
         """Start a process and wait until its libraries are loaded."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
-        arguments = [str(settings.extract_timeout), str(settings.min_extracted), *settings.extractors]
+        numbers = (PAGES_PER_WORKER, settings.extract_timeout, settings.min_extracted)
         worker = cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "corpus.extract_pool", *arguments),
+                *(sys.executable, "-m", "corpus.extract_pool", *map(str, numbers), *settings.extractors),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment,
-                process_group=0,  # Ctrl-C is for the parent to handle; closed streams end the workers
+                process_group=0,  # for `stop`; and Ctrl-C is for the parent to handle
             )
         )
         try:
@@ -113,7 +115,6 @@ class _Worker:
 
     async def ask(self, body: bytes, content_type: str, url: str) -> dict[str, Any]:
         """Its answer to one page. Raises PageError when the process died of it."""
-        self.pages += 1
         request = pickle.dumps((body, content_type, url))
         try:
             self._stdin.write(_LENGTH.pack(len(request)) + request)
@@ -121,7 +122,9 @@ class _Worker:
             answer: dict[str, Any] = orjson.loads(await self._read())
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._process.wait()
-            raise PageError("extract_timeout" if code == -signal.SIGALRM else "extract_crash") from None
+            if code in (-signal.SIGKILL, _SIGNALLED + signal.SIGKILL):
+                await asyncio.sleep(_SHARED_END)
+            raise PageError("extract_timeout" if code == _SIGNALLED + signal.SIGALRM else "extract_crash") from None
         return answer
 
     async def _read(self) -> bytes:
@@ -129,14 +132,18 @@ class _Worker:
         return await self._stdout.readexactly(length)
 
     async def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process and its child, whatever they are doing."""
         if self._process.returncode is None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._stdin.close()
 
 
 _MODULES = ("trafilatura", "newspaper", "lxml_html_clean")
+_FIRST_PAGE = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
+_RETIRED = 75  # exit code of a child that has answered its share of pages
+_SIGNALLED = 128  # exit code of a worker whose child was killed by a signal: this much more, as in a shell
 
 
 # ---------------------------------------------------------------------------------------------- in the worker
@@ -148,13 +155,18 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"no network during extraction ({event})")
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes], timeout: float, min_extracted: int, names: list[str]) -> None:
-    """Answer requests until the parent closes the stream, or is gone."""
-    extractors = load_extractors(names)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, even inside a C library
-    answers.write(_LENGTH.pack(0))
-    answers.flush()
-    while length := requests.read(_LENGTH.size):
+def _serve(
+    requests: IO[bytes],
+    answers: IO[bytes],
+    pages: int,
+    timeout: float,
+    extractors: Sequence[Extractor],
+    min_extracted: int,
+) -> bool:
+    """Answer `pages` requests; False when the parent closed the stream, or is gone, before that."""
+    for _ in range(pages):
+        if not (length := requests.read(_LENGTH.size)):
+            return False
         body, content_type, url = pickle.loads(requests.read(*_LENGTH.unpack(length)))
         signal.setitimer(signal.ITIMER_REAL, timeout)
         try:
@@ -165,18 +177,35 @@ def _serve(requests: IO[bytes], answers: IO[bytes], timeout: float, min_extracte
         frame = orjson.dumps(answer)
         answers.write(_LENGTH.pack(len(frame)) + frame)
         answers.flush()
+    return True
 
 
-def _worker_main() -> None:
-    timeout, min_extracted, *names = sys.argv[1:]
+def _worker_main() -> int:
+    """Load the libraries, then fork one child after the other; returns the code of the last one."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent ends the workers
+    pages, timeout, min_extracted, *names = sys.argv[1:]
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not write into the frames
     sys.addaudithook(_refuse_network)
-    try:
-        _serve(requests, answers, float(timeout), int(min_extracted), names)
-    except (BrokenPipeError, EOFError, pickle.UnpicklingError, struct.error):
-        os._exit(1)  # the parent is gone, in the middle of a frame
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, even inside a C library
+    extractors = load_extractors(names)
+    with suppress(NothingExtracted):
+        extract(_FIRST_PAGE, "text/html", "", extractors, 0)  # loads what the libraries put off
+    gc.freeze()  # the children share it
+    answers.write(_LENGTH.pack(0))
+    answers.flush()
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                more = _serve(requests, answers, int(pages), float(timeout), extractors, int(min_extracted))
+            except (BrokenPipeError, EOFError, pickle.UnpicklingError, struct.error):
+                more = False  # the parent is gone, in the middle of a frame
+            os._exit(_RETIRED if more else 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code != _RETIRED:
+            return code if code >= 0 else _SIGNALLED - code
 
 
 if __name__ == "__main__":
-    _worker_main()
+    sys.exit(_worker_main())

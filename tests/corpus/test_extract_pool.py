@@ -1,4 +1,5 @@
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -8,16 +9,20 @@ import psutil
 import pytest
 
 from common.errors import ToolkitError
-from common.settings import ScrapeSettings
+from common.settings import BlacklistSettings, ScrapeSettings
 from corpus import extract_pool
 from corpus.extract_pool import ExtractPool
 from corpus.network import PageError
+from corpus.scrape import scrape
 from tests.conftest import ROOT
+from tests.rude_server import reply, rude_server
 
 # A library that does to a page what the page says, put in the place of the real one.
 STUB = """
 import os, re, signal, socket
 from types import SimpleNamespace
+
+LOADED_BY = os.getpid()
 
 def bare_extraction(html, **options):
     if "HANG" in html:
@@ -27,7 +32,7 @@ def bare_extraction(html, **options):
     if "NETWORK" in html:
         socket.create_connection(("127.0.0.1", 9))
     print("chatter on standard output")
-    return SimpleNamespace(text=f"{os.getpid()} {html}", title="", date=None)
+    return SimpleNamespace(text=f"{os.getpid()} {LOADED_BY} {html}", title="", date=None)
 """
 SETTINGS = ScrapeSettings(extractors=["trafilatura"], extract_timeout=1.0)
 
@@ -63,14 +68,31 @@ def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
     texts = outcomes(["one", "HANG", "two", "CRASH", "three", "NETWORK", "four"], workers=2)
     assert time.monotonic() - started < 60
     assert [texts[n] for n in (1, 3, 5)] == ["extract_timeout", "extract_crash", "extract_error"]
-    assert [texts[n].split()[1] for n in (0, 2, 4, 6)] == ["one", "two", "three", "four"]
+    assert [texts[n].split()[2] for n in (0, 2, 4, 6)] == ["one", "two", "three", "four"]
 
 
 @pytest.mark.usefixtures("stub")
-def test_workers_are_replaced_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_is_named_in_the_rejects_of_a_scrape(tmp_path: Path) -> None:
+    (tmp_path / "urls.txt").write_text("".join(f"http://one.example/{n}\n" for n in range(3)))
+    pages = {f"one.example/{n}": reply(text) for n, text in enumerate((b"one", b"CRASH", b"three"))}
+    rejects = tmp_path / "rejects.jsonl"
+    with rude_server(pages) as server:
+        settings = SETTINGS.model_copy(update={"resolve": {"*": server.address}, "host_delay": 0, "obey_robots": False})
+        stats = scrape(
+            tmp_path / "urls.txt", tmp_path / "pages.jsonl", settings, BlacklistSettings(), rejects=rejects, workers=1
+        )
+    assert stats.documents_out == 2
+    assert json.loads(rejects.read_text()) == {"url": "http://one.example/1", "reason": "extract_crash"}
+
+
+@pytest.mark.usefixtures("stub")
+def test_processes_are_replaced_after_a_while_without_loading_the_libraries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(extract_pool, "PAGES_PER_WORKER", 2)
-    processes = [text.split()[0] for text in outcomes(["page"] * 5, workers=1)]
+    processes, loaders = zip(*(text.split()[:2] for text in outcomes(["page"] * 5, workers=1)), strict=True)
     assert processes[0] == processes[1] != processes[2] == processes[3] != processes[4]
+    assert len(set(loaders)) == 1
 
 
 @pytest.mark.usefixtures("stub")
@@ -90,10 +112,10 @@ def test_a_hung_worker_dies_even_after_its_parent_was_killed(tmp_path: Path) -> 
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"hanging\n"
-        (worker,) = psutil.Process(parent.pid).children()
+        workers = psutil.Process(parent.pid).children(recursive=True)
         parent.kill()
-    assert worker.is_running()
-    _, alive = psutil.wait_procs([worker], timeout=30)
+    assert len(workers) == 2 and all(worker.is_running() for worker in workers)
+    _, alive = psutil.wait_procs(workers, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
