@@ -1,0 +1,98 @@
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from common.progress import Meter
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock that stands still but for calls of this function."""
+    now = 1000.0
+
+    def advance(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    return advance
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_log_gets_a_line_every_thirty_seconds(
+    capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
+) -> None:
+    with Meter("clean", "documents") as meter:
+        for _ in range(95):
+            pass_time(1)
+            meter.advance(2)
+    assert lines(capsys) == [f"clean: {60 * n} documents, 2.0/s" for n in (1, 2, 3)]
+
+
+def test_a_line_has_bytes_time_left_and_a_note_where_they_are_known(
+    capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
+) -> None:
+    with Meter("scrape", "pages", total=1000) as meter:
+        meter.advance(250, size=30_000_000, note="240 ok, 10 http_404")
+        pass_time(30)
+        meter.advance(50)
+    assert lines(capsys) == ["scrape: 300/1000 pages, 10.0/s, 1.00 MB/s, 0:01:10 left; 240 ok, 10 http_404"]
+
+
+def test_what_an_earlier_run_did_and_what_was_long_ago_count_for_no_rate(
+    capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
+) -> None:
+    with Meter("scrape", "pages", total=1000, done=400) as meter:
+        pass_time(30)
+        meter.advance(60)
+        pass_time(30)
+        meter.advance(30)
+    assert lines(capsys) == [
+        "scrape: 460/1000 pages, 2.0/s, 0:04:30 left",
+        "scrape: 490/1000 pages, 1.0/s, 0:08:30 left",
+    ]
+
+
+def test_a_step_that_waits_goes_on_reporting(
+    capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
+) -> None:
+    with Meter("scrape", "pages", total=1000) as meter:
+        meter.advance(5)
+        for _ in range(60):
+            pass_time(1)
+            meter.advance(0)
+    assert lines(capsys) == ["scrape: 5/1000 pages, 0.2/s, 1:39:30 left", "scrape: 5/1000 pages, 0.0/s"]
+
+
+def test_a_terminal_shows_a_bar_with_figures_and_is_left_clean() -> None:
+    script = (
+        "import time\n"
+        "from common.progress import Meter\n"
+        "with Meter('scrape', 'pages', total=40) as meter:\n"
+        "    for n in range(12):\n"
+        "        time.sleep(0.15)\n"
+        "        meter.advance(size=1_000_000, note=f'{n} ok, 3 http_404')\n"
+    )
+    terminal, ours = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([sys.executable, "-c", script], stderr=ours, env=environment):
+        os.close(ours)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: how a terminal ends
+            while data := os.read(terminal, 4096):
+                shown += data
+    os.close(terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "scrape (pages)" in text and "12/40" in text
+    assert re.search(r"\n\d\.\d/s, \d\.\d\d MB/s, 0:00:\d\d left; \d+ ok, 3 http_404", text), text
+    assert shown.endswith(b"\x1b[1A\x1b[2K\x1b[1A\x1b[2K")  # both lines are taken back
