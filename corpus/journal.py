@@ -5,6 +5,7 @@ One JSON object a line. The first says which run the journal belongs to, each ot
     {"urls": <sha256 of the list>, "settings": <sha256 of what shapes the result>, ...}
     {"position": 17, "archive": 52311, "record": {...}, "bytes": 4711}     a page; archive = the WARC's length after it
     {"position": 18, "archive": 52311, "reason": "http_404"}               a failure that is final
+    {"position": 19, "archive": 52311, "reason": "dns", "host_failed": true}     one that speaks against the whole host
 
 A line reaches the kernel before the next one starts, so kill -9 loses none; `sync` guards against a power cut.
 A torn last line is cut off when the journal is opened again.
@@ -31,6 +32,7 @@ class Journal:
         self.archive_end = 0
         """Length of the WARC when the last line was written; whatever lies behind it belongs to no finished page."""
         self._offsets = array("q", [-1]) * count  # 8 bytes a URL: where its line starts, -1 = not finished
+        self._host_failed = bytearray(count)  # a byte a URL: 1 when its line says so
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - closed by __exit__
         try:
@@ -71,6 +73,7 @@ class Journal:
 
     def _note(self, entry: dict[str, Any], offset: int) -> None:
         self._offsets[entry["position"]] = offset
+        self._host_failed[entry["position"]] = entry.get("host_failed", False)
         self.archive_end = entry["archive"]
         self.finished += 1
 
@@ -85,11 +88,15 @@ class Journal:
         return self._offsets[position] >= 0
 
     def append(self, position: int, archive_end: int, **outcome: Any) -> None:
-        """Settle the URL at `position`: `record=` and `bytes=`, or `reason=`."""
+        """Settle the URL at `position`: `record=` and `bytes=`, or `reason=` and perhaps `host_failed=True`."""
         entry = {"position": position, "archive": archive_end, **outcome}
         start = self._end
         self._write(entry)
         self._note(entry, start)
+
+    def host_failed(self, position: int) -> bool:
+        """Whether a finished URL failed because its host is ill."""
+        return bool(self._host_failed[position])
 
     def outcome(self, position: int) -> dict[str, Any]:
         """What was settled for a finished URL."""

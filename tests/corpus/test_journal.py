@@ -27,6 +27,16 @@ def test_a_journal_remembers_what_became_of_each_url(tmp_path: Path) -> None:
         assert journal.finished == 3
 
 
+def test_failures_of_a_host_are_told_from_those_of_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "x.journal"
+    with Journal(path, OWNER, 5) as journal:
+        journal.append(2, 0, reason="dns", host_failed=True)
+        journal.append(4, 0, reason="http_404")
+        assert journal.host_failed(2) and not journal.host_failed(4)
+    with Journal(path, OWNER, 5) as journal:
+        assert journal.host_failed(2) and not journal.host_failed(4)
+
+
 def test_a_line_torn_anywhere_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "x.journal"
     fill(path)
