@@ -4,10 +4,14 @@ Names in `scrape.resolve` are reached at the address given there, by plain HTTP,
 header. Every other name goes through DNS, and a private address is never connected to.
 """
 
+import asyncio
 import ipaddress
 import socket
+import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -17,8 +21,13 @@ from common.errors import ConfigError
 from common.settings import ScrapeSettings
 from corpus.urls import Url, is_private_address
 
+_KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does; there may be one for every host
 _HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits for a gzip and a zlib stream
+# reasons that speak against the whole host, with http_5xx
+_HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
+
+Result = TypeVar("Result")
 
 
 class PageError(Exception):
@@ -30,6 +39,31 @@ class PageError(Exception):
     def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason, self.transient, self.wait = reason, transient, wait
+        self.elsewhere = False
+        """Whether it happened on another site, behind a redirect."""
+
+    @property
+    def host_failed(self) -> bool:
+        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
+        return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))
+
+
+async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """`asyncio.to_thread` for what may hang and cannot be stopped: nobody waits for the thread at the end.
+
+    There is no pool, in which hanging calls would hold up the others; the slots of the Fetcher bound their number.
+    """
+    answer: Future[Result] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            answer.set_result(function())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(answer)
 
 
 class PublicResolver(AbstractResolver):
@@ -38,22 +72,29 @@ class PublicResolver(AbstractResolver):
     """
 
     def __init__(self, allow_private: bool) -> None:
-        self._dns = aiohttp.ThreadedResolver()
         self._allow_private = allow_private
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """The public addresses of a name; PageError when it has only private ones, OSError when it has none."""
-        answers = await self._dns.resolve(host, port, family)
+        found = await _in_daemon_thread(
+            lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+        )
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        answers = [
+            ResolveResult(
+                hostname=host, host=str(address[0]), port=int(address[1]), family=kind, proto=protocol, flags=numeric
+            )
+            for kind, _, protocol, _, address in found
+        ]
         allowed = [answer for answer in answers if self._allow_private or not is_private_address(answer["host"])]
         if not allowed:
             raise PageError("private_host")
         return allowed
 
     async def close(self) -> None:
-        """Close the resolver underneath."""
-        await self._dns.close()
+        """Nothing to close."""
 
 
 class Addresses:
@@ -89,7 +130,10 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
     contact = f" ({settings.contact})" if settings.contact else ""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=settings.concurrency, ttl_dns_cache=300, resolver=PublicResolver(allow_private)
+            limit=settings.concurrency,
+            keepalive_timeout=_KEEP_ALIVE,
+            ttl_dns_cache=300,
+            resolver=PublicResolver(allow_private),
         ),
         headers={
             "User-Agent": settings.user_agent + contact,

@@ -4,11 +4,33 @@ import asyncio
 import contextlib
 import gzip
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-Behaviour = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Behaviour = Callable[[asyncio.StreamWriter], Awaitable[object]]
+KEEP = object()  # what a behaviour returns to keep its connection open
+
+
+def raw(answer: bytes) -> Behaviour:
+    """These bytes, and the end of the connection."""
+
+    async def behave(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    return behave
+
+
+def kept(body: bytes) -> Behaviour:
+    """A whole answer as plain text, after which the connection stays open."""
+
+    async def behave(writer: asyncio.StreamWriter) -> object:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        return KEEP
+
+    return behave
 
 
 def reply(body: bytes = b"", status: str = "200 OK", **headers: str) -> Behaviour:
@@ -31,8 +53,8 @@ def in_turn(*behaviours: Behaviour) -> Behaviour:
     """One behaviour a request; the last one from then on."""
     left = list(behaviours)
 
-    async def behave(writer: asyncio.StreamWriter) -> None:
-        await (left.pop(0) if len(left) > 1 else left[0])(writer)
+    async def behave(writer: asyncio.StreamWriter) -> object:
+        return await (left.pop(0) if len(left) > 1 else left[0])(writer)
 
     return behave
 
@@ -66,14 +88,12 @@ async def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def truncated(writer: asyncio.StreamWriter) -> None:
-    """Promise more than is sent."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000\r\n\r\n<p>half")
-
-
-async def gibberish(writer: asyncio.StreamWriter) -> None:
-    """Not HTTP at all."""
-    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+truncated = raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000\r\n\r\n<p>half")
+cut_chunk = raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n<p>half")
+cut_between_chunks = raw(
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+)
+gibberish = raw(b"SSH-2.0-OpenSSH_9.2\r\n")  # not HTTP at all
 
 
 def gzip_bomb(size: int) -> Behaviour:
@@ -91,23 +111,24 @@ class Server:
 
 
 @contextlib.contextmanager
-def rude_server(pages: Mapping[str, Behaviour]) -> Iterator[Server]:
+def rude_server(pages: Mapping[str, Behaviour], tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """Serve behaviours by `host/path`; everything else is a 404."""
     server = Server()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            if (first := await reader.readexactly(1)) == b"\x16":  # a TLS handshake, which ends here
-                writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                writer.close()
-                return
-            head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            path = head[0].split(" ")[1]
-            host = next(line.split(": ", 1)[1] for line in head if line.lower().startswith("host: "))
-            server.requested.append(host + path)
-            await pages.get(host + path, reply(b"nothing here", status="404 Not Found"))(writer)
-            await writer.drain()
+            outcome = KEEP
+            while outcome is KEEP:
+                if (first := await reader.readexactly(1)) == b"\x16":  # a TLS handshake, which ends here
+                    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    break
+                head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                path = head[0].split(" ")[1]
+                host = next(line.split(": ", 1)[1] for line in head if line.lower().startswith("host: "))
+                server.requested.append(host + path)
+                outcome = await pages.get(host + path, reply(b"nothing here", status="404 Not Found"))(writer)
+                await writer.drain()
             writer.close()
             await writer.wait_closed()
 
@@ -119,7 +140,7 @@ def rude_server(pages: Mapping[str, Behaviour]) -> Iterator[Server]:
             asked.add(task)
             task.add_done_callback(lambda _: writer.transport.abort())
 
-        listening = await asyncio.start_server(accept, sock=listener)
+        listening = await asyncio.start_server(accept, sock=listener, ssl=tls)
         await stop.wait()
         listening.close()
         for task in asked:
