@@ -71,6 +71,9 @@ class ScrapeSettings(Section):
     """Further attempts after 429, 5xx and connection errors."""
     retry_delay: PositiveFloat = 1.0
     """Seconds before the first retry; doubles each time; Retry-After is honoured when longer."""
+    host_failures: PositiveInt = 10
+    """Pages of one host in a row that fail by its fault (no connection, no answer, 429, 5xx) before the rest of its
+    URLs are given up."""
     extractors: Annotated[list[Literal["trafilatura", "newspaper3k"]], Field(min_length=1)] = [
         "trafilatura",
         "newspaper3k",
