@@ -1,10 +1,11 @@
 """The crawl itself: hosts side by side, the pages of a host in turn, extraction meanwhile, every outcome journalled."""
 
 import asyncio
+import resource
+import signal
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from corpus.extract_pool import ExtractPool
 from corpus.fetch import Fetcher, Page
 from corpus.journal import Journal
 from corpus.network import Addresses, PageError
-from corpus.urls import UrlRules, document_id
+from corpus.pages import page_outcome
+from corpus.urls import UrlRules
 
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs of journal and archive
-_LOOKUP_THREADS = 64  # a DNS look-up blocks a thread
-_HOSTS_PER_SLOT = 16  # hosts under way for each page in hand: most of them wait for their delay
+_HOSTS_UNDER_WAY = 4096  # most of them wait for their delay; a task takes 3 KB
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Plan:
     urls: int
     refused: list[tuple[int, str]]
     """(position, reason) of URLs that the rules drop or that name a page named before."""
-    queues: list[list[tuple[int, str]]]
-    """(position, URL) of the others, a queue for each host."""
+    queues: dict[str, list[tuple[int, str]]]
+    """(position, URL) of the others by host, the longest queue first."""
 
 
 def plan(urls: Sequence[str], settings: ScrapeSettings, blacklist: BlacklistSettings) -> Plan:
@@ -55,7 +56,7 @@ def plan(urls: Sequence[str], settings: ScrapeSettings, blacklist: BlacklistSett
             seen.add(parsed.canonical)
             queues[parsed.host].append((position, url))
     # The longest queues first: their delays, one after the other, decide how long the whole run takes.
-    return Plan(len(urls), refused, sorted(queues.values(), key=len, reverse=True))
+    return Plan(len(urls), refused, dict(sorted(queues.items(), key=lambda item: len(item[1]), reverse=True)))
 
 
 class Crawl:
@@ -67,41 +68,52 @@ class Crawl:
         self.fetcher, self.pool, self.journal, self.archive, self.meter = fetcher, pool, journal, archive, meter
         self.reasons: Counter[str] = Counter()
 
-    async def pages(self, queues: Sequence[Sequence[tuple[int, str]]]) -> None:
-        """Fetch and extract every (position, URL), one queue a host."""
-        active = asyncio.Semaphore(_HOSTS_PER_SLOT * self.fetcher.settings.concurrency)
-        syncing = asyncio.create_task(self._sync_now_and_then())
+    async def pages(self, queues: Iterable[Sequence[tuple[int, str]]]) -> None:
+        """Fetch and extract every (position, URL) that the journal lacks, one queue a host."""
+        active = asyncio.Semaphore(_HOSTS_UNDER_WAY)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for queue in queues:
-                    await active.acquire()
-                    host = tasks.create_task(self._host(queue, tasks))
-                    host.add_done_callback(lambda _: active.release())
+            async with asyncio.TaskGroup() as watch:
+                tending = watch.create_task(self._tend())
+                async with asyncio.TaskGroup() as tasks:
+                    for queue in queues:
+                        await active.acquire()
+                        host = tasks.create_task(self._host(queue, tasks))
+                        host.add_done_callback(lambda _: active.release())
+                tending.cancel()
         finally:
-            syncing.cancel()
-            with suppress(asyncio.CancelledError):
-                await syncing
+            self._sync()
 
     async def _host(self, queue: Sequence[tuple[int, str]], tasks: asyncio.TaskGroup) -> None:
-        """The pages of one host, one after the other; a page is extracted while the next one is fetched."""
+        """The pages of one host, one after the other; a page is extracted while the next one is fetched.
+
+        After too many failures in a row the host is parked. They are counted in the list's order and also over
+        what an earlier run settled, so that a run that was killed parks a host at the same URL.
+        """
+        failures = 0
         for position, url in queue:
+            if position in self.journal:
+                failures = failures + 1 if self.journal.host_failed(position) else 0
+                continue
             try:
+                if failures >= self.fetcher.settings.host_failures:
+                    raise PageError("host_parked")
                 page = await self.fetcher.fetch(url)
             except PageError as error:
-                self.settle(position, None, reason=error.reason)
+                failures = failures + 1 if error.host_failed else 0
+                self.settle(position, None, reason=error.reason, **({"host_failed": True} if error.host_failed else {}))
+                await asyncio.sleep(0)  # failures without a request come by the thousand: the others are due, too
             else:
-                tasks.create_task(self._extract(position, url, page))
+                failures = 0
+                tasks.create_task(self._extract(position, page))
 
-    async def _extract(self, position: int, url: str, page: Page) -> None:
+    async def _extract(self, position: int, page: Page) -> None:
         """The text of a page, settled; its slot is free again."""
         try:
             found = await self.pool.extract(page.body, page.content_type, page.url)
         except PageError as error:
             self.settle(position, page, reason=error.reason)
         else:
-            record = {"id": document_id(url), "url": url, "final_url": page.url, "title": found.title}
-            record |= {"text": found.text} | ({"date": found.date} if found.date else {})
-            self.settle(position, page, record=record | {"extractor": found.extractor}, bytes=len(page.body))
+            self.settle(position, page, **page_outcome(page, found))
         finally:
             self.fetcher.slots.release()
 
@@ -112,14 +124,20 @@ class Crawl:
             end = self.archive.append(page)
         self.journal.append(position, end, **outcome)
         self.reasons[outcome.get("reason", "ok")] += 1
-        self.meter.advance(note=", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common(6)))
+        self.meter.advance(size=len(page.raw) if page is not None else 0)
 
-    async def _sync_now_and_then(self) -> None:
+    async def _tend(self) -> None:
+        """Every second: outcomes onto the disk, counts to whoever watches, also while nothing comes in."""
         while True:
             await asyncio.sleep(_SYNC_INTERVAL)
-            if self.archive is not None:  # first, because the journal vouches for it
-                await asyncio.to_thread(self.archive.sync)
-            await asyncio.to_thread(self.journal.sync)
+            await asyncio.to_thread(self._sync)
+            counts = [f"{count} {reason}" for reason, count in self.reasons.most_common(6)]
+            self.meter.advance(0, note=", ".join(counts))
+
+    def _sync(self) -> None:
+        if self.archive is not None:  # first, because the journal vouches for it
+            self.archive.sync()
+        self.journal.sync()
 
 
 async def crawl(
@@ -130,17 +148,20 @@ async def crawl(
     archive_path: Path | None,
     workers: int,
 ) -> None:
-    """Settle every URL that the journal lacks."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_LOOKUP_THREADS))
+    """Settle every URL that the journal lacks. SIGTERM cancels it, with every outcome on the disk."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # idle connections outnumber the usual 1,024
     async with AsyncExitStack() as stack:
         fetcher = Fetcher(settings, UrlRules(blacklist), blacklist.allow_private_hosts)
         await stack.enter_async_context(fetcher)
         pool = await stack.enter_async_context(ExtractPool(settings, workers))
         archive = stack.enter_context(Archive(archive_path, journal.archive_end)) if archive_path else None
-        meter = stack.enter_context(Meter("scrape", "pages", total=planned.urls))
-        meter.advance(journal.finished)
+        meter = stack.enter_context(Meter("scrape", "pages", total=planned.urls, done=journal.finished))
         run = Crawl(fetcher, pool, journal, archive, meter)
         for position, reason in planned.refused:
             if position not in journal:
                 run.settle(position, None, reason=reason)
-        await run.pages([[item for item in queue if item[0] not in journal] for queue in planned.queues])
+        await run.pages(planned.queues.values())

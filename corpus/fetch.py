@@ -1,4 +1,4 @@
-"""Fetching one page politely: robots.txt, one request at a time a host, checked redirects, limits, retries.
+"""Fetching one page politely: robots.txt obeyed, one request at a time a host, checked redirects, limits, retries.
 
 A page ends as a `Page` or as a `PageError` with a named reason; nothing a server does raises anything else.
 """
@@ -8,7 +8,7 @@ import random
 import socket
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import count
@@ -20,15 +20,16 @@ from yarl import URL
 
 from common.settings import ScrapeSettings
 from corpus.network import Addresses, PageError, decode_body, open_session
-from corpus.urls import Url, UrlRules, is_private_address, parse_url
+from corpus.public_suffix import registered_domain
+from corpus.robots import fetch_robots
+from corpus.urls import Url, UrlRules, is_private_address
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_BINARY = (b"%PDF-", b"PK\x03\x04", b"\x89PNG", b"GIF8", b"\xff\xd8\xff")  # files that servers pass off as HTML
-_ROBOTS_BYTES = 500 * 1024  # RFC 9309, section 2.5
-_ROBOTS_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
+BINARY = (b"%PDF-", b"PK\x03\x04", b"\x89PNG", b"GIF8", b"\xff\xd8\xff")  # files that servers pass off as HTML
 _CLOSED = frozenset({"private_host", "no_contact"})  # reasons of `_check`: as a redirect's target, it is refused
 _LONGEST_WAIT = 300.0  # seconds; a host that asks for more (Crawl-delay, Retry-After) is not waited for
+_HOSTS_KEPT = 8192  # hosts whose manners are remembered, 20 KB each with a usual robots.txt; twice those under way
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Page:
     """The body as sent, without chunked framing."""
     body: bytes
     """The body without its Content-Encoding."""
+    requested: str = ""
+    """The URL that was asked for, before redirects, as it was given."""
 
 
 @dataclass
@@ -58,6 +61,10 @@ class _Host:
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     robots: dict[str, Protego | str] = field(default_factory=dict)
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nobody would miss it."""
+        return not self.lock.locked() and not self.robots_lock.locked() and self.free_at <= now
 
 
 class Fetcher:
@@ -87,15 +94,27 @@ class Fetcher:
 
     async def fetch(self, url: str) -> Page:
         """The page behind a URL, redirects followed, every hop checked. Raises PageError with the reason."""
+        try:
+            return replace(await self._follow(url), requested=url)
+        except PageError:
+            raise
+        except Exception as error:  # a URL that a library chokes on
+            raise _named(error, url) from None
+
+    async def _follow(self, url: str) -> Page:
         target, reason = self.rules.check(url)
         if target is None or reason:
             raise PageError(reason or "malformed")
+        site = registered_domain(target.host)
         seen: set[str] = set()
         for _ in range(self.settings.max_redirects + 1):
             try:
                 answer = await self._obedient(target)
             except PageError as error:
-                raise PageError("redirect_refused" if seen and error.reason in _CLOSED else error.reason) from None
+                if seen and error.reason in _CLOSED:
+                    raise PageError("redirect_refused") from None
+                error.elsewhere = registered_domain(target.host) != site
+                raise
             if isinstance(answer, Page):
                 return answer
             seen.add(target.text)
@@ -105,8 +124,6 @@ class Fetcher:
             if target.text in seen:
                 raise PageError("redirect_loop")
         raise PageError("too_many_redirects")
-
-    # -------------------------------------------------------------------------------------------- robots.txt
 
     async def _obedient(self, url: Url) -> Page | str:
         """The answer to a URL that robots.txt allows."""
@@ -124,35 +141,31 @@ class Fetcher:
         return await self._persistent(url, PAGE_TYPES)
 
     async def _robots(self, origin: URL, host: _Host) -> Protego | str:
-        """The rules of an origin: everything is allowed where it has none (4xx), nothing where it cannot say."""
-        rules = Protego.parse("")
-        location = f"{origin}/robots.txt"
-        for hop in range(_ROBOTS_REDIRECTS + 1):
-            try:
-                target = parse_url(location)
-                answer = await self._persistent(target, None)
-            except ValueError:
-                break
-            except PageError as error:
-                if error.reason.startswith("http_5") or error.reason in ("http_429", "timeout"):
-                    return "robots_unreachable"
-                if error.reason.startswith("http_") or error.reason in ("too_large", "bad_encoding"):
-                    break
-                if hop and error.reason in _CLOSED:
-                    break  # a redirect to nowhere
-                return error.reason  # the host itself is out of reach, and so are its pages
-            if isinstance(answer, Page):
-                self.slots.release()
-                rules = Protego.parse(answer.body[:_ROBOTS_BYTES].decode("utf-8", "replace"))
-                break
-            location = answer
-        host.crawl_delay = max(host.crawl_delay, rules.crawl_delay(self._robot) or 0.0)
-        return "crawl_delay" if host.crawl_delay > _LONGEST_WAIT else rules
+        """The rules of an origin, or the reason why nothing of it may be fetched; its Crawl-delay is the host's."""
+
+        async def ask(url: Url) -> bytes | str:
+            answer = await self._persistent(url, None)
+            if isinstance(answer, str):
+                return answer
+            self.slots.release()
+            return answer.body
+
+        robots = await fetch_robots(origin, self._robot, ask)
+        if not isinstance(robots, str):
+            host.crawl_delay = max(host.crawl_delay, robots.crawl_delay(self._robot) or 0.0)
+        return "crawl_delay" if host.crawl_delay > _LONGEST_WAIT else robots
 
     # ---------------------------------------------------------------------------------------------- requests
 
     def _host(self, url: Url) -> _Host:
-        return self._hosts.setdefault(url.host, _Host())
+        """The manners towards the host of a URL; those not needed for longest make room when there are too many."""
+        host = self._hosts[url.host] = self._hosts.pop(url.host, _Host())
+        while len(self._hosts) > _HOSTS_KEPT:
+            oldest = next(iter(self._hosts))
+            if not self._hosts[oldest].is_idle(asyncio.get_running_loop().time()):
+                break
+            del self._hosts[oldest]
+        return host
 
     def _check(self, host: str) -> None:
         """Raise PageError for a host that may not be contacted; names are checked again when they are resolved."""
@@ -174,12 +187,14 @@ class Fetcher:
                 return await self._request(url, types)
             except PageError as error:
                 patient = error.transient or (types is None and error.reason == "timeout")
-                if not patient or attempt == self.settings.retries or error.wait > _LONGEST_WAIT:
-                    raise
-                backoff = self.settings.retry_delay * 2**attempt * random.uniform(1.0, 1.25)
+                last = not patient or attempt == self.settings.retries or error.wait > _LONGEST_WAIT
+                backoff = 0.0 if last else self.settings.retry_delay * 2**attempt * random.uniform(1.0, 1.25)
                 # the whole host rests, not only this page
+                rest = min(max(backoff, error.wait), _LONGEST_WAIT)
                 host = self._host(url)
-                host.free_at = max(host.free_at, asyncio.get_running_loop().time() + max(backoff, error.wait))
+                host.free_at = max(host.free_at, asyncio.get_running_loop().time() + rest)
+                if last:
+                    raise
         raise AssertionError("unreachable")
 
     async def _request(self, url: Url, types: frozenset[str] | None) -> Page | str:
@@ -197,7 +212,7 @@ class Fetcher:
             except PageError:
                 raise
             except Exception as error:
-                raise _named(error, url) from None
+                raise _named(error, url.text) from None
             finally:
                 if not isinstance(answer, Page):
                     self.slots.release()
@@ -217,23 +232,29 @@ class Fetcher:
             limit = self.settings.max_bytes
             if (response.content_length or 0) > limit:
                 raise PageError("too_large")
-            raw = bytearray()
+            received = bytearray()
             async for piece in response.content.iter_any():
-                raw += piece
-                if len(raw) > limit:
+                received += piece
+                if len(received) > limit:
                     raise PageError("too_large")
-            body = decode_body(bytes(raw), response.headers.get("Content-Encoding", ""), limit)
-            if types is not None and body.startswith(_BINARY):
+            raw = bytes(received)  # the one copy: for a large page, another costs as much as its request
+            body = decode_body(raw, response.headers.get("Content-Encoding", ""), limit)
+            if types is not None and body.startswith(BINARY):
                 raise PageError("content_type")
             return Page(
                 url=url.text,
                 status=response.status,
-                reason=response.reason or "",
-                headers=tuple((k.decode("latin-1"), v.decode("latin-1")) for k, v in response.raw_headers),
+                reason=_ascii((response.reason or "").encode("utf-8", "surrogateescape")),
+                headers=tuple((_ascii(name), _ascii(value)) for name, value in response.raw_headers),
                 content_type=response.headers.get("Content-Type", ""),
-                raw=bytes(raw),
+                raw=raw,
                 body=body,
             )
+
+
+def _ascii(header: bytes) -> str:
+    """A part of a header as an archive can hold it: `caf\\xe9` for other bytes than ASCII's."""
+    return header.decode("ascii", "backslashreplace")
 
 
 def _redirect(url: Url, location: str) -> str:
@@ -251,11 +272,11 @@ def _retry_after(response: aiohttp.ClientResponse) -> float:
         return float(value)
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # no date, or one without a time zone
+    except (ValueError, TypeError, OverflowError):  # no date, or one without a time zone
         return 0.0
 
 
-def _named(error: Exception, url: Url) -> PageError:
+def _named(error: Exception, url: str) -> PageError:
     """The failure of a request as a reason."""
     match error:
         case aiohttp.ConnectionTimeoutError():  # before TimeoutError, whose kind it is
@@ -274,5 +295,5 @@ def _named(error: Exception, url: Url) -> PageError:
         case aiohttp.ClientError() | OSError():  # refused, reset, closed early
             return PageError("connection", transient=True)
     # A page that finds a hole in this list must not stop a run of millions; the log says what it was.
-    print(f"warning: {url.text}: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"warning: {url}: {type(error).__name__}: {error}", file=sys.stderr)
     return PageError("unexpected")

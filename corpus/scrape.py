@@ -2,29 +2,28 @@
 
     python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml --workers 8
     python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --resolve '*=127.0.0.1:8080' --archive raw.warc.gz
+    python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst --workers 8
 
-A killed run goes on where it was (OUTPUT.journal); two runs over the same pages write the same bytes. Public hosts
-are only contacted when the key scrape.contact of the configuration says who is asking.
+A run that was stopped goes on where it was (OUTPUT.journal); two runs over the same pages write the same bytes. Public
+hosts are only contacted when the key scrape.contact of the configuration says who is asking. From WARC files (our own
+or Common Crawl's; files, folders or globs) the same rules make the same records, without a network.
 """
 
 import asyncio
 import hashlib
+import signal
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common import cli
 from common.config import step_settings
 from common.errors import EmptyResultError, InputError
-from common.files import document_writer, optional_writer, read_lines
+from common.files import expand_inputs, read_lines
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-
-if TYPE_CHECKING:
-    from corpus.journal import Journal
 
 
 def read_urls(path: Path) -> list[str]:
@@ -68,7 +67,9 @@ def scrape(
 ) -> Stats:
     """Scrape the list `urls` into the shard `output`. Raises EmptyResultError when not one page has text."""
     from corpus.crawl import crawl, plan
+    from corpus.host_stats import largest_hosts
     from corpus.journal import Journal
+    from corpus.pages import outcome_writer
 
     listed = read_urls(urls)
     if not listed and not allow_empty:
@@ -83,43 +84,38 @@ def scrape(
         try:
             asyncio.run(crawl(planned, settings, blacklist, journal, archive, workers))
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # the first task to fail; the others were cancelled
+            raise _first(group) from None
+        except (KeyboardInterrupt, asyncio.CancelledError) as stop:  # Ctrl-C; SIGTERM, at a job's time limit
+            print(
+                f"scrape: {journal.finished} of {len(listed)} URLs are settled; run it again to go on", file=sys.stderr
+            )
+            if isinstance(stop, asyncio.CancelledError):
+                sys.exit(128 + signal.SIGTERM)
+            raise
         try:
-            _write(listed, journal, output, rejects, stats, allow_empty)
+            with outcome_writer(output, rejects, stats, allow_empty) as write:
+                for position, url in enumerate(listed):
+                    write(url, journal.outcome(position))
         except EmptyResultError as error:
             journal.remove()  # or the next run, with the network mended, would believe it
             raise EmptyResultError(f"{urls}: {error}") from None
+        stats.extra["hosts"] = largest_hosts(planned, journal)
         journal.remove()
     return stats
 
 
-def _write(
-    urls: Sequence[str], journal: "Journal", output: Path, rejects: Path | None, stats: Stats, allow_empty: bool
-) -> None:
-    """The settled URLs as a shard and its rejects, in the list's order; all of it or nothing."""
-    extractors: Counter[str] = Counter()
-    with optional_writer(rejects) as reject, document_writer(output) as write:
-        for position, url in enumerate(urls):
-            outcome = journal.outcome(position)
-            stats.documents_in += 1
-            if "reason" in outcome:
-                stats.reasons[outcome["reason"]] += 1
-                reject({"url": url, "reason": outcome["reason"]})
-                continue
-            record = outcome["record"]
-            stats.bytes_in += outcome["bytes"]
-            stats.keep(len(record["text"].encode()))
-            extractors[record["extractor"]] += 1
-            write(record)
-        if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(f"no text from any of {len(urls)} URLs ({stats.dropped()})")
-    stats.extra["extractors"] = dict(sorted(extractors.items()))
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first failure of a group of tasks; the others were cancelled."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.scrape", __doc__)
-    parser.add_argument("--urls", type=Path, required=True, metavar="FILE", help="one URL a line")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--urls", type=Path, metavar="FILE", help="one URL a line")
+    source.add_argument("--warc", nargs="+", metavar="PATH", help="WARC files: recorded pages instead of the web's")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="shard of pages (.jsonl.zst)")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="raw responses (.warc.gz)")
     parser.add_argument(
@@ -128,23 +124,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_step_options(parser, "scrape")
     arguments = parser.parse_args(argv)
     whole = step_settings(arguments.config)
+    options: dict[str, Any] = {key: getattr(arguments, key) for key in ("rejects", "workers", "allow_empty")}
+    if arguments.warc:
+        if arguments.archive or arguments.resolve:
+            parser.error("--archive and --resolve are for --urls: --warc uses no network")
+        from corpus.warc import extract_archives
+
+        paths = expand_inputs(arguments.warc)
+        extract_archives(paths, arguments.output, whole.scrape, whole.blacklist, **options).finish(arguments.stats)
+        return 0
+    from corpus.host_stats import table
+
     resolve = dict(whole.scrape.resolve)
     for entry in arguments.resolve:
         host, separator, address = entry.partition("=")
         if not separator:
             parser.error(f"--resolve {entry}: must read HOST=IP:PORT")
         resolve[host] = address
-    stats = scrape(
-        arguments.urls,
-        arguments.output,
-        whole.scrape.model_copy(update={"resolve": resolve}),
-        whole.blacklist,
-        archive=arguments.archive,
-        rejects=arguments.rejects,
-        workers=arguments.workers,
-        allow_empty=arguments.allow_empty,
-    )
+    settings = whole.scrape.model_copy(update={"resolve": resolve})
+    stats = scrape(arguments.urls, arguments.output, settings, whole.blacklist, archive=arguments.archive, **options)
     stats.finish(arguments.stats)
+    print(table(stats.extra["hosts"]))
     return 0
 
 

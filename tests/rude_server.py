@@ -103,10 +103,11 @@ def gzip_bomb(size: int) -> Behaviour:
 
 @dataclass
 class Server:
-    """A running server: where it is, and which `host/path` it was asked for, in order."""
+    """A running server: where it is, and which `host/path` it was asked for, by which header lines, in order."""
 
     address: str = ""
     requested: list[str] = field(default_factory=list)
+    heads: list[list[str]] = field(default_factory=list)
     connections: int = 0
 
 
@@ -127,6 +128,7 @@ def rude_server(pages: Mapping[str, Behaviour], tls: ssl.SSLContext | None = Non
                 path = head[0].split(" ")[1]
                 host = next(line.split(": ", 1)[1] for line in head if line.lower().startswith("host: "))
                 server.requested.append(host + path)
+                server.heads.append(head)
                 outcome = await pages.get(host + path, reply(b"nothing here", status="404 Not Found"))(writer)
                 await writer.drain()
             writer.close()

@@ -1,12 +1,17 @@
+import asyncio
+import contextlib
 import json
-import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
@@ -91,35 +96,121 @@ def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_pa
     }
 
 
-def test_killed_and_resumed_gives_the_same_bytes_and_repeats_no_finished_page(tmp_path: Path) -> None:
-    site = small_site(tmp_path / "site", 80, delay=0.05)
+KILLS = [3, pytest.param(20, marks=pytest.mark.slow)]
+ILL_HOST, PAGES_A_HOST = 7, 50
+
+
+def large_site(folder: Path, count: int) -> Path:
+    """Short pages, a few of them HTML, on hosts of which one falls ill; every 23rd URL is a dead link."""
+    urls = [f"https://site{n // PAGES_A_HOST}.example/story/{n}" for n in range(count)]
+    pages = []
+    for n, url in enumerate(urls):
+        if n // PAGES_A_HOST == ILL_HOST and n % PAGES_A_HOST >= 20:
+            pages.append(Page(url, b"", 503))
+        elif n % 40 == 0:
+            pages.append(Page(url, article(n)))
+        elif n % 23:
+            pages.append(Page(url, f"Story {n}, in a few words.".encode(), headers={"Content-Type": "text/plain"}))
+    write_site(folder, pages, urls)
+    return folder
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_page(kills: int, tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # pytest shows it when the test fails
+    rng = random.Random(seed)
+    count = 2000
+    site = large_site(tmp_path / "site", count)
     urls = (site / "urls.txt").read_text().split()
     whole, cut, archive = tmp_path / "whole.jsonl.zst", tmp_path / "cut.jsonl.zst", tmp_path / "cut.warc.gz"
+    rejects = {path: path.with_suffix(".rejects") for path in (whole, cut)}
     journal = Path(f"{cut}.journal")
     requested: list[str] = []
+    finished: set[str] = set()
     with serve(site, requested) as address:
-        run(address, site / "urls.txt", whole)
-        finished: set[str] = set()
-        for threshold in (10, 30, 50):
+        undisturbed = run(address, site / "urls.txt", whole, rejects=rejects[whole])
+        requested.clear()
+        for moment in sorted(rng.sample(range(1, count - 200), kills)):  # the last kill, too, must come in time
             options: list[str | Path] = ["--urls", site / "urls.txt", "--output", cut, "--archive", archive]
-            options += ["--resolve", f"*={address}", "--config", config(tmp_path)]
-            command = [sys.executable, "-m", "corpus.scrape", *options]
-            with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
-                wait_for_lines(journal, 1 + threshold)  # the first line names the run
-                os.killpg(process.pid, signal.SIGKILL)
-            assert not cut.exists()
-            assert not finished & set(requested)
-            lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
-            finished |= {urls[line["position"]].removeprefix("https://") for line in lines}
+            options += ["--rejects", rejects[cut], "--resolve", f"*={address}", "--config", config(tmp_path)]
+            with started(*options) as process:
+                wait_for_lines(journal, 1 + max(moment, len(finished) + 1), process)  # the first line names the run
+                time.sleep(rng.uniform(0, 0.03))
+                kill_all(process, rng)
+            assert not cut.exists() and not finished & set(requested)
+            finished = {urls[line["position"]].removeprefix("https://") for line in lines_of(journal)}
             with journal.open("ab") as file, archive.open("ab") as torn:  # as if a line and a record were half written
                 file.write(b'{"position":')
                 torn.write(b"\x1f\x8b\x08 torn")
             requested.clear()
-        stats = run(address, site / "urls.txt", cut, archive=archive)
+        stats = run(address, site / "urls.txt", cut, archive=archive, rejects=rejects[cut])
     assert cut.read_bytes() == whole.read_bytes()
-    assert stats.extra["resumed"] == len(finished) >= 50
-    assert not finished & set(requested) and len(requested) >= 80 - len(finished)
+    assert rejects[cut].read_bytes() == rejects[whole].read_bytes()
+    assert stats.extra["resumed"] == len(finished) > 0 and not finished & set(requested)
     assert sorted(archived(archive)) == sorted(record["final_url"] for record in read_shard(cut))
+    assert stats.reasons == undisturbed.reasons and stats.reasons["host_parked"] == PAGES_A_HOST - 20 - 10
+    assert stats.extra["hosts"] == undisturbed.extra["hosts"]
+
+
+@contextlib.contextmanager
+def started(*options: str | Path) -> Iterator["subprocess.Popen[str]"]:
+    """The command at work, in a process group of its own."""
+    command = [sys.executable, "-m", "corpus.scrape", *options]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, process_group=0, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
+    """kill -9 a scrape and its workers one by one in any order, as a batch system does at the end of a job."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    rng.shuffle(family)
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+        time.sleep(rng.choice([0, 0, 0.01, 0.1]))
+    process.wait()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_scrape_that_is_told_to_stop_does_so_at_once_and_can_go_on(
+    signum: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    output, journal = tmp_path / "pages.jsonl.zst", tmp_path / "pages.jsonl.zst.journal"
+    released = threading.Event()
+
+    async def late(writer: asyncio.StreamWriter) -> None:
+        while not released.is_set():
+            await asyncio.sleep(0.01)
+        await reply(article(1))(writer)
+
+    pages = {f"site{n}.example/": reply(article(n)) for n in range(10)} | {f"late{n}.example/": late for n in range(10)}
+    hanging = {f"hanging{n}.example/": rude.silence for n in range(10)}
+    urls = list_of(tmp_path / "urls.txt", *(f"http://{name}" for name in (*pages, *hanging)))
+    with rude_server({**pages, **hanging}) as server:
+        options: list[str | Path] = ["--urls", urls, "--output", output, "--workers", "2"]
+        options += ["--resolve", f"*={server.address}", "--config", config(tmp_path)]
+        with started(*options) as process:
+            wait_for_lines(journal, 1 + 10, process)
+            workers = psutil.Process(process.pid).children(recursive=True)
+            assert len(workers) >= 2
+            if signum == signal.SIGTERM:  # a batch system sends it to every process of a job, in any order
+                for worker in workers:
+                    worker.terminate()
+            released.set()
+            wait_for_lines(journal, 1 + 20, process)
+            process.send_signal(signum)
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode == code
+        assert "scrape: 20 of 30 URLs are settled" in errors and "Traceback" not in errors
+        assert not psutil.wait_procs(workers, timeout=30)[1]
+        assert not output.exists() and all("record" in line for line in lines_of(journal))
+        stats = run(server.address, urls, output, page_timeout=0.3)
+    assert stats.documents_out == stats.extra["resumed"] == 20 and stats.reasons == {"timeout": 10}
 
 
 def config(folder: Path) -> Path:
@@ -128,11 +219,17 @@ def config(folder: Path) -> Path:
     return path
 
 
-def wait_for_lines(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
+def lines_of(journal: Path) -> list[dict[str, Any]]:
+    """What a journal settles; its first line names the run, a torn last one is none."""
+    return [json.loads(line) for line in journal.read_bytes().splitlines(keepends=True)[1:] if line.endswith(b"\n")]
+
+
+def wait_for_lines(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
+    """Until a journal has so many lines, or the process that writes it is gone."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= count):
         assert time.monotonic() < deadline
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 def test_the_journal_of_another_list_is_not_believed(tmp_path: Path) -> None:
@@ -158,6 +255,52 @@ def test_a_page_that_breaks_its_server_harms_no_other(tmp_path: Path) -> None:
         stats = run(server.address, urls, tmp_path / "pages.jsonl.zst", page_timeout=0.5, obey_robots=False)
     assert stats.documents_out == 10
     assert stats.reasons == {"timeout": 1, "connection": 1, "too_large": 1, "extract_empty": 1}
+
+
+def test_more_connections_may_stay_open_than_the_shell_allows_files(tmp_path: Path) -> None:
+    pages = {f"site{n}.example/": rude.kept(b"a plain text") for n in range(200)}
+    urls = list_of(tmp_path / "urls.txt", *(f"http://{name}" for name in pages))
+    with rude_server(pages) as server:
+        options = f"--urls {urls} --output {tmp_path}/pages.jsonl.zst --config {config(tmp_path)}"
+        command = f"ulimit -Sn 100; {sys.executable} -m corpus.scrape {options} --resolve '*={server.address}'"
+        result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "200 of 200 documents kept" in result.stdout, result
+
+
+def test_characters_are_read_by_header_then_page_then_bytes(tmp_path: Path) -> None:
+    story = "Zażółć gęślą jaźń, powiedział pan Ólafur. " * 8
+    html = "<html><head>{}<title>Story</title></head><body><article><p>{}</p></article></body></html>"
+    meta = '<meta charset="iso-8859-2">'
+    pages = {
+        "header.example/": reply(html.format("", story).encode("iso8859_2"), Content_Type="text/html; charset=latin2"),
+        "meta.example/": reply(html.format(meta, story).encode("iso8859_2")),
+        "unknown.example/": reply(html.format("", story).encode(), Content_Type="text/html; charset=us-ascii-7"),
+        "lying.example/": reply(html.format("", story).encode("cp1250"), Content_Type="text/html; charset=utf-8"),
+        "plain.example/": reply(story.encode("utf-16"), Content_Type="text/plain"),
+    }
+    urls = list_of(tmp_path / "urls.txt", *(f"http://{name}" for name in pages))
+    with rude_server(pages) as server:
+        run(server.address, urls, tmp_path / "pages.jsonl.zst")
+    texts = {record["url"]: record["text"].strip() for record in read_shard(tmp_path / "pages.jsonl.zst")}
+    assert texts == {f"http://{name}": story.strip() for name in pages}
+
+
+def test_the_largest_hosts_have_their_own_statistics(command: Command, tmp_path: Path) -> None:
+    plain = reply(b"a plain text", Content_Type="text/plain")
+    pages = {f"large.example/{n}": plain for n in range(4)} | {f"small{n:02}.example/": plain for n in range(25)}
+    names = [*sorted(pages, reverse=True), *(f"large.example/dead/{n}" for n in range(3))]
+    urls = list_of(tmp_path / "urls.txt", *(f"http://{name}" for name in names))
+    with rude_server({**pages, "large.example/dead/1": reply(Content_Type="image/png")}) as server:
+        options = ["--output", tmp_path / "pages.jsonl.zst", "--stats", tmp_path / "stats.json"]
+        options += ["--resolve", f"*={server.address}", "--config", config(tmp_path)]
+        result = command("corpus.scrape", "--urls", urls, *options)
+    hosts = json.loads((tmp_path / "stats.json").read_text())["hosts"]
+    assert list(hosts) == ["large.example", *(f"small{n:02}.example" for n in range(24, 5, -1))]
+    assert hosts["large.example"] == {"urls": 7, "ok": 4, "bytes": 48, "reasons": {"http_404": 2, "content_type": 1}}
+    assert hosts["small24.example"] == {"urls": 1, "ok": 1, "bytes": 12, "reasons": {}}
+    lines = result.stdout.splitlines()
+    assert lines[1].split() == ["largest", "hosts", "URLs", "ok", "MB", "failed"] and len(lines) == 22
+    assert lines[2].split(maxsplit=4) == ["large.example", "7", "4", "0.00", "2 http_404, 1 content_type"]
 
 
 def test_a_public_host_is_not_contacted_without_a_contact(tmp_path: Path) -> None:
