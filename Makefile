@@ -11,7 +11,6 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := common corpus training convert cluster demo report
 
 .PHONY: setup demo test test-all lint clean
 

@@ -14,8 +14,9 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,24 +49,38 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     Raises InputError when another process is writing the same file (an orphan of a killed run, say).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "ab") as file:
-        lock(file, f"{temporary}: another process is writing it; stop that one, or wait for it")
-        file.truncate(0)  # what a killed run left
+    with atomic_paths([path]) as (temporary,):
+        yield temporary
+
+
+@contextmanager
+def atomic_paths(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """`atomic_path` for any number of files; only the first one is held open, and guards the others."""
+    temporaries = [path.with_name(path.name + ".tmp") for path in paths]
+    folders = dict.fromkeys(path.parent for path in paths)
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    with open(temporaries[0], "ab") as file:
+        lock(file, f"{temporaries[0]}: another process is writing it; stop that one, or wait for it")
         try:
-            yield temporary
-            os.fsync(file.fileno())
-            temporary.replace(path)
-            fsync_folder(path.parent)
+            for temporary in temporaries:
+                temporary.write_bytes(b"")  # what a killed run left
+            yield temporaries
+            for temporary in temporaries:
+                fsync(temporary)
+            for temporary, path in zip(temporaries, paths, strict=True):
+                temporary.replace(path)
+            for folder in folders:
+                fsync(folder)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            for temporary in temporaries:
+                temporary.unlink(missing_ok=True)
             raise
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Wait until the disk has a file, or the renames inside a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -164,28 +179,30 @@ def _chunks(path: Path) -> Iterator[bytes]:
             raise
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, decompressed by its suffix, without their line ends. `-` is stdin.
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Whole lines of a file, about a megabyte at a time, decompressed by its suffix. `-` is stdin.
 
     Raises InputError when the file is absent, truncated or damaged.
     """
-    if str(path) == "-":
-        yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
-        return
-    if not path.is_file():
+    if str(path) != "-" and not path.is_file():
         raise InputError(f"{path}: no such file" if not path.exists() else f"{path}: not a file")
+    chunks = _chunks(path) if str(path) != "-" else iter(partial(sys.stdin.buffer.read, _CHUNK), b"")
     rest: list[bytes] = []  # pieces of a line that spans chunks
-    for chunk in _chunks(path):
-        lines = chunk.split(b"\n")
-        if len(lines) == 1:
-            rest.append(chunk)
-            continue
-        yield b"".join([*rest, lines[0]]).rstrip(b"\r")
-        for line in lines[1:-1]:
-            yield line.rstrip(b"\r")
-        rest = [lines[-1]]
+    for chunk in chunks:
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*rest, chunk[:end]])
+            rest.clear()
+        rest.append(chunk[end:])
     if last := b"".join(rest):
-        yield last.rstrip(b"\r")
+        yield last
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file without their line ends; see `read_blocks`."""
+    for block in read_blocks(path):
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            yield line.rstrip(b"\r")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -1,6 +1,7 @@
 """The configuration as typed models: every key, its meaning, unit and default. `common.config` reads them from YAML."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
@@ -31,7 +32,13 @@ class BlacklistSettings(Section):
     """Keep URLs of loopback, private and link-local addresses, *.local and *.internal."""
     extra_domains: list[str] = []
     """Registered domains (`example.com`) or names (`example`) to drop besides the built-in list."""
-    extra_extensions: list[str] = []
+    domain_lists: list[Path] = []
+    """Files with more of these, one a line, plain or compressed; what follows a `#` is a comment."""
+    extra_suffixes: list[str] = []
+    """Ends of host names to drop: `blogs.example.com` stands for itself and everything below it."""
+    extra_patterns: list[str] = []
+    """Regular expressions (Python's) that drop the URLs they are found in; `(?i)` ignores case."""
+    extra_extensions: list[Annotated[str, Field(pattern=r"^\.[^./]+$")]] = []
     """Path endings to drop besides the built-in list, with their dot."""
     min_score: int = 3
     """Pushshift dumps: submissions with a lower score are skipped (OpenWebText's rule)."""
@@ -39,6 +46,16 @@ class BlacklistSettings(Section):
     """Pushshift dumps: take submissions marked over_18."""
     self_posts: bool = False
     """Pushshift dumps: take submissions that link to themselves (is_self)."""
+
+    @field_validator("extra_patterns")
+    @classmethod
+    def _patterns_compile(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return patterns
 
 
 class ScrapeSettings(Section):

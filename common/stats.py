@@ -1,5 +1,6 @@
 """What a step did, in numbers: counted while it runs, written as `stats.json` beside its output."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -58,7 +59,15 @@ class Stats:
         """Print a line for people, and write everything as JSON where there is a path."""
         if path is not None:
             write_json(path, self.as_dict())
-        print(self)
+        print(self.table() if sys.stdout.isatty() else self)
+
+    def table(self) -> str:
+        """The counts as lines for a terminal, the most frequent reason first."""
+        rows = [("kept", self.documents_out), *self.reasons.most_common(), ("all", self.documents_in)]
+        width = max(len(name) for name, _ in rows)
+        share = 100 / max(self.documents_in, 1)
+        lines = (f"  {name:<{width}} {count:>14,} {count * share:6.1f} %" for name, count in rows)
+        return "\n".join([f"{self.step}:", *lines])
 
     def dropped(self) -> str:
         """`30 short, 7 language`: the reasons by count, for messages."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import cli
 from common.errors import InputError
-from common.files import fsync_folder
+from common.files import fsync
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    fsync_folder(folder.parent)
+    fsync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -1,52 +1,71 @@
-"""URLs: which ones are worth fetching, and when two of them are the same page.
-
-Nothing here touches the network: public suffixes come from the snapshot inside tldextract.
-"""
+"""URLs: which ones are worth fetching, and when two of them are the same page. Nothing here touches the network."""
 
 import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
-from urllib.parse import SplitResult, quote, urlsplit
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 import idna
-import tldextract
 
-from common.files import short_hash
+from common.files import read_lines, short_hash
 from common.settings import BlacklistSettings
+from corpus.memo import Memo
+from corpus.public_suffix import registered_domain
 
-# suffix_list_urls=(), cache_dir=None: never a download, never a lock on a shared home directory
-_SUFFIXES = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
-_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0]")  # control characters and spaces
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")  # RFC 3986, 2.3
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_SITE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(.*)|.*)")
+_AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0\ud800-\udfff]")  # control characters, spaces, halves of characters
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"  # RFC 3986, 2.3
+_ESCAPES = {f"%{code:02X}": chr(code) if chr(code) in _UNRESERVED else f"%{code:02X}" for code in range(256)}
+PATH_CHARACTERS = _UNRESERVED + "/:@!$&'()*+,;="  # RFC 3986, 3.3: what a path holds unescaped; a query also has ?
+_PLAIN = (PATH_CHARACTERS + "?").encode()
 _LOCAL_NAMES = ("localhost", "local", "internal", "home.arpa")
+_LOCAL_ENDINGS = tuple("." + name for name in _LOCAL_NAMES)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_DATA = Path(__file__).parent / "data"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-@dataclass(frozen=True)
-class Url:
-    """A URL that passed the syntax check."""
+class Site(NamedTuple):
+    """What stands before the path of a URL."""
 
-    parts: SplitResult
     scheme: str
     """Lower case."""
     host: str
     """Lower case, IDNA-encoded, without a final dot; empty where the scheme has none (mailto:)."""
     port: int | None
     """None where the URL names none."""
+    text: str
+    """As it is fetched: `http://host:port`."""
+    canonical: str
+    """As it is compared: no scheme, no `www.`, no default port."""
+
+
+class Url(NamedTuple):
+    """A URL that passed the syntax check."""
+
+    site: Site
+    path: str
+    query: str
+    length: int
+    """Characters of the URL as it was given."""
+
+    @property
+    def host(self) -> str:
+        """The host alone; see `Site`."""
+        return self.site.host
 
     @property
     def text(self) -> str:
         """The URL as it is fetched: as it was given, with its host in ASCII and without a fragment."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        netloc = host if self.port is None else f"{host}:{self.port}"
-        return self.parts._replace(scheme=self.scheme, netloc=netloc, fragment="").geturl()
+        return f"{self.site.text}{self.path}?{self.query}" if self.query else self.site.text + self.path
 
     @property
     def canonical(self) -> str:
@@ -55,17 +74,14 @@ class Url:
         No scheme, host without `www.`, no default port, no fragment, percent-encoding normalised, tracking
         parameters removed.
         """
-        names, prefixes = _tracking()
-        host = self.host.removeprefix("www.")
-        port = "" if self.port in (None, DEFAULT_PORTS.get(self.scheme)) else f":{self.port}"
-        path = _normal_escapes(self.parts.path, "/:@!$&'()*+,;=~") or "/"
-        kept = [
-            field
-            for field in self.parts.query.split("&")
-            if field and (name := field.split("=", 1)[0].lower()) not in names and not name.startswith(prefixes)
-        ]
-        query = "?" + _normal_escapes("&".join(kept), "/?:@!$&'()*+,;=~") if kept else ""
-        return f"{host}{port}{path}{query}"
+        site, path, query, _ = self
+        path = path or "/"
+        query = without_tracking(query) if query else ""
+        text = f"{site.canonical}{path}?{query}" if query else site.canonical + path
+        if text.encode().translate(None, _PLAIN):  # one URL in ten has more than plain characters
+            query = "?" + _normal_escapes(query, PATH_CHARACTERS + "?") if query else ""
+            text = site.canonical + _normal_escapes(path, PATH_CHARACTERS) + query
+        return text
 
 
 def is_private_address(address: str) -> bool:
@@ -79,63 +95,100 @@ def is_private_address(address: str) -> bool:
     return not ip.is_global or ip.is_multicast
 
 
-def _ascii_host(host: str) -> str:
-    """A host name or address in its one written form; ValueError when it is neither."""
+def is_private_host(host: str) -> bool:
+    """Whether a host is an address that is not public, or a name that has none."""
+    if ":" in host or host.rpartition(".")[2].isdigit():
+        return is_private_address(host)
+    return host in _LOCAL_NAMES or host.endswith(_LOCAL_ENDINGS)
+
+
+def ascii_host(host: str) -> str:
+    """A host name or (IPv6: bracketed) address in its one written form; ValueError when it is neither."""
     host = host.lower().removesuffix(".")
     if not host.isascii():
-        host = idna.encode(host, uts46=True).decode()  # idna.IDNAError is a ValueError
-    if ":" in host:
-        return str(ipaddress.IPv6Address(host))
-    labels = host.split(".")
-    if labels[-1].isdigit() or labels[-1].startswith("0x"):
+        host = _ascii_name(host)  # idna.IDNAError is a ValueError
+    if host.startswith("["):
+        if "%" in host:
+            raise ValueError("a zone belongs to one machine")  # RFC 6874
+        return str(ipaddress.IPv6Address(host[1:-1]))
+    _, dot, last = host.rpartition(".")
+    if last.isdigit() or last.startswith("0x"):
         return str(ipaddress.IPv4Address(host))  # 999.999.999.999 and 0x7f.1 are no addresses
-    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+    if len(host) > 253 or not _NAME.fullmatch(host):
         raise ValueError("bad host name")
-    if len(labels) == 1 and host not in _LOCAL_NAMES:
+    if not dot and host not in _LOCAL_NAMES:
         raise ValueError("a host name needs a domain")
     return host
+
+
+def _ascii_name(name: str) -> str:
+    """A name of a user's list in the form in which hosts are compared."""
+    return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()
+
+
+def _parse_site(text: str) -> Site:
+    """What stands before the path; ValueError when it is malformed or carries credentials."""
+    match = _SITE.fullmatch(text)
+    if match is None:
+        raise ValueError("no scheme")
+    scheme, authority = match[1].lower(), match[2]
+    if not authority:
+        if scheme in DEFAULT_PORTS:
+            raise ValueError("no host")
+        return Site(scheme, "", None, text, text)
+    if "@" in authority:
+        raise ValueError("credentials in the URL")
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
+        raise ValueError("bad host or port")
+    host, port = ascii_host(match[1]), int(match[2]) if match[2] else None
+    if port is not None and not 0 < port < 65536:
+        raise ValueError("port out of range")
+    name = f"[{host}]" if ":" in host else host
+    suffix = "" if port is None else f":{port}"
+    shown = "" if port == DEFAULT_PORTS.get(scheme) else suffix
+    return Site(scheme, host, port, f"{scheme}://{name}{suffix}", name.removeprefix("www.") + shown)
+
+
+_SITES = Memo(_parse_site)
 
 
 def parse_url(url: str) -> Url:
     """Split and check a URL by RFC 3986; ValueError when it is malformed or carries credentials."""
     url = url.strip()
-    scheme = _SCHEME.match(url)
-    if scheme is None or _FORBIDDEN.search(url):
-        raise ValueError("no scheme, or a space or control character inside")
-    parts = urlsplit(url)
-    if not parts.netloc:
-        if scheme[1].lower() in DEFAULT_PORTS:
-            raise ValueError("no host")
-        return Url(parts, parts.scheme, "", None)
-    if "@" in parts.netloc:
-        raise ValueError("credentials in the URL")
-    return Url(parts, parts.scheme, _cached_host(parts.hostname or ""), parts.port)
+    # printable text without a space has no forbidden character; the slower pattern decides the rest
+    if (not url.isprintable() or " " in url) and _FORBIDDEN.search(url):
+        raise ValueError("a space or control character inside")
+    address, _, query = url.partition("#")[0].partition("?")
+    end = address.find("/", address.find("//") + 2)
+    if end < 0:
+        return Url(_SITES[address], "", query, len(url))
+    return Url(_SITES[address[:end]], address[end:], query, len(url))
 
 
-_cached_host = lru_cache(maxsize=1 << 16)(_ascii_host)
-
-
-def _normal_escapes(text: str, safe: str) -> str:
+def _normal_escapes(text: str, characters: str) -> str:
     """Percent-encoding in one form: unreserved characters plain, everything else %XX in upper case."""
-
-    def one(match: re.Match[str]) -> str:
-        character = chr(int(match[1], 16))
-        return character if character in _UNRESERVED else match[0].upper()
-
-    return quote(_ESCAPE.sub(one, text), safe=safe + "%")
+    text = _ESCAPE.sub(lambda match: _ESCAPES[match[0].upper()], text)
+    return quote(text, safe=characters + "%")
 
 
-def _read_list(name: str) -> list[str]:
-    """The entries of a data file, comments and blank lines left out."""
-    lines = (resources.files("corpus") / "data" / name).read_text(encoding="utf-8").splitlines()
+def read_list(path: Path) -> list[str]:
+    """The entries of a list of names, one a line; what follows a # is a comment."""
+    lines = (line.decode("utf-8", "replace") for line in read_lines(path))
     return [entry for line in lines if (entry := line.split("#")[0].strip())]
 
 
-@lru_cache(maxsize=1)
-def _tracking() -> tuple[frozenset[str], tuple[str, ...]]:
-    """Tracking parameters: whole names, and beginnings of names."""
-    names = _read_list("tracking_parameters.txt")
-    return frozenset(n for n in names if "*" not in n), tuple(n.rstrip("*") for n in names if n.endswith("*"))
+@lru_cache(1)
+def _tracking() -> re.Pattern[str]:
+    """The fields of a query that do not choose the page: tracking parameters, and empty fields."""
+    names = read_list(_DATA / "tracking_parameters.txt")
+    fields = "|".join(re.escape(n[:-1]) + "[^&=]*" if n.endswith("*") else re.escape(n) for n in names)
+    return re.compile(rf"(?:^|&)(?:(?:{fields})(?:=[^&]*)?)?(?=&|$)", re.IGNORECASE)
+
+
+def without_tracking(query: str) -> str:
+    """The fields of a query that choose the page, in their order."""
+    return _tracking().sub("", query).lstrip("&")
 
 
 def canonical_url(url: str) -> str:
@@ -148,60 +201,49 @@ def document_id(url: str) -> str:
     return short_hash(canonical_url(url))
 
 
-@lru_cache(maxsize=1 << 16)
-def registered_domain(host: str) -> str:
-    """`example.co.uk` for `www.example.co.uk`; the host itself where it is an address or a public suffix.
-
-    A top-level domain that is not on the list is a public suffix (the list's own default rule, publicsuffix.org).
-    """
-    found = _SUFFIXES(host)
-    if found.suffix or found.ipv4 or found.ipv6:
-        return found.top_domain_under_public_suffix or host
-    return ".".join(host.split(".")[-2:])
-
-
 @dataclass(frozen=True)
 class Rule:
     """A named reason to drop a URL."""
 
     name: str
-    drops: Callable[[Url], bool]
+    drops: Callable[[Url], object]
+    """Whether it does; any true value counts."""
 
 
 class UrlRules:
-    """The URL rules in their order: malformed, scheme, short, private_host, domain, extension.
+    """The URL rules in their order: malformed, scheme, short, private_host, domain, extension, pattern.
 
-    `duplicate`, the last one, needs memory and lives in `corpus.blacklist`.
+    `duplicate`, the last one, needs memory and lives in `corpus.blacklist`. Raises InputError for a list of domains
+    that cannot be read.
     """
 
     def __init__(self, settings: BlacklistSettings) -> None:
-        self._domains = frozenset((*_read_list("domains.txt"), *(name.lower() for name in settings.extra_domains)))
-        self._extensions = tuple(
-            extension.lower() for extension in (*_read_list("extensions.txt"), *settings.extra_extensions)
-        )
-        self._min_length = settings.min_length
+        lists = [read_list(path) for path in (_DATA / "domains.txt", *settings.domain_lists)]
+        self._domains = frozenset(_ascii_name(name) for names in (settings.extra_domains, *lists) for name in names)
+        self._suffixes = tuple("." + _ascii_name(suffix.lstrip(".")) for suffix in settings.extra_suffixes)
         self._allow_private = settings.allow_private_hosts
-        self.rules = (
-            Rule("scheme", lambda url: url.scheme not in DEFAULT_PORTS),
-            Rule("short", lambda url: len(url.parts.geturl()) < self._min_length),
-            Rule("private_host", lambda url: not self._allow_private and self._is_private(url.host)),
-            Rule("domain", lambda url: self._is_blocked(url.host)),
-            Rule("extension", lambda url: url.parts.path.lower().endswith(self._extensions)),
+        self.extensions = frozenset(
+            ending.lower() for ending in (*read_list(_DATA / "extensions.txt"), *settings.extra_extensions)
         )
-        self._is_blocked = lru_cache(maxsize=1 << 16)(self._is_blocked_host)
+        """Path endings that drop a URL."""
+        patterns = [re.compile(pattern) for pattern in settings.extra_patterns]
+        hosts = Memo(self.host_reason)
+        self.rules = (
+            Rule("scheme", lambda url: url.site.scheme not in DEFAULT_PORTS),
+            Rule("short", lambda url: url.length < settings.min_length),
+            Rule("private_host", lambda url: hosts[url.site.host] == "private_host"),
+            Rule("domain", lambda url: hosts[url.site.host] == "domain"),
+            Rule("extension", lambda url: url.path[url.path.rfind(".") :].lower() in self.extensions),
+            Rule("pattern", lambda url: any(pattern.search(url.text) for pattern in patterns)),
+        )
 
-    @staticmethod
-    def _is_private(host: str) -> bool:
-        if host[-1:].isdigit() or ":" in host:
-            try:
-                return is_private_address(host)
-            except ValueError:
-                return False  # a name that ends in a digit
-        return host in _LOCAL_NAMES or host.endswith(tuple("." + name for name in _LOCAL_NAMES))
-
-    def _is_blocked_host(self, host: str) -> bool:
+    def host_reason(self, host: str) -> str | None:
+        """Why every URL of a host is dropped (private_host, domain), or None."""
+        if not self._allow_private and is_private_host(host):
+            return "private_host"
         domain = registered_domain(host)
-        return domain in self._domains or domain.split(".", 1)[0] in self._domains
+        named = domain in self._domains or domain.partition(".")[0] in self._domains
+        return "domain" if named or f".{host}".endswith(self._suffixes) else None
 
     def check(self, url: str) -> tuple[Url | None, str | None]:
         """The parsed URL (None when malformed) and the first reason to drop it (None to keep it)."""

@@ -13,6 +13,7 @@ COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.clean", "corpus.dedup", "corpus.tokenize", "corpus.merge_index",
     "corpus.index", "training.train", "training.evaluate", "training.generate", "convert.merge_mp", "cluster.submit",
     "cluster.status", "report", "demo", "demo.build", "demo.serve",
+    "benchmarks.corpus",
 )  # fmt: skip
 
 

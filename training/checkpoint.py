@@ -28,7 +28,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import CheckpointError, InputError
-from common.files import fsync_folder, read_json, write_json, write_text
+from common.files import fsync, read_json, write_json, write_text
 from common.settings import ModelRun, TokenizeSettings
 from training.model import GPT2
 from training.parallel import place, plain, true_shape
@@ -132,7 +132,7 @@ def save(run_folder: Path, model: GPT2, optimizer: torch.optim.Optimizer, progre
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
-        fsync_folder(run_folder)
+        fsync(run_folder)
         write_text(run_folder / "latest", final.name + "\n")
     _barrier()
     return final

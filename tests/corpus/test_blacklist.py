@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import lzma
+import resource
 from pathlib import Path
 
 import orjson
@@ -14,7 +15,8 @@ from common.files import read_lines
 from common.settings import BlacklistSettings
 from corpus import blacklist as module
 from corpus.blacklist import blacklist, main
-from corpus.urls import parse_url, registered_domain
+from corpus.public_suffix import registered_domain
+from corpus.urls import parse_url
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 
@@ -90,6 +92,31 @@ def test_a_registered_domain_lives_in_one_shard_and_shards_keep_the_order(tmp_pa
         for url in shard:
             homes.setdefault(registered_domain(parse_url(url).host), set()).add(number)
     assert len(homes) == 7 and all(len(home) == 1 for home in homes.values())
+
+
+def test_two_thousand_shards_need_no_two_thousand_open_files(tmp_path: Path) -> None:
+    (tmp_path / "urls.txt").write_text("".join(f"http://site{number}.example/page\n" for number in range(3000)))
+    outputs = [tmp_path / "shards" / f"{shard:04d}.txt" for shard in range(2000)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert blacklist([tmp_path / "urls.txt"], outputs, BlacklistSettings()).documents_out == 3000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sum(len(path.read_text().splitlines()) for path in outputs) == 3000
+
+
+def test_bytes_do_not_depend_on_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.files._CHUNK", 5_000)  # many blocks
+    urls = [f"http://site{number % 91}.example/{number % 2000}?utm_source=x{number}" for number in range(4000)]
+    (tmp_path / "urls.txt").write_text("\n".join(urls))
+    written = []
+    for workers in (1, 2):
+        outputs = [tmp_path / f"{workers}-{shard}.txt" for shard in range(3)]
+        rejects = tmp_path / f"{workers}.jsonl"
+        blacklist([tmp_path / "urls.txt"], outputs, BlacklistSettings(), rejects, workers)
+        written.append([path.read_bytes() for path in (*outputs, rejects)])
+    assert written[0] == written[1]
 
 
 def test_urls_flushed_in_pieces_are_all_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from common.errors import InputError
 from common.settings import BlacklistSettings
-from corpus.urls import UrlRules, canonical_url, document_id, is_private_address, parse_url, registered_domain
+from corpus.urls import UrlRules, canonical_url, document_id, is_private_address, parse_url
 
 RULES = UrlRules(BlacklistSettings())
 
@@ -30,6 +32,9 @@ RULES = UrlRules(BlacklistSettings())
         ("http://-a.org/page", "malformed"),
         ("http://nodomain/page", "malformed"),
         ("ftp://999.1.1.1/file", "malformed"),
+        ("http://example.org:0/page", "malformed"),
+        ("http://[fe80::1%25eth0]/page", "malformed"),
+        ("http://example.org/half\ud800", "malformed"),
         ("ftp://example.org/page", "scheme"),
         ("mailto:somebody@example.org", "scheme"),
         ("javascript:void(0)", "scheme"),
@@ -70,6 +75,33 @@ def test_user_lists_add_domains_names_and_endings() -> None:
     assert rules.reason("http://example.com/page") is None
     assert rules.reason("http://spam.co.uk/page") == "domain"
     assert rules.reason("http://example.com/page.web") == "extension"
+
+
+def test_user_lists_drop_by_suffix_by_pattern_and_from_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("# mine\nbücher.example  # a shop\nNews\n")
+    rules = UrlRules(
+        BlacklistSettings(
+            domain_lists=[tmp_path / "mine.txt"],
+            extra_suffixes=["blogs.example.com", ".gov.au"],
+            extra_patterns=["/tag/"],
+        )
+    )
+    assert rules.reason("http://www.bücher.example/page") == "domain"
+    assert rules.reason("http://news.co.uk/page") == "domain"
+    assert rules.reason("http://a.blogs.example.com/page") == rules.reason("http://blogs.example.com/page") == "domain"
+    assert rules.reason("http://my-blogs.example.com/page") is None
+    assert rules.reason("http://www.health.gov.au/page") == "domain"
+    assert rules.reason("http://example.com/tag/cats") == "pattern"
+    assert rules.reason("http://example.com/tags") is None
+
+
+def test_bad_user_lists_are_named() -> None:
+    with pytest.raises(ValidationError, match="no regular expression"):
+        BlacklistSettings(extra_patterns=["("])
+    with pytest.raises(ValidationError, match="extra_extensions"):
+        BlacklistSettings(extra_extensions=["jpg"])
+    with pytest.raises(InputError, match=r"none\.txt: no such file"):
+        UrlRules(BlacklistSettings(domain_lists=[Path("none.txt")]))
 
 
 def test_private_hosts_pass_when_allowed() -> None:
@@ -131,14 +163,6 @@ def test_any_text_is_kept_or_dropped_for_a_named_reason(text: str) -> None:
         if parsed is not None and parsed.host:
             again = parse_url("http://" + parsed.canonical)
             assert again.canonical == parsed.canonical, "the canonical form is its own canonical form"
-
-
-def test_registered_domains_follow_the_public_suffix_list() -> None:
-    assert registered_domain("news.bbc.co.uk") == "bbc.co.uk"
-    assert registered_domain("co.uk") == "co.uk"
-    assert registered_domain("www.handbook.example") == "handbook.example"
-    assert registered_domain("10.0.0.1") == "10.0.0.1"
-    assert registered_domain("2606:2800::1") == "2606:2800::1"
 
 
 def test_submissions_of_2005_are_well_formed(shared_data: Path) -> None:

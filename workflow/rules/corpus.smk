@@ -3,7 +3,8 @@
 
 rule blacklist:
     input:
-        settings.url_files(),
+        urls=settings.url_files(),
+        lists=settings.blacklist.domain_lists,
     output:
         shards=expand(RUN / "urls/{shard}.txt", shard=SHARDS),
         rejects=RUN / "urls/rejects.jsonl.zst",
@@ -12,6 +13,7 @@ rule blacklist:
         RUN / "logs/blacklist.log",
     benchmark:
         RUN / "benchmarks/blacklist.tsv"
+    threads: 4
     resources:
         mem_mb=4000,
         runtime=120,
@@ -21,8 +23,8 @@ rule blacklist:
         folder=RUN / "urls",
         shards=settings.shards,
     shell:
-        "python -m corpus.blacklist --config {params.config} --input {input:q} --output-dir {params.folder} "
-        "--shards {params.shards} --rejects {output.rejects} --stats {output.stats} > {log} 2>&1"
+        "python -m corpus.blacklist --config {params.config} --input {input.urls:q} --output-dir {params.folder} "
+        "--shards {params.shards} --rejects {output.rejects} --stats {output.stats} --workers {threads} > {log} 2>&1"
 
 
 rule scrape:

@@ -1,0 +1,23 @@
+"""What every benchmark shares: the table it prints, and the line that says on what machine and when."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tabulate import tabulate
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with equal keys as a Markdown table, and under it the machine and the date."""
+    lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
+    return f"{lines}\n\n{machine()}"
+
+
+def machine() -> str:
+    """`2 x AMD EPYC 9554, Python 3.11.7, 2026-11-20`."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} x {name}, Python {platform.python_version()}, {datetime.now(UTC).date()}"
