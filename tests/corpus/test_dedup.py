@@ -101,7 +101,7 @@ def test_survivors_do_not_depend_on_pythons_hash_seed(tmp_path: Path) -> None:
 TEXTS = [prose(1, 30), prose(2, 30), edited(prose(1, 30), 0.05, 1), "ab", "", "AB "]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(TEXTS), min_size=1))
 def test_any_corpus_keeps_one_document_a_cluster_and_loses_none(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
