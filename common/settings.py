@@ -120,14 +120,25 @@ class DedupSettings(Section):
 
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
     """True Jaccard similarity of shingle sets from which two documents count as duplicates."""
-    shingle_characters: PositiveInt = 5
+    shingle_characters: Annotated[int, Field(gt=0, le=10)] = 5
     """Length of the character n-grams compared."""
+    shingle_words: Annotated[int, Field(ge=0)] = 0
+    """Compare n-grams of this many words instead; 0: of characters."""
     bands: PositiveInt = 20
     """LSH bands; 20 x 6 finds 0.92 of the pairs at Jaccard 0.7 and 0.998 at 0.8."""
     rows: PositiveInt = 6
     """MinHash values in a band; bands x rows permutations are computed."""
     seed: Annotated[int, Field(ge=0)] = 1
     """Seed of the permutations."""
+    jobs: PositiveInt = 8
+    """Slurm jobs over which the bands are spread, and then the pairs to verify."""
+    memory_gb: PositiveFloat = 2.0
+    """Memory a phase may fill with what grows with the corpus, in GB; docs/dedup.md has the cost of a document."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_gb` in bytes."""
+        return int(self.memory_gb * 1e9)
 
 
 class TokenizeSettings(Section):

@@ -2,13 +2,18 @@
 
 import sys
 import time
-from collections import Counter
+from bisect import insort
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from common.files import Document, write_json
+
+_EXAMPLES = 10  # kept of each reason
+_EXAMPLE_CHARACTERS = 200  # of their texts
 
 
 @dataclass
@@ -26,6 +31,11 @@ class Stats:
     bytes_out: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Dropped documents by reason."""
+    examples: defaultdict[str, list[Document]] = field(default_factory=lambda: defaultdict(list))
+    """A few of them by reason: those with the smallest ids, which are hashes: a sample, and the same one each time."""
+    sizes_in: Counter[int] = field(default_factory=Counter)
+    """Documents by the bits of their length in bytes: 10 stands for 512 to 1,023."""
+    sizes_out: Counter[int] = field(default_factory=Counter)
     extra: dict[str, Any] = field(default_factory=dict)
     """Figures only this step has (tokens, clusters, …)."""
     _started: float = field(default_factory=time.monotonic, repr=False)
@@ -33,14 +43,37 @@ class Stats:
     def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
         """The documents, counted as they pass into the step."""
         for document in documents:
+            size = len(document["text"].encode())
             self.documents_in += 1
-            self.bytes_in += len(document["text"].encode())
+            self.bytes_in += size
+            self.sizes_in[size.bit_length()] += 1
             yield document
 
     def keep(self, size: int) -> None:
         """Count one surviving document of `size` bytes."""
         self.documents_out += 1
         self.bytes_out += size
+        self.sizes_out[size.bit_length()] += 1
+
+    def drop(self, reason: str, document: Document) -> None:
+        """Count one dropped document, and keep its beginning where it belongs to the examples."""
+        self.reasons[reason] += 1
+        examples = self.examples[reason]
+        if len(examples) < _EXAMPLES or document["id"] < examples[-1]["id"]:
+            insort(examples, {**document, "text": document["text"][:_EXAMPLE_CHARACTERS]}, key=itemgetter("id"))
+            del examples[_EXAMPLES:]
+
+    def add(self, other: "Stats") -> None:
+        """Count what another part of the step counted."""
+        self.documents_in += other.documents_in
+        self.documents_out += other.documents_out
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.reasons += other.reasons
+        self.sizes_in += other.sizes_in
+        self.sizes_out += other.sizes_out
+        for reason, examples in other.examples.items():
+            self.examples[reason] = sorted(self.examples[reason] + examples, key=itemgetter("id"))[:_EXAMPLES]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data in a stable order, with the seconds since the step began."""
@@ -51,6 +84,9 @@ class Stats:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "reasons": dict(sorted(self.reasons.items())),
+            **({"sizes_in": _histogram(self.sizes_in)} if self.sizes_in else {}),
+            **({"sizes_out": _histogram(self.sizes_out)} if self.sizes_out else {}),
+            **({"examples": dict(sorted(self.examples.items()))} if self.examples else {}),
             "seconds": round(time.monotonic() - self._started, 3),
             **self.extra,
         }
@@ -77,3 +113,8 @@ class Stats:
         tokens = f"; {self.extra['tokens']:,} tokens" if "tokens" in self.extra else ""
         kept = f"{self.documents_out} of {self.documents_in} documents kept"
         return f"{self.step}: {kept}; dropped: {self.dropped()}{tokens}"
+
+
+def _histogram(sizes: Counter[int]) -> dict[str, int]:
+    """`{"512": 7}`: documents of 512 to 1,023 bytes."""
+    return {str(1 << bits >> 1): count for bits, count in sorted(sizes.items())}

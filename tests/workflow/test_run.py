@@ -36,6 +36,7 @@ def configure(folder: Path, **more: object) -> None:
         "site": "site",
         "shards": 2,
         "scrape": {"host_delay": 0, "page_timeout": 2, "retries": 0},
+        "dedup": {"jobs": 1},
         **more,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -174,7 +175,7 @@ def test_the_number_of_shards_changes_no_survivor(finished: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "step", "message"),
     [
-        ({"clean": {"language": "fr"}}, "dedup", "no documents in 2 shard(s)"),
+        ({"clean": {"language": "fr"}}, "dedup_bands", "no documents in 2 shard(s)"),
         ({"tokenize": {"min_tokens": 100000}}, "merge_index", "no documents in 2 shard(s)"),
     ],
 )

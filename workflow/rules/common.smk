@@ -19,4 +19,5 @@ shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PAT
 
 wildcard_constraints:
     shard=r"\d+",
+    job=r"\d+",
     model=r"\w+",

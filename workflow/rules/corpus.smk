@@ -1,4 +1,5 @@
-# blacklist -> scrape -> clean -> dedup -> tokenize -> merge_index; one job a shard, but for the steps that see all.
+# blacklist -> scrape -> clean -> dedup (its phases: dedup.smk) -> tokenize -> merge_index; one job a shard, but for
+# the steps that see all.
 
 
 rule blacklist:
@@ -84,30 +85,6 @@ rule clean:
         "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
 
 
-rule dedup:
-    input:
-        expand(RUN / "clean/{shard}.jsonl.zst", shard=SHARDS),
-    output:
-        documents=expand(RUN / "dedup/{shard}.jsonl.zst", shard=SHARDS),
-        removed=expand(RUN / "dedup/removed/{shard}.jsonl.zst", shard=SHARDS),
-        stats=RUN / "dedup/stats.json",
-    log:
-        RUN / "logs/dedup.log",
-    benchmark:
-        RUN / "benchmarks/dedup.tsv"
-    threads: 8
-    resources:
-        mem_mb=16000,
-        runtime=24 * 60,
-    params:
-        settings=settings.dedup.model_dump(mode="json"),
-        config=CONFIG,
-        folder=RUN / "dedup",
-    shell:
-        "python -m corpus.dedup run --config {params.config} --input {input} --output-dir {params.folder} "
-        "--stats {output.stats} --workers {threads} > {log} 2>&1"
-
-
 rule tokenize:
     input:
         RUN / "dedup/{shard}.jsonl.zst",
@@ -158,7 +135,7 @@ rule merge_index:
 
 rule corpus:
     input:
-        rules.dedup.output,
+        expand(rules.dedup.output.documents, shard=SHARDS),
 
 
 rule dataset:

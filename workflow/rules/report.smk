@@ -7,10 +7,9 @@ rule report:
             rules.blacklist.output.stats,
             *expand(
                 RUN / "{step}/{shard}.stats.json",
-                step=["pages", "clean", "tokens"],
+                step=["pages", "clean", "dedup", "tokens"],
                 shard=SHARDS,
             ),
-            rules.dedup.output.stats,
             rules.merge_index.output.stats,
         ],
         models=expand(

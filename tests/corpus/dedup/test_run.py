@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from common.errors import EmptyResultError, InputError
 from common.files import Document
 from common.settings import DedupSettings
-from corpus.dedup import dedup, jaccard, pairs_in_groups, shingles
+from corpus.dedup.run import dedup
+from corpus.dedup.shingles import jaccard, shingles
 from tests.conftest import ROOT, Command
 from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
 
@@ -54,7 +54,7 @@ def survivor_ids(documents: list[Document]) -> dict[str, str]:
 
 def true_clusters(documents: list[Document], threshold: float) -> list[set[str]]:
     """Clusters by comparing all pairs: what the fast way must find."""
-    sets = [shingles(d["text"], 5) for d in documents]
+    sets = [shingles(d["text"], RULES) for d in documents]
     folded = [" ".join(d["text"].casefold().split()) for d in documents]
     clusters = [{d["id"]} for d in documents]
     for i in range(len(documents)):
@@ -115,7 +115,7 @@ def test_any_corpus_keeps_one_document_a_cluster_and_loses_none(
 def test_the_threshold_decides(tmp_path: Path) -> None:
     text = prose(3)
     other = edited(text, 0.04, 1)
-    similarity = jaccard(shingles(text, 5), shingles(other, 5))
+    similarity = jaccard(shingles(text, RULES), shingles(other, RULES))
     assert 0.6 < similarity < 0.95
     documents = [document(1, text), document(2, other)]
     for offset, removed in ((-0.02, 1), (0.02, 0)):
@@ -131,24 +131,11 @@ def test_pairs_at_the_threshold_are_found_as_often_as_the_banding_promises(tmp_p
         text = prose(number, 120)
         other = edited(text, 0.015, number)
         documents += [document(2 * number, text), document(2 * number + 1, other)]
-        expected += jaccard(shingles(text, 5), shingles(other, 5)) >= 0.8
+        expected += jaccard(shingles(text, RULES), shingles(other, RULES)) >= 0.8
     survivor = survivor_ids(run(tmp_path, [documents]))
     found = sum(name != best for name, best in survivor.items())
     assert expected >= 90
     assert found >= 0.99 * expected
-
-
-@given(st.lists(st.integers(0, 5)))
-def test_pairs_join_every_group_of_equal_keys_in_linear_number(keys: list[int]) -> None:
-    pairs = pairs_in_groups(np.array(keys, dtype=np.int64))
-    assert len(pairs) <= 2 * len(keys)
-    assert all(first < second and keys[first] == keys[second] for first, second in pairs.tolist())
-    joined = {row: row for row in range(len(keys))}
-    for first, second in pairs.tolist():
-        old, new = joined[second], joined[first]
-        joined = {row: new if root == old else root for row, root in joined.items()}
-    for key in set(keys):
-        assert len({joined[row] for row, other in enumerate(keys) if other == key}) == 1
 
 
 def test_no_document_at_all_is_an_error_that_points_to_the_steps_before(tmp_path: Path) -> None:
@@ -167,7 +154,7 @@ def test_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_corpus_without_duplicates_is_doubted_when_it_is_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("corpus.dedup._MANY", 3)
+    monkeypatch.setattr("corpus.dedup.clusters._MANY", 3)
     run(tmp_path, [[document(number, prose(number)) for number in range(5)]])
     assert "not one duplicate among 5 documents" in capsys.readouterr().err
 

@@ -1,0 +1,52 @@
+"""Phase 5, a job a shard: the survivors, and the documents that were removed, each with its survivor's id."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import InputError
+from common.files import BadLines, document_writer, read_documents
+from common.stats import Stats
+from corpus.dedup.segments import Segments
+
+
+def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
+    """Write the survivors of a shard, and under `removed` the others, in order.
+
+    Raises InputError when the shard has changed since it was described.
+    """
+    stats = Stats("dedup")
+    removals = _removals(shard, clusters)
+    name = f"{shard_name(shard)}.jsonl.zst"
+    with document_writer(output_dir / name) as keep, document_writer(output_dir / "removed" / name) as remove:
+        # A bad line was skipped and counted when the shard was described.
+        for place, document in enumerate(stats.counted(read_documents(shard, BadLines(1.0)))):
+            if (removal := removals.pop(place, None)) is None:
+                stats.keep(len(document["text"].encode()))
+                keep(document)
+            else:
+                stats.reasons[removal["reason"]] += 1
+                remove({**document, **removal})
+        if removals:
+            raise InputError(f"{shard}: shorter than when it was described; run the phase `signatures` again")
+    return stats
+
+
+def _removals(shard: Path, clusters: Path) -> dict[int, dict[str, str]]:
+    """By its place in the shard, what is noted of each document that is removed."""
+    name = shard_name(shard)
+    with Segments(clusters) as file:
+        places = file.read(f"{name}/removed", "<i8").tolist()
+        exact = file.read(f"{name}/exact", "u1").tolist()
+        ids = file.read(f"{name}/ids", "u1").tobytes()
+        ends = np.cumsum(file.read(f"{name}/ids_length", "<i8")).tolist()
+    survivors = [ids[start:end].decode() for start, end in pairwise([0, *ends])]
+    reasons = ["exact" if same else "near" for same in exact]
+    found = zip(places, survivors, reasons, strict=True)
+    return {place: {"survivor": survivor, "reason": reason} for place, survivor, reason in found}
+
+
+def shard_name(path: Path) -> str:
+    """`0017` of `0017.jsonl.zst`."""
+    return path.name.split(".jsonl")[0]

@@ -1,0 +1,116 @@
+"""Phases 0 and 2, several bands a job: documents that may be duplicates, as pairs of rows.
+
+A column of hashes is read once for each part of the hash range that fits the memory, and sorted. In a group of equal
+hashes each document is paired with the first and with the previous one: O(n) pairs for a group of any size. The
+order inside a group is that of `key`, so that pairs do not depend on shards. Segments: `exactB` and `nearB`, pairs of
+block B as rows of two, (pairs, 2) i64 flattened; the block of a pair hangs on its first document.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.progress import Meter
+from common.settings import DedupSettings
+from corpus.dedup.segments import Segments, write_segments
+from corpus.dedup.signatures import Signatures
+
+Pairs = NDArray[np.int64]
+"""Rows of two documents, shape (pairs, 2), the smaller row first."""
+
+_BYTES_A_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
+
+
+def _read_part(signatures: Signatures, name: str, part: int, parts: int) -> list[NDArray[Any]]:
+    """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range."""
+    found: list[list[NDArray[Any]]] = [[], [], [], []]
+    for start, (hashes, exact, key) in signatures.columns(name, "exact", "key"):
+        # the high bits of a hash choose its part
+        inside = np.flatnonzero((hashes >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
+        for values, array in zip(found, (inside + start, hashes[inside], exact[inside], key[inside]), strict=True):
+            values.append(array)
+    return [np.concatenate(values) if values else np.empty(0, dtype=np.int64) for values in found]
+
+
+def pairs_in_groups(group: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
+    """Pairs of rows with equal values in the sorted `group`: each with the first and with the previous of its group."""
+    place = np.arange(len(group))
+    new = np.ones(len(group), dtype=np.bool_)
+    new[1:] = np.diff(group) != 0
+    first = np.maximum.accumulate(np.where(new, place, 0))
+    later, third = place > first, place > first + 1
+    one = np.concatenate([rows[first[later]], rows[place[third] - 1]])
+    other = np.concatenate([rows[later], rows[third]])
+    return np.sort(np.stack([one, other], axis=1), axis=1)
+
+
+def exact_pairs(hashes: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
+    """Pairs of documents with equal normalised text."""
+    order = np.lexsort((rows, key, hashes))
+    return pairs_in_groups(hashes[order], rows[order])
+
+
+def near_pairs(
+    hashes: NDArray[np.uint64], exact: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArray[np.int64]
+) -> Pairs:
+    """Pairs of documents that agree in a band; of those with equal normalised text the first stands for all."""
+    order = np.lexsort((rows, key, exact, hashes))
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(exact[order]) != 0)
+    order = order[first]
+    order = order[np.lexsort((rows[order], key[order], hashes[order]))]
+    return pairs_in_groups(hashes[order], rows[order])
+
+
+def block_of(pairs: Pairs, blocks: int) -> NDArray[np.int64]:
+    """The block of each pair; the pairs of one first document stay together."""
+    mixed = pairs[:, 0].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
+
+
+def columns_of(part: int, parts: int, bands: int) -> list[str]:
+    """The columns that job `part` of `parts` looks at: exact hashes, and every band, once in all jobs."""
+    return ["exact", *(f"band{band}" for band in range(bands))][part::parts]
+
+
+def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, part: int, parts: int) -> int:
+    """Pair the documents that agree in a column of this job, into as many blocks as there are jobs; how many pairs."""
+    passes = 1 + signatures.count * _BYTES_A_ROW // settings.memory_bytes
+    info = {"jobs": parts, "signatures": signatures.digest}
+    total = 0
+    with write_segments(output, info) as file, Meter("dedup bands", "columns") as meter:
+        for name in columns_of(part, parts, settings.bands):
+            kind = "exact" if name == "exact" else "near"
+            for number in range(passes):
+                rows, hashes, exact, key = _read_part(signatures, name, number, passes)
+                pairs = exact_pairs(hashes, key, rows) if kind == "exact" else near_pairs(hashes, exact, key, rows)
+                block = block_of(pairs, parts)
+                pairs = pairs[np.argsort(block, kind="stable")]
+                ends = np.cumsum(np.bincount(block, minlength=parts))
+                for place, chunk in enumerate(np.split(pairs, ends[:-1])):
+                    file.append(f"{kind}{place}", chunk.ravel())
+                total += len(pairs)
+            meter.advance()
+    return total
+
+
+def jobs_of(path: Path) -> int:
+    """Over how many jobs, and so blocks, the pairs of a run are spread."""
+    with Segments(path) as file:
+        return int(file.info["jobs"])
+
+
+def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: int) -> Pairs:
+    """The pairs of a kind (`exact`, `near`) in one block of every job's file, each once, in order.
+
+    Raises InputError for a file that is absent, damaged, or of another run.
+    """
+    found: list[Pairs] = [np.empty((0, 2), dtype=np.int64)]
+    for path in paths:
+        with Segments(path) as file:
+            signatures.check(file)
+            found.extend(values.reshape(-1, 2) for values in file.each(f"{kind}{block}"))
+    return np.unique(np.concatenate(found), axis=0)

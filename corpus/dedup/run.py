@@ -1,0 +1,78 @@
+"""All phases on one machine: `dedup`."""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from common.errors import EmptyResultError, InputError
+from common.settings import DedupSettings
+from common.stats import Stats
+from common.workers import ordered_map
+from corpus.dedup.clusters import write_clusters
+from corpus.dedup.filter import filter_shard, shard_name
+from corpus.dedup.pairs import write_pairs
+from corpus.dedup.signatures import Signatures, write_signatures
+from corpus.dedup.verify import write_edges
+
+
+def check_names(inputs: Sequence[Path]) -> None:
+    """Raise InputError when two inputs would write one file."""
+    name, count = Counter(map(shard_name, inputs)).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{name}.jsonl.zst: two inputs have this file name; rename one of them")
+
+
+def _pairs(signatures: Sequence[Path], folder: Path, settings: DedupSettings, parts: int, part: int) -> Path:
+    output = folder / f"{part}.pairs"
+    with Signatures(signatures, settings) as opened:
+        write_pairs(opened, output, settings, part, parts)
+    return output
+
+
+def _edges(
+    signatures: Sequence[Path], pairs: Sequence[Path], folder: Path, settings: DedupSettings, block: int
+) -> Path:
+    output = folder / f"{block}.edges"
+    with Signatures(signatures, settings) as opened:
+        write_edges(opened, pairs, output, settings, block)
+    return output
+
+
+def dedup(
+    inputs: Sequence[Path],
+    output_dir: Path,
+    settings: DedupSettings,
+    workers: int = 1,
+    max_bad_share: float = 0.001,
+) -> Stats:
+    """Deduplicate shards together; see `python -m corpus.dedup --help` for the rules and the files.
+
+    Raises InputError for unreadable input, EmptyResultError when there is no document at all.
+    """
+    check_names(inputs)
+    stats = Stats("dedup")
+    folder = output_dir.with_name(output_dir.name + ".work")
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    try:
+        signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
+        for path, output in zip(inputs, signatures, strict=True):
+            write_signatures(path, output, settings, workers, max_bad_share)
+        with Signatures(signatures, settings) as opened:
+            if not opened.count:
+                raise EmptyResultError.no_documents(inputs)
+            stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in opened.shards)
+        parts = range(workers)
+        pairs = list(ordered_map(partial(_pairs, signatures, folder, settings, workers), parts, workers))
+        edges = list(ordered_map(partial(_edges, signatures, pairs, folder, settings), parts, workers))
+        with Signatures(signatures, settings) as opened:
+            stats.extra |= write_clusters(opened, pairs, edges, folder / "all.clusters", settings)
+        for part in ordered_map(
+            partial(filter_shard, clusters=folder / "all.clusters", output_dir=output_dir), inputs, workers
+        ):
+            stats.add(part)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert stats.documents_in == stats.documents_out + stats.reasons.total(), "no document is lost"
+    return stats

@@ -1,0 +1,135 @@
+"""Files of named arrays that grow while they are written and are checked when they are read.
+
+| bytes | content |
+|---|---|
+| 8 | `DEDUPSG1` |
+| … | the segments: raw little-endian arrays, one after the other |
+| n | the index, JSON: {"info": {…}, "segments": [[name, dtype, offset, bytes, xxh3_64], …]} |
+| 16 | u64 n, u64 xxh3_64 of the index |
+
+A name may occur many times; reading it gives one array after the other.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from common.errors import InputError
+from common.files import atomic_path
+
+_MAGIC = b"DEDUPSG1"
+_TRAILER = struct.Struct("<QQ")
+
+
+class SegmentWriter:
+    """An open file; see `write_segments`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._segments: list[list[Any]] = []
+        self._file.write(_MAGIC)
+
+    def append(self, name: str, values: NDArray[Any]) -> None:
+        """Add an array; an empty one leaves no trace."""
+        if len(values):
+            data = np.ascontiguousarray(values).view(np.uint8).data
+            self._segments.append(
+                [name, values.dtype.str, self._file.tell(), len(data), xxhash.xxh3_64_intdigest(data)]
+            )
+            self._file.write(data)
+
+    def close(self, info: Mapping[str, Any]) -> None:
+        """Write the index."""
+        index = orjson.dumps({"info": info, "segments": self._segments})
+        self._file.write(index + _TRAILER.pack(len(index), xxhash.xxh3_64_intdigest(index)))
+
+
+@contextmanager
+def write_segments(path: Path, info: Mapping[str, Any]) -> Iterator[SegmentWriter]:
+    """Write a file of segments, whole or not at all; `info` is read when the block ends."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        writer = SegmentWriter(file)
+        yield writer
+        writer.close(info)
+
+
+class Segments:
+    """A file of segments. Raises InputError that names it where it is absent, cut short or changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file; run the phase that writes it") from None
+        try:
+            index = self._index()
+        except BaseException:
+            self.close()
+            raise
+        self.info: dict[str, Any] = index["info"]
+        self._segments: dict[str, list[list[Any]]] = {}
+        for name, *place in index["segments"]:
+            self._segments.setdefault(name, []).append(place)
+
+    def _index(self) -> dict[str, Any]:
+        size = os.fstat(self._descriptor).st_size
+        if size < len(_MAGIC) + _TRAILER.size or self.bytes_at(0, len(_MAGIC)) != _MAGIC:
+            raise self._damaged("no file of this step, or cut short")
+        end = size - _TRAILER.size
+        length, checksum = _TRAILER.unpack(self.bytes_at(end, _TRAILER.size))
+        index = self.bytes_at(end - length, length) if length <= end else b""
+        if xxhash.xxh3_64_intdigest(index) != checksum:
+            raise self._damaged("cut short or changed")
+        self.checksum = int(checksum)
+        """Of the index, and so of the checksums of every segment."""
+        content: dict[str, Any] = orjson.loads(index)
+        return content
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "Segments":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _damaged(self, how: str) -> InputError:
+        return InputError(f"{self.path}: {how}; delete it and run the phase that writes it again")
+
+    def each(self, name: str) -> Iterator[NDArray[Any]]:
+        """The arrays of a name, one at a time, checked."""
+        for dtype, offset, length, checksum in self._segments.get(name, []):
+            data = self.bytes_at(offset, length)
+            if xxhash.xxh3_64_intdigest(data) != checksum:
+                raise self._damaged(f"{name} at byte {offset} is changed")
+            yield np.frombuffer(data, dtype=dtype)
+
+    def read(self, name: str, dtype: str) -> NDArray[Any]:
+        """The arrays of a name as one; empty, of `dtype`, where there is none."""
+        arrays = list(self.each(name))
+        return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
+
+    def offsets(self, name: str) -> list[int]:
+        """Where the arrays of a name begin in the file."""
+        return [offset for _, offset, _, _ in self._segments.get(name, [])]
+
+    def bytes_at(self, offset: int, length: int) -> bytes:
+        """Bytes of the file, unchecked."""
+        data = os.pread(self._descriptor, length, offset)
+        while len(data) < length:  # one call reads 2 GiB at most
+            more = os.pread(self._descriptor, length - len(data), offset + len(data))
+            if not more:
+                raise self._damaged("cut short")
+            data += more
+        return data

@@ -1,0 +1,108 @@
+"""Shingles of a text as 64-bit numbers, their MinHash, and the true Jaccard similarity of two sets of them.
+
+A shingle is `shingle_characters` successive characters (or `shingle_words` words), named by a multilinear hash (Lemire
+and Kaser, 2014) mod 2**64: of two different ones of five characters the chance to be taken for one is below 2**-43.
+"""
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from common.settings import DedupSettings
+
+Shingles = NDArray[np.uint64]
+"""The distinct shingles of a text in ascending order."""
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplicative hashing (Knuth, TAOCP 3, 6.4)
+_BLOCK = 4096  # shingles permuted at a time: 120 x 4096 x 4 bytes stay in the cache of a core
+
+
+@lru_cache(8)
+def _keys(count: int) -> NDArray[np.uint64]:
+    """Odd random multipliers."""
+    return np.random.RandomState(2014).randint(0, 1 << 63, count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
+    """The shingle at every place of a text; a text shorter than a shingle is its own only one."""
+    if settings.shingle_words:
+        length = settings.shingle_words
+        hashes = [xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) for word in text.split()]
+        values = np.array(hashes, dtype=np.uint64)
+    else:
+        length = settings.shingle_characters
+        values = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
+    if len(values) < length:
+        values = np.pad(values, (0, length - len(values)), constant_values=sys.maxunicode + 1)  # no character
+    count = len(values) - length + 1
+    code = np.full(count, length, dtype=np.uint64)
+    for place, key in enumerate(_keys(length)):
+        code += values[place : place + count] * key
+    return code
+
+
+def shingles(text: str, settings: DedupSettings) -> Shingles:
+    """The set of a text's shingles."""
+    code = np.sort(codes(text, settings))
+    new = np.ones(len(code), dtype=np.bool_)
+    np.not_equal(code[1:], code[:-1], out=new[1:])
+    return code[new]
+
+
+def jaccard(first: Shingles, second: Shingles) -> float:
+    """Size of the intersection over size of the union; of two sets, each in ascending order."""
+    small, large = sorted((first, second), key=len)
+    place = np.searchsorted(large, small)
+    place[place == len(large)] = 0
+    common = int(np.count_nonzero(large[place] == small))
+    return common / (len(first) + len(second) - common)
+
+
+def shingle_hash(code: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """The 32-bit hash of shingles that MinHash permutes."""
+    return ((code * _MIX) >> np.uint64(32)).astype(np.uint32)
+
+
+def _finalizer(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """MurmurHash3's 32-bit finalizer, with which datasketch mixes before it permutes."""
+    values = values ^ (values >> np.uint32(16))
+    values *= np.uint32(0x85EBCA6B)
+    values ^= values >> np.uint32(13)
+    values *= np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
+    return values
+
+
+class MinHasher:
+    """MinHash signatures: the values of datasketch's MinHash, scheme "affine32", over `shingle_hash`."""
+
+    def __init__(self, settings: DedupSettings) -> None:
+        from datasketch import MinHash
+
+        permutations: Any = MinHash(settings.bands * settings.rows, seed=settings.seed, scheme="affine32").permutations
+        self._a, self._b = (values[:, None] for values in permutations)
+        self._buffer = np.empty((len(self._a), _BLOCK), dtype=np.uint32)
+
+    def signature(self, code: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        """One value a permutation: the least of a * h + b mod 2**32 over the shingles of a text, repeated or not."""
+        hashes = _finalizer(shingle_hash(code))
+        least = np.full(len(self._a), 0xFFFFFFFF, dtype=np.uint32)
+        for start in range(0, len(hashes), _BLOCK):
+            block = hashes[None, start : start + _BLOCK]
+            values = np.multiply(self._a, block, out=self._buffer[:, : block.shape[1]])
+            values += self._b
+            np.minimum(least, values.min(axis=1), out=least)
+        return least
+
+
+def band_hashes(signatures: NDArray[np.uint32], settings: DedupSettings) -> NDArray[np.uint64]:
+    """One 64-bit hash a band: (N, bands * rows) -> (N, bands). Equal values give equal hashes."""
+    values = signatures.reshape(-1, settings.bands, settings.rows).astype(np.uint64)  # (N, bands, rows)
+    hashes = (values * _keys(settings.rows)).sum(axis=2, dtype=np.uint64)
+    hashes ^= hashes >> np.uint64(32)  # the high bits choose the part of a job, so they must depend on every value
+    hashes *= _MIX
+    return np.asarray(hashes, dtype=np.uint64)

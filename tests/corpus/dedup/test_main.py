@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from corpus.dedup.__main__ import main
+from corpus.dedup.run import dedup
+from tests.conftest import Command
+from tests.corpus.dedup.test_run import RULES, planted
+from tests.helpers import assert_one_line_error, read_shard, write_shard
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    documents = planted(6)
+    return [write_shard(tmp_path / "in" / f"{n:04d}.jsonl.zst", documents[n::3]) for n in range(3)]
+
+
+def phases(shards: list[Path], work: Path, output: Path, jobs: int) -> None:
+    for shard in shards:
+        name = shard.name.removesuffix(".jsonl.zst")
+        main(["signatures", "--input", str(shard), "--output", str(work / f"{name}.signatures")])
+    folders = ["--signatures", str(work), "--shards", "3"]
+    for job in range(jobs):
+        main(["bands", *folders, "--part", f"{job}/{jobs}", "--output", str(work / f"{job}.pairs")])
+    folders += ["--pairs", str(work)]
+    for job in range(jobs):
+        main(["verify", *folders, "--block", f"{job}/{jobs}", "--output", str(work / f"{job}.edges")])
+    main(["clusters", *folders, "--edges", str(work), "--output", str(work / "all.clusters")])
+    for shard in shards:
+        main(["filter", "--input", str(shard), "--clusters", str(work / "all.clusters"), "--output-dir", str(output)])
+
+
+def test_the_phases_one_by_one_write_what_run_writes(tmp_path: Path, shards: list[Path]) -> None:
+    stats = dedup(shards, tmp_path / "run", RULES)
+    assert stats.reasons.total() > 10
+    work = tmp_path / "work"
+    work.mkdir()
+    for stale in ("0003.signatures", "7.pairs", "7.edges"):  # left by a run with other numbers
+        (work / stale).write_text("stale")
+    for jobs in (1, 3):
+        phases(shards, work, tmp_path / str(jobs), jobs)
+        for path in sorted((tmp_path / "run").rglob("*.zst")):
+            assert (tmp_path / str(jobs) / path.relative_to(tmp_path / "run")).read_bytes() == path.read_bytes()
+
+
+def test_a_shard_that_changed_meanwhile_is_an_error_and_leaves_no_output(
+    tmp_path: Path, shards: list[Path], command: Command
+) -> None:
+    work = tmp_path / "work"
+    phases(shards, work, tmp_path / "out", 1)
+    (tmp_path / "out" / shards[0].name).unlink()
+    write_shard(shards[0], read_shard(shards[0])[:1])
+    arguments = ["--input", shards[0], "--clusters", work / "all.clusters", "--output-dir", tmp_path / "out"]
+    assert_one_line_error(command("corpus.dedup", "filter", *arguments), "0000.jsonl.zst", "run the phase `signatures`")
+    assert not (tmp_path / "out" / shards[0].name).exists()
+
+
+def test_a_missing_phase_is_named(tmp_path: Path, command: Command) -> None:
+    arguments = ["--signatures", tmp_path, "--output", tmp_path / "0.pairs"]
+    assert_one_line_error(command("corpus.dedup", "bands", *arguments, "--part", "0/1"), "run the phase `signatures`")
+    assert_one_line_error(command("corpus.dedup", "bands", *arguments, "--part", "1/1"), "--part", "J/N")
