@@ -1,0 +1,84 @@
+"""A web server for measurements: its own process on its own core, 200 hosts, every answer a few milliseconds late.
+
+The hosts are loopback addresses (127.0.1.1, 127.0.1.2, …; all of 127.0.0.0/8 is this machine on Linux), so that every
+client opens its connections host by host, as on the web. `/page/N` answers page N modulo the number of bodies.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+
+HOSTS = 200
+LATENCY = 0.005  # seconds before the first byte of an answer
+
+
+def addresses(count: int = HOSTS) -> list[str]:
+    """So many hosts."""
+    return [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(count)]
+
+
+def pin(core: int) -> None:
+    """Keep this process on one core, where the system can and has more than one."""
+    if hasattr(os, "sched_setaffinity") and len(cores := sorted(os.sched_getaffinity(0))) > 1:
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+class _Answers(asyncio.Protocol):
+    """One connection, kept alive: no parsing beyond the path, so that the server is never what is measured."""
+
+    def __init__(self, bodies: Sequence[bytes]) -> None:
+        self._bodies = bodies
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember where to write."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is complete."""
+        self._received += data
+        *requests, self._received = self._received.split(b"\r\n\r\n")
+        for request in requests:
+            number = request.split(b" ", 2)[1].removeprefix(b"/page/")
+            body = self._bodies[int(number) % len(self._bodies)] if number.isdigit() else b""
+            asyncio.get_running_loop().call_later(LATENCY, self._answer, body)
+
+    def _answer(self, body: bytes) -> None:
+        status = b"200 OK" if body else b"404 Not Found"
+        head = b"HTTP/1.1 %s\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n\r\n"
+        if not self._transport.is_closing():
+            self._transport.write(head % (status, len(body)) + body)
+
+
+def _run(bodies: Sequence[bytes], parent: Connection) -> None:
+    pin(0)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection a host, kept open
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Answers(bodies), "0.0.0.0", 0, backlog=4096)
+        parent.send(server.sockets[0].getsockname()[1])
+        await asyncio.to_thread(parent.poll, None)  # the parent says stop, or is gone
+
+    asyncio.run(serve())
+
+
+@contextlib.contextmanager
+def web(bodies: Sequence[bytes]) -> Iterator[int]:
+    """Serve `bodies` from a process of their own; the port, the same on every host."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(bodies, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join()
