@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.settings import DedupSettings
-from corpus.dedup.pairs import Pairs, read_pairs
+from corpus.dedup.pairs import Pairs, part_of, read_pairs
 from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
 
-_CHUNK = 1 << 20  # edges joined at a time
+_CHUNK = 1 << 16  # edges joined, or rows looked at, at a time
 _GIANT = 1000  # documents: a larger cluster is more likely a chain than one text
 _LOOKED_AT = 50  # members of the largest cluster whose similarities are computed
-_BYTES_A_MEMBER = 120  # row, root, survivor, size, key and what they are sorted by
+_BYTES_A_MEMBER = 300  # row, root, survivor, size and key, what they are sorted by, and an id a cluster
 _MANY = 10_000  # a corpus of this size without one duplicate is more likely a mistake than a miracle
 
 Rows = NDArray[np.int64]
@@ -139,7 +139,7 @@ def _members(forest: Forest, joined: NDArray[np.bool_], number: int, passes: int
     for start in range(0, len(joined), _CHUNK):
         rows = start + np.flatnonzero(joined[start : start + _CHUNK])
         root = forest.roots(rows)
-        mine = root % passes == number
+        mine = part_of(root, passes) == number
         found.append((rows[mine], root[mine]))
     members, roots = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     return members, roots

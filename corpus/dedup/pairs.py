@@ -65,10 +65,10 @@ def near_pairs(
     return pairs_in_groups(hashes[order], rows[order])
 
 
-def block_of(pairs: Pairs, blocks: int) -> NDArray[np.int64]:
-    """The block of each pair; the pairs of one first document stay together."""
-    mixed = pairs[:, 0].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return ((mixed >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
+def part_of(rows: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """The part of each row when rows are spread over `parts`."""
+    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # multiplicative hashing: Knuth, TAOCP 3, 6.4
+    return ((mixed >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
 def columns_of(part: int, parts: int, bands: int) -> list[str]:
@@ -87,7 +87,7 @@ def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, p
             for number in range(passes):
                 rows, hashes, exact, key = _read_part(signatures, name, number, passes)
                 pairs = exact_pairs(hashes, key, rows) if kind == "exact" else near_pairs(hashes, exact, key, rows)
-                block = block_of(pairs, parts)
+                block = part_of(pairs[:, 0], parts)  # the pairs of one first document stay together
                 pairs = pairs[np.argsort(block, kind="stable")]
                 ends = np.cumsum(np.bincount(block, minlength=parts))
                 for place, chunk in enumerate(np.split(pairs, ends[:-1])):
