@@ -95,9 +95,8 @@ class ScrapeSettings(Section):
         "trafilatura",
         "newspaper3k",
     ]
-    """HTML extractors in order; the first good answer wins."""
-    min_extracted: Annotated[int, Field(ge=0)] = 200
-    """Characters an extractor's answer must have to be good; the longest answer is taken when none has."""
+    """HTML extractors in order; the next one is asked when an answer holds too little of the page, and the longest
+    answer wins. `[newspaper3k]` alone is OpenWebText's recipe."""
     extract_timeout: PositiveFloat = 10.0
     """Seconds one page may take to extract before its worker is killed."""
     archive: bool = False

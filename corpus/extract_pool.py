@@ -91,7 +91,7 @@ class _Worker:
     async def start(cls, settings: ScrapeSettings) -> "_Worker":
         """Start a process and wait until its libraries are loaded."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
-        numbers = (PAGES_PER_WORKER, settings.extract_timeout, settings.min_extracted)
+        numbers = (PAGES_PER_WORKER, settings.extract_timeout)
         worker = cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "corpus.extract_pool", *map(str, numbers), *settings.extractors),
@@ -161,7 +161,6 @@ def _serve(
     pages: int,
     timeout: float,
     extractors: Sequence[Extractor],
-    min_extracted: int,
 ) -> bool:
     """Answer `pages` requests; False when the parent closed the stream, or is gone, before that."""
     for _ in range(pages):
@@ -170,7 +169,7 @@ def _serve(
         body, content_type, url = pickle.loads(requests.read(*_LENGTH.unpack(length)))
         signal.setitimer(signal.ITIMER_REAL, timeout)
         try:
-            answer = extract(body, content_type, url, extractors, min_extracted).as_dict()
+            answer = extract(body, content_type, url, extractors).as_dict()
         except NothingExtracted as nothing:
             answer = {"reason": str(nothing)}
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -183,14 +182,14 @@ def _serve(
 def _worker_main() -> int:
     """Load the libraries, then fork one child after the other; returns the code of the last one."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent ends the workers
-    pages, timeout, min_extracted, *names = sys.argv[1:]
+    pages, timeout, *names = sys.argv[1:]
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not write into the frames
     sys.addaudithook(_refuse_network)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, even inside a C library
     extractors = load_extractors(names)
     with suppress(NothingExtracted):
-        extract(_FIRST_PAGE, "text/html", "", extractors, 0)  # loads what the libraries put off
+        extract(_FIRST_PAGE, "text/html", "", extractors)  # loads what the libraries put off
     gc.freeze()  # the children share it
     answers.write(_LENGTH.pack(0))
     answers.flush()
@@ -198,7 +197,7 @@ def _worker_main() -> int:
         child = os.fork()
         if child == 0:
             try:
-                more = _serve(requests, answers, int(pages), float(timeout), extractors, int(min_extracted))
+                more = _serve(requests, answers, int(pages), float(timeout), extractors)
             except (BrokenPipeError, EOFError, pickle.UnpicklingError, struct.error):
                 more = False  # the parent is gone, in the middle of a frame
             os._exit(_RETIRED if more else 0)

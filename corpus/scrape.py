@@ -42,9 +42,7 @@ def owner_of(
     urls: Sequence[str], settings: ScrapeSettings, blacklist: BlacklistSettings, archive: Path | None
 ) -> dict[str, Any]:
     """What a journal belongs to: the list, everything that shapes the result, and whether there is an archive."""
-    shaping = settings.model_dump(
-        include={"extractors", "min_extracted", "max_bytes", "max_redirects", "obey_robots"}, mode="json"
-    )
+    shaping = settings.model_dump(include={"extractors", "max_bytes", "max_redirects", "obey_robots"}, mode="json")
     libraries = [version(name) for name in ("trafilatura", "newspaper3k", "lxml")]
     shape = f"{shaping} {blacklist.model_dump(mode='json')} {libraries}"
     return {

@@ -24,6 +24,18 @@ from types import SimpleNamespace
 
 LOADED_BY = os.getpid()
 
+class load_html(str):
+    def xpath(self, path):
+        return []
+
+def examine_meta(html):
+    return SimpleNamespace(title="Title")
+
+def find_date(html, **options):
+    return None
+
+extract_title = find_date
+
 def bare_extraction(html, **options):
     if "HANG" in html:
         re.match(r"(a+)+$", "a" * 64 + "b")  # C code that no Python signal handler can interrupt
@@ -32,7 +44,7 @@ def bare_extraction(html, **options):
     if "NETWORK" in html:
         socket.create_connection(("127.0.0.1", 9))
     print("chatter on standard output")
-    return SimpleNamespace(text=f"{os.getpid()} {LOADED_BY} {html}", title="", date=None)
+    return SimpleNamespace(text=f"{os.getpid()} {LOADED_BY} {html}")
 """
 SETTINGS = ScrapeSettings(extractors=["trafilatura"], extract_timeout=1.0)
 
@@ -41,8 +53,8 @@ SETTINGS = ScrapeSettings(extractors=["trafilatura"], extract_timeout=1.0)
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "trafilatura"
     package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "core.py").write_text(STUB)
+    for module in ("__init__", "core", "metadata"):
+        (package / f"{module}.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path)
 
 

@@ -33,7 +33,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def text_of(page: Page) -> str:
     kind = page.headers["Content-Type"]
-    return extract(page.body, kind, page.url, load_extractors(["trafilatura"]), 1).text
+    return extract(page.body, kind, page.url, load_extractors(["trafilatura"])).text
 
 
 def shingles(text: str) -> set[str]:
