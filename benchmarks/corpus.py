@@ -15,6 +15,8 @@ from common import cli
 
 _NAMES = {
     "blacklist": "URL rules against the published recipe",
+    "clean": "cleaning against ftfy and langdetect",
+    "dedup": "deduplication against datasketch and rensa",
     "extract": "HTML extraction against a gold standard",
     "scrape": "fetching and extraction against requests",
 }

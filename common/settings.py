@@ -103,15 +103,42 @@ class ScrapeSettings(Section):
     """Keep the raw responses as WARC files beside the pages."""
 
 
+class GopherSettings(Section):
+    """Gopher's quality rules (Rae et al. 2021, table A1), made for English."""
+
+    enabled: bool = False
+    """Drop the documents that break one of them."""
+    min_words: Annotated[int, Field(ge=0)] = 50
+    """Fewest words, white space between them."""
+    max_words: PositiveInt = 100_000
+    """Most words."""
+    min_word_length: Annotated[float, Field(ge=0)] = 3
+    """Shortest mean word, in characters."""
+    max_word_length: PositiveFloat = 10
+    """Longest mean word, in characters."""
+    max_symbols: Share = 0.1
+    """Most # a word, and most ellipses (... or …) a word."""
+    max_bullets: Share = 0.9
+    """Largest share of lines that begin with a bullet."""
+    max_ellipses: Share = 0.3
+    """Largest share of lines that end with an ellipsis."""
+    min_alphabetic: Share = 0.8
+    """Smallest share of words with a letter in them."""
+    min_stop_words: Annotated[int, Field(ge=0, le=8)] = 2
+    """How many of `the be to of and that have with` a text must have."""
+
+
 class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
-    language: str = "en"
-    """ISO 639-1 code that documents must have (langdetect); empty keeps every language."""
+    language: Annotated[str, Field(pattern="^([a-z]{2})?$")] = "en"
+    """ISO 639-1 code that documents must have (CLD2 and langdetect); empty keeps every language."""
     min_characters: Annotated[int, Field(ge=0)] = 512
     """Shorter documents are dropped (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256
     """Documents shorter than this that mention "javascript" are browser notices and are dropped."""
+    gopher: GopherSettings = GopherSettings()
+    """Quality rules."""
 
 
 class DedupSettings(Section):

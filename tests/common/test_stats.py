@@ -12,3 +12,22 @@ def test_the_table_lists_every_reason_with_its_share() -> None:
         "  short             100    5.0 %",
         "  all             2,000  100.0 %",
     ]
+
+
+def test_parts_of_a_step_add_up_to_the_whole() -> None:
+    documents = [{"id": f"{n:016x}", "text": "x" * n * 100} for n in range(40)]
+    whole, parts = Stats("s"), [Stats("s"), Stats("s")]
+    for number, document in enumerate(documents):
+        for stats in (whole, parts[number % 2]):
+            list(stats.counted([document]))
+            if number % 3:
+                stats.drop("odd" if number % 2 else "even", document)
+            else:
+                stats.keep(len(document["text"]))
+    parts[1].add(parts[0])
+    seconds = {"seconds": 0}
+    assert parts[1].as_dict() | seconds == whole.as_dict() | seconds
+    assert (
+        whole.as_dict()["examples"]["odd"]
+        == [{"id": f"{n:016x}", "text": "x" * min(n * 100, 200)} for n in range(40) if n % 3 and n % 2][:10]
+    )

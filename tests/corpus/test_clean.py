@@ -1,10 +1,14 @@
 from pathlib import Path
 
+import orjson
 import pytest
+import zstandard
 
-from common.errors import EmptyResultError
+from common.errors import EmptyResultError, InputError
+from common.files import read_json
 from common.settings import CleanSettings
-from corpus.clean import clean, language_of, repair
+from corpus.clean import clean
+from corpus.repair import repair
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
 
@@ -18,12 +22,6 @@ def run(folder: Path, texts: list[str], settings: CleanSettings | None = None) -
     source = write_shard(folder / "in.jsonl.zst", [document(n, text) for n, text in enumerate(texts)])
     stats = clean([source], folder / "out.jsonl.zst", settings or CleanSettings(), allow_empty=True)
     return [found["text"] for found in read_shard(folder / "out.jsonl.zst")], dict(stats.reasons)
-
-
-def test_mojibake_entities_and_control_characters_are_repaired() -> None:
-    assert repair("schÃ¶n &amp; gut") == "schön & gut"
-    assert repair("a\x00b") == "ab"
-    assert repair("  one \t two \n\n\n\n  three  ") == "one two\n\nthree"
 
 
 def test_each_rule_drops_what_it_names(tmp_path: Path) -> None:
@@ -58,11 +56,6 @@ def test_the_worker_count_changes_no_byte(tmp_path: Path) -> None:
     assert (tmp_path / "r1.zst").read_bytes() == (tmp_path / "r2.zst").read_bytes()
 
 
-def test_language_answers_are_repeatable_and_never_fail() -> None:
-    assert language_of("12345 67890 !!!") == ""
-    assert len({language_of("Das ist ja nice, really") for _ in range(20)}) == 1
-
-
 def test_real_articles_are_english_or_dropped_for_a_reason(tmp_path: Path, shared_data: Path) -> None:
     wiki = (shared_data / "text" / "wikitext2-test.txt").read_text(encoding="utf-8")
     texts = [wiki[start : start + 4000] for start in range(0, 80_000, 4000)]
@@ -83,3 +76,86 @@ def test_the_command_answers_a_truncated_shard_in_one_line(tmp_path: Path, comma
     result = command("corpus.clean", "--input", source, "--output", tmp_path / "out.jsonl.zst", "--workers", 2)
     assert_one_line_error(result, "in.jsonl.zst", "truncated")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl.zst"]
+
+
+def test_statistics_tell_languages_sizes_and_the_same_few_examples_of_each_reason(tmp_path: Path) -> None:
+    documents = [document(n, GERMAN if n % 2 else prose(n)) for n in range(60)] + [document(99, "Too short.")]
+    dumped = []
+    for name, order in (("a", documents), ("b", documents[::-1])):
+        source = write_shard(tmp_path / f"{name}.jsonl.zst", order)
+        stats = clean([source], tmp_path / "out.jsonl.zst", CleanSettings(), tmp_path / "rejects.jsonl.zst").as_dict()
+        dumped.append({key: value for key, value in stats.items() if key != "seconds"})
+    assert dumped[0] == dumped[1]
+    assert stats["languages"] == {"en": 30, "de": 30}
+    assert stats["sizes_in"].pop("8") == 1 and sum(stats["sizes_in"].values()) == 60
+    assert sum(stats["sizes_out"].values()) == 30 and min(map(int, stats["sizes_out"])) == 512
+    assert [found["id"] for found in stats["examples"]["language"]] == [f"{n:016x}" for n in range(1, 20, 2)]
+    assert stats["examples"]["short"][0]["finding"] == "10 characters"
+    assert {found["finding"] for found in read_shard(tmp_path / "rejects.jsonl.zst")} == {"de", "10 characters"}
+
+
+def test_bad_lines_are_counted_and_located_and_cost_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [orjson.dumps(document(n, prose(n))) for n in range(20)]
+    bad = [
+        b"{not json",
+        b"[1]",
+        b'{"id": "1"}',
+        b'{"id": "1", "text": 7}',
+        b'{"id": "1", "text": "\\ud800 alone"}',
+        b"\xff",
+    ]
+    source = tmp_path / "in.jsonl.zst"
+    source.write_bytes(zstandard.compress(b"\n".join([*good[:10], *bad, *good[10:]]) + b"\n"))
+    stats = clean([source], tmp_path / "out.jsonl.zst", CleanSettings(), max_bad_share=0.3)
+    assert stats.extra["bad_lines"] == 6 and stats.documents_out == 20
+    warnings = capsys.readouterr().err
+    assert all(f"in.jsonl.zst:{number}: " in warnings for number in range(11, 17))
+    with pytest.raises(InputError, match=r"in.jsonl.zst:11: .*6 of 26 lines are bad, more than max_bad_share"):
+        clean([source], tmp_path / "no.jsonl.zst", CleanSettings())
+    assert not (tmp_path / "no.jsonl.zst").exists()
+
+
+def test_odd_texts_are_cleaned_like_others(tmp_path: Path) -> None:
+    texts = ["\x00" * 600 + prose(1), prose(2) + "\ufdd0\ufffe", "\ud7ff" * 600, "\x1b[0m" * 200, "1 " * 600]
+    kept, reasons = run(tmp_path, texts)
+    assert kept == [repair(text) for text in texts[:2]] and kept[0] == repair(prose(1))
+    assert reasons == {"language": 2, "empty": 1}
+
+
+def test_an_empty_shard_gives_an_empty_shard_where_that_is_allowed(tmp_path: Path) -> None:
+    assert run(tmp_path, []) == ([], {})
+
+
+@pytest.mark.slow
+def test_a_document_of_50_mb_passes(tmp_path: Path) -> None:
+    page = "\n".join(prose(n, 1000) for n in range(50)) + "\n“quoted” &amp; more – é\n"
+    kept, reasons = run(tmp_path, [page * (50_000_000 // len(page))])
+    assert not reasons and len(kept[0]) > 49_000_000 and kept[0].endswith('"quoted" & more – é')
+
+
+def test_explain_prints_what_every_rule_finds_and_writes_nothing(tmp_path: Path, command: Command) -> None:
+    documents = [document(n, prose(n)) for n in range(30)] + [document(30, "x"), document(0, GERMAN[:300])]
+    source = write_shard(tmp_path / "in.jsonl.zst", documents)
+    result = command("corpus.clean", "--explain", source)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("site.example") == 20
+    explained = [part.split("\n  ") for part in result.stdout.strip().split("\n0")]
+    german = next(lines for lines in explained if lines[0].endswith("drop (short)"))
+    assert [line.split()[:2] for line in german[2:]] == [
+        ["empty", "keep"], ["javascript", "keep"], ["short", "drop:"], ["language", "drop:"],
+    ]  # fmt: skip
+    assert german[-1].endswith("de")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl.zst"]
+    assert_one_line_error(command("corpus.clean", "--input", source), "--explain")
+    assert_one_line_error(command("corpus.clean", "--explain", tmp_path / "no.zst"), "no such file")
+
+
+def test_the_command_writes_its_statistics(tmp_path: Path, command: Command) -> None:
+    source = write_shard(tmp_path / "in.jsonl.zst", [document(1, prose(1))])
+    (tmp_path / "config.yaml").write_text("run: x\nurls: [x]\nclean: {gopher: {enabled: true, max_words: 100}}\n")
+    arguments = ("--output", tmp_path / "out.zst", "--stats", tmp_path / "s.json", "--config", tmp_path / "config.yaml")
+    result = command("corpus.clean", "--input", source, "--allow-empty", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert read_json(tmp_path / "s.json")["reasons"] == {"gopher_words": 1}
