@@ -125,6 +125,22 @@ def test_urls_flushed_in_pieces_are_all_written(tmp_path: Path, monkeypatch: pyt
     assert run(tmp_path, "\n".join(urls).encode()) == urls
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [((), ["good"]), (("--min-score", "1"), ["good", "low"]), (("--over-18", "--self-posts"), ["good", "adult", "self"])],
+)
+def test_options_say_which_submissions_are_taken(tmp_path: Path, options: tuple[str, ...], kept: list[str]) -> None:
+    entries = [
+        {"url": "http://a.example/good", "score": 3},
+        {"url": "http://a.example/low", "score": 1},
+        {"url": "http://a.example/adult", "score": 9, "over_18": True},
+        {"url": "http://a.example/self", "score": 9, "is_self": True},
+    ]
+    (tmp_path / "RS.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert main(["--input", str(tmp_path / "RS.jsonl"), "--output", str(tmp_path / "out.txt"), *options]) == 0
+    assert (tmp_path / "out.txt").read_text().split() == [f"http://a.example/{name}" for name in kept]
+
+
 def test_stdin_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"http://example.org/page\n")))
     assert main(["--input", "-", "--output", str(tmp_path / "out.txt")]) == 0
