@@ -127,7 +127,11 @@ def test_urls_flushed_in_pieces_are_all_written(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [((), ["good"]), (("--min-score", "1"), ["good", "low"]), (("--over-18", "--self-posts"), ["good", "adult", "self"])],
+    [
+        ((), ["good"]),
+        (("--min-score", "1"), ["good", "low"]),
+        (("--over-18", "--self-posts"), ["good", "adult", "self"]),
+    ],
 )
 def test_options_say_which_submissions_are_taken(tmp_path: Path, options: tuple[str, ...], kept: list[str]) -> None:
     entries = [
