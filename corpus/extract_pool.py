@@ -1,6 +1,7 @@
 """Extraction in worker processes that may hang, crash or leak: each costs its page and its process, nothing else.
 
-A worker (`python -m corpus.extract_pool`, started by ExtractPool) reads and writes frames on its standard streams:
+A worker (`python -m corpus.extract_pool`, started by ExtractPool) takes and gives frames through a socket, its
+standard input and output:
 
     frame     u32 length, then as many bytes
     to it     pickle of (body, content type, URL)
@@ -16,7 +17,9 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -83,27 +86,26 @@ class ExtractPool:
 class _Worker:
     """The parent's end of one process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+    def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+        self._process, self._connection = process, connection
 
     @classmethod
     async def start(cls, settings: ScrapeSettings) -> "_Worker":
         """Start a process and wait until its libraries are loaded."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
         numbers = (PAGES_PER_WORKER, settings.extract_timeout)
-        worker = cls(
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "corpus.extract_pool", *map(str, numbers), *settings.extractors),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=environment,
-                process_group=0,  # for `stop`; and Ctrl-C is for the parent to handle
-            )
-        )
+        command = [sys.executable, "-m", "corpus.extract_pool", *map(str, numbers), *settings.extractors]
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            # No asyncio subprocess: when its start is cancelled, waiting for its end may take for ever (Python 3.11).
+            # A process group for `stop`; also, Ctrl-C is for the parent to handle.
+            end = theirs.fileno()
+            process = subprocess.Popen(command, stdin=end, stdout=end, env=environment, process_group=0)
+        worker = cls(process, ours)
         try:
             await worker._read()
-        except asyncio.IncompleteReadError:
+        except EOFError:
             await worker.stop()
             raise ToolkitError(
                 f"an extraction worker did not start; try {sys.executable} -c 'import {', '.join(_MODULES)}'"
@@ -117,27 +119,37 @@ class _Worker:
         """Its answer to one page. Raises PageError when the process died of it."""
         request = pickle.dumps((body, content_type, url))
         try:
-            self._stdin.write(_LENGTH.pack(len(request)) + request)
-            await self._stdin.drain()
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(self._connection, _LENGTH.pack(len(request)) + request)
             answer: dict[str, Any] = orjson.loads(await self._read())
-        except (asyncio.IncompleteReadError, ConnectionError):
-            code = await self._process.wait()
+        except (EOFError, ConnectionError):
+            code = await asyncio.to_thread(self._process.wait)
             if code in (-signal.SIGKILL, _SIGNALLED + signal.SIGKILL):
                 await asyncio.sleep(_SHARED_END)
             raise PageError("extract_timeout" if code == _SIGNALLED + signal.SIGALRM else "extract_crash") from None
         return answer
 
-    async def _read(self) -> bytes:
-        (length,) = _LENGTH.unpack(await self._stdout.readexactly(_LENGTH.size))
-        return await self._stdout.readexactly(length)
+    async def _read(self) -> bytearray:
+        """The next frame. Raises EOFError where the process is gone."""
+        (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
+        return await self._receive(length)
+
+    async def _receive(self, size: int) -> bytearray:
+        received = bytearray(size)
+        rest = memoryview(received)
+        while rest:
+            count = await asyncio.get_running_loop().sock_recv_into(self._connection, rest)
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return received
 
     async def stop(self) -> None:
         """End the process and its child, whatever they are doing."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        self._stdin.close()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._connection.close()
+        await asyncio.to_thread(self._process.wait)
 
 
 _MODULES = ("trafilatura", "newspaper", "lxml_html_clean")
@@ -198,7 +210,7 @@ def _worker_main() -> int:
         if child == 0:
             try:
                 more = _serve(requests, answers, int(pages), float(timeout), extractors)
-            except (BrokenPipeError, EOFError, pickle.UnpicklingError, struct.error):
+            except (ConnectionError, EOFError, pickle.UnpicklingError, struct.error):
                 more = False  # the parent is gone, in the middle of a frame
             os._exit(_RETIRED if more else 0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
