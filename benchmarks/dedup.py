@@ -75,12 +75,11 @@ def _ngrams(text: str) -> list[str]:
 
 def our_signatures(documents: list[Document]) -> None:
     """MinHash of 120 permutations over character 5-grams, as the step computes it."""
-    from corpus.dedup.shingles import MinHasher, codes
+    from corpus.dedup.shingles import MinHasher
 
-    settings = DedupSettings()
-    hasher = MinHasher(settings)
+    hasher = MinHasher(DedupSettings())
     for document in documents:
-        hasher.signature(codes(document["text"], settings))
+        hasher.signature(document["text"])
 
 
 def rensa_signatures(documents: list[Document]) -> None:

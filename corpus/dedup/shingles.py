@@ -5,6 +5,7 @@ and Kaser, 2014) mod 2**64: of two different ones of five characters the chance 
 """
 
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ Shingles = NDArray[np.uint64]
 """The distinct shingles of a text in ascending order."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplicative hashing (Knuth, TAOCP 3, 6.4)
+_PIECE = 1 << 16  # characters
 _BLOCK = 4096  # shingles permuted at a time: 120 x 4096 x 4 bytes stay in the cache of a core
 
 
@@ -43,6 +45,14 @@ def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
     for place, key in enumerate(_keys(length)):
         code += values[place : place + count] * key
     return code
+
+
+def _code_blocks(text: str, settings: DedupSettings) -> Iterator[NDArray[np.uint64]]:
+    """`codes`, a piece at a time: a text of 50 MB takes a megabyte, unless its shingles are of words."""
+    overlap = settings.shingle_characters - 1
+    step = len(text) + 1 if settings.shingle_words else _PIECE
+    for start in range(0, max(1, len(text) - overlap), step):
+        yield codes(text[start : start + step + overlap], settings)
 
 
 def shingles(text: str, settings: DedupSettings) -> Shingles:
@@ -84,18 +94,20 @@ class MinHasher:
         from datasketch import MinHash
 
         permutations: Any = MinHash(settings.bands * settings.rows, seed=settings.seed, scheme="affine32").permutations
+        self._settings = settings
         self._a, self._b = (values[:, None] for values in permutations)
         self._buffer = np.empty((len(self._a), _BLOCK), dtype=np.uint32)
 
-    def signature(self, code: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    def signature(self, text: str) -> NDArray[np.uint32]:
         """One value a permutation: the least of a * h + b mod 2**32 over the shingles of a text, repeated or not."""
-        hashes = _finalizer(shingle_hash(code))
         least = np.full(len(self._a), 0xFFFFFFFF, dtype=np.uint32)
-        for start in range(0, len(hashes), _BLOCK):
-            block = hashes[None, start : start + _BLOCK]
-            values = np.multiply(self._a, block, out=self._buffer[:, : block.shape[1]])
-            values += self._b
-            np.minimum(least, values.min(axis=1), out=least)
+        for code in _code_blocks(text, self._settings):
+            hashes = _finalizer(shingle_hash(code))
+            for start in range(0, len(hashes), _BLOCK):
+                block = hashes[None, start : start + _BLOCK]
+                values = np.multiply(self._a, block, out=self._buffer[:, : block.shape[1]])
+                values += self._b
+                np.minimum(least, values.min(axis=1), out=least)
         return least
 
 

@@ -29,7 +29,7 @@ from common.progress import Meter
 from common.settings import DedupSettings
 from common.workers import batched, ordered_map
 from corpus.dedup.segments import Segments, write_segments
-from corpus.dedup.shingles import MinHasher, band_hashes, codes
+from corpus.dedup.shingles import MinHasher, band_hashes
 
 _BATCH = 64  # documents sent to a worker at once
 CHUNK = 1 << 16  # documents in a segment
@@ -62,7 +62,7 @@ def describe(settings: DedupSettings, documents: Sequence[Document]) -> dict[str
         texts.append(compressor.compress(text))
         key.append(xxhash.xxh3_64_intdigest(ids[-1] + b"\0" + text))
         exact.append(xxhash.xxh3_64_intdigest(normalised(document["text"]).encode()))
-        signatures[row] = hasher.signature(codes(document["text"], settings))
+        signatures[row] = hasher.signature(document["text"])
     return {
         "ids": ids,
         "texts": texts,
