@@ -9,7 +9,7 @@ Unknown keys, wrong types and contradictions raise ConfigError in one line with 
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -27,6 +27,8 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             section = {"": ModelRun}
         elif isinstance(section, dict):
             section = section[""]
+        elif isinstance(part, int):  # an entry of a list
+            section = get_args(section)[0]
         elif isinstance(part, str) and part in getattr(section, "model_fields", {}):
             section = section.model_fields[part].annotation
     return list(getattr(section, "model_fields", {}))
@@ -103,6 +105,7 @@ def settings_for_workflow(config: Mapping[str, Any], files: Iterable[object]) ->
     settings = validate(config, source)
     try:
         settings.url_files()
+        settings.source_files()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
     write_settings(settings, settings.run / "config.yaml")

@@ -28,6 +28,7 @@ from common.errors import InputError
 Document = dict[str, Any]
 
 _CHUNK = 1 << 20  # bytes read at a time
+_HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -123,6 +124,37 @@ def document_writer(path: Path) -> Iterator[Callable[[Document], None]]:
 
 def _write_line(file: Any, document: Document) -> None:
     file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+
+
+@contextmanager
+def sharded_writer(paths: Sequence[Path]) -> Iterator[Callable[[int, Document], None]]:
+    """Yield a function that appends a document to the shard of a number; all `paths` appear, or none.
+
+    Holds 64 MB of lines, and one file open: a thousand shards are more than a process may have. Each time they are full
+    every shard gets a zstd frame: the bytes are a function of the documents and their order alone.
+    """
+    compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
+    pending: list[list[bytes]] = [[] for _ in paths]
+    held = 0
+    with atomic_paths(paths) as temporaries:
+
+        def flush() -> None:
+            for path, temporary, lines in zip(paths, temporaries, pending, strict=True):
+                with temporary.open("ab") as file:
+                    file.write(compressor.compress(b"".join(lines)) if path.suffix == ".zst" else b"".join(lines))
+                lines.clear()
+
+        def write(shard: int, document: Document) -> None:
+            nonlocal held
+            line = orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+            pending[shard].append(line)
+            held += len(line)
+            if held >= _HELD:
+                flush()
+                held = 0
+
+        yield write
+        flush()
 
 
 @contextmanager

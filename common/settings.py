@@ -103,6 +103,17 @@ class ScrapeSettings(Section):
     """Keep the raw responses as WARC files beside the pages."""
 
 
+class SourceSettings(Section):
+    """Existing text (`python -m corpus.ingest`)."""
+
+    path: str
+    """File, folder or glob."""
+    format: Literal["jsonl", "text", "wikiextractor"] | None = None
+    """Leave out to go by the files' names: *.txt, wiki_00, JSON lines all others."""
+    text_key: str = "text"
+    """Key of JSON objects that holds the text."""
+
+
 class GopherSettings(Section):
     """Gopher's quality rules (Rae et al. 2021, table A1), made for English."""
 
@@ -337,8 +348,10 @@ class Settings(Section):
 
     run: Path
     """Folder of all results."""
-    urls: Annotated[list[str], Field(min_length=1)]
+    urls: list[str] = []
     """URL lists: files, folders or globs."""
+    sources: list[SourceSettings] = []
+    """Existing text, beside or instead of URLs: a list of {path, format, text_key}."""
     site: Path | None = None
     """Folder of a recorded site (see demo/): the scrape step serves it on loopback and fetches every URL from it. Leave
     out to fetch from the web."""
@@ -374,6 +387,12 @@ class Settings(Section):
         return models
 
     @model_validator(mode="after")
+    def _something_goes_in(self) -> Self:
+        if not self.urls and not self.sources:
+            raise ValueError("give URL lists under `urls`, existing text under `sources`, or both")
+        return self
+
+    @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:
         for name in self.train_models:
             self.model_run(name)
@@ -397,6 +416,16 @@ class Settings(Section):
                 found = [entry]
             if not found:
                 raise ValueError(f"urls: {entry}: no such file or folder; put the URL lists there, or change the key")
+            names += found
+        return names
+
+    def source_files(self) -> list[str]:
+        """The files and folders of existing text, globs resolved. ValueError for one that is not there."""
+        names: list[str] = []
+        for source in self.sources:
+            found = sorted(glob(source.path, recursive=True))
+            if not found:
+                raise ValueError(f"sources: {source.path}: no such file or folder")
             names += found
         return names
 

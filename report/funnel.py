@@ -10,6 +10,7 @@ from common.files import read_json
 STEPS = {
     "urls": ("blacklist", "URLs"),
     "pages": ("scrape", "pages"),
+    "ingest": ("ingest", "documents"),
     "clean": ("clean", "documents"),
     "dedup": ("dedup", "documents"),
     "tokens": ("tokenize", "documents"),

@@ -84,6 +84,20 @@ def test_a_wrong_configuration_stops_before_any_job_and_says_why(folder: Path, c
     assert not (folder / "results/demo/urls").exists()
 
 
+def test_sources_take_the_place_of_the_scrape_or_stand_beside_it(folder: Path) -> None:
+    (folder / "texts").mkdir()
+    result = snakemake("-n", "dataset", "--config", "sources=[{path: texts}]", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    both = jobs(result.stdout)
+    assert both["ingest"] == 1 and both["scrape"] == both["clean"] == 2
+    result = snakemake("-n", "all", "--config", "sources=[{path: texts}]", "urls=[]", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    alone = jobs(result.stdout)
+    assert alone["ingest"] == 1 and alone["clean"] == 2 and not {"scrape", "blacklist", "demo_site"} & alone.keys()
+    result = snakemake("-n", "all", "--config", "sources=[{path: none}]", cwd=folder)
+    assert "sources: none: no such file or folder" in result.stdout + result.stderr
+
+
 def test_the_real_configuration_plans_its_thousand_shards(folder: Path) -> None:
     (folder / "data/urls").mkdir(parents=True)
     (folder / "data/urls/a.txt").write_text("http://site.example/page\n")

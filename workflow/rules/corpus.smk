@@ -1,4 +1,4 @@
-# blacklist -> scrape -> clean -> dedup (its phases: dedup.smk) -> tokenize -> merge_index; one job a shard, but for
+# blacklist -> scrape, ingest -> clean -> dedup (its phases: dedup.smk) -> tokenize -> merge_index; one job a shard, but for
 # the steps that see all.
 
 
@@ -63,9 +63,33 @@ rule scrape:
         "--allow-empty {params.resolve} {params.archive} > {log} 2>&1"
 
 
+rule ingest:
+    input:
+        settings.source_files(),
+    output:
+        shards=expand(RUN / "ingest/{shard}.jsonl.zst", shard=SHARDS),
+        stats=RUN / "ingest/stats.json",
+    log:
+        RUN / "logs/ingest.log",
+    benchmark:
+        RUN / "benchmarks/ingest.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=24 * 60,
+    params:
+        sources=[source.model_dump(mode="json") for source in settings.sources],
+        config=CONFIG,
+        folder=RUN / "ingest",
+        shards=settings.shards,
+    shell:
+        "python -m corpus.ingest --config {params.config} --output-dir {params.folder} --shards {params.shards} "
+        "--stats {output.stats} > {log} 2>&1"
+
+
 rule clean:
     input:
-        RUN / "pages/{shard}.jsonl.zst",
+        [RUN / "pages/{shard}.jsonl.zst"] if settings.urls else [],
+        [RUN / "ingest/{shard}.jsonl.zst"] if settings.sources else [],
     output:
         documents=RUN / "clean/{shard}.jsonl.zst",
         rejects=RUN / "clean/{shard}.rejects.jsonl.zst",

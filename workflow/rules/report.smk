@@ -4,10 +4,11 @@
 rule report:
     input:
         stats=[
-            rules.blacklist.output.stats,
+            *([rules.blacklist.output.stats] if settings.urls else []),
+            *([rules.ingest.output.stats] if settings.sources else []),
             *expand(
                 RUN / "{step}/{shard}.stats.json",
-                step=["pages", "clean", "dedup", "tokens"],
+                step=["pages"] * bool(settings.urls) + ["clean", "dedup", "tokens"],
                 shard=SHARDS,
             ),
             rules.merge_index.output.stats,
