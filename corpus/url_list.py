@@ -21,7 +21,7 @@ from corpus.urls import PATH_CHARACTERS, UrlRules, ascii_host, without_tracking
 
 _PATH = re.escape(PATH_CHARACTERS)
 _LINE = re.compile(
-    rf"^(?:(https?://)([a-z0-9.-]+)((?:/[{_PATH}]*)?)(?:\?([{_PATH}?]*))?(?:\#[!-~]*)?|.*)\r?$", re.MULTILINE
+    rf"^(?:(https?://([a-z0-9.-]+)((?:/[{_PATH}]*)?)(?:\?([{_PATH}?]*))?)(?:\#[!-~]*)?|.*)\r?$", re.MULTILINE
 )
 
 _Host = tuple[str | None, str, int]
@@ -74,7 +74,7 @@ class UrlListRules:
         hosts, extensions, digest = self._hosts, self._rules.extensions, xxhash.xxh3_64_intdigest
         # bytes that are no UTF-8 become characters that no URL may have
         for line in _LINE.finditer(block.decode("utf-8", "surrogateescape").removesuffix("\n")):
-            scheme, host, path, query = line.groups()
+            url, host, path, query = line.groups()
             if not host or (known := hosts[host]) is None:
                 self._check_line(line[0].strip(), checked)
                 continue
@@ -85,12 +85,10 @@ class UrlListRules:
                 urls.append(line[0].rstrip())
                 verdicts.append(reason)
                 continue
-            url, canonical = f"{scheme}{host}{path}", canonical + (path or "/")
-            if query:
-                url = f"{url}?{query}"
-                if query := without_tracking(query):
-                    canonical = f"{canonical}?{query}"
-            urls.append(url)
+            canonical += path or "/"
+            if query and (kept := without_tracking(query)):
+                canonical = f"{canonical}?{kept}"
+            urls.append(url.removesuffix("?") if query == "" else url)
             verdicts.append(shard)
             hashes.append(digest(canonical.encode()))
         return checked
