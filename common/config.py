@@ -106,6 +106,7 @@ def settings_for_workflow(config: Mapping[str, Any], files: Iterable[object]) ->
     try:
         settings.url_files()
         settings.source_files()
+        settings.evaluation_files()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
     write_settings(settings, settings.run / "config.yaml")

@@ -178,6 +178,31 @@ class DedupSettings(Section):
         return int(self.memory_gb * 1e9)
 
 
+class DecontaminateSettings(Section):
+    """Overlap with evaluation sets (`python -m corpus.decontaminate`); off unless files are named."""
+
+    files: list[str] = []
+    """Evaluation sets: files or globs, plain or compressed; JSON lines (every string in them), or an item a line."""
+    min_words: PositiveInt = 8
+    """Shortest n-gram: items with fewer words are not looked for."""
+    max_words: PositiveInt = 13
+    """Longest n-gram: items with more words are looked for by all of theirs of this length."""
+    max_count: PositiveInt = 10
+    """N-grams that occur so often in the corpus are ordinary language and stay."""
+    cut_characters: Annotated[int, Field(ge=0)] = 200
+    """Characters cut on each side of a match, and on to the end of a sentence."""
+    min_characters: Annotated[int, Field(ge=0)] = 200
+    """Pieces of a document must be longer to be kept."""
+    max_pieces: PositiveInt = 10
+    """Documents in more pieces are dropped."""
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError(f"min_words {self.min_words} is more than max_words {self.max_words}")
+        return self
+
+
 class TokenizeSettings(Section):
     """BPE encoding (`python -m corpus.tokenize`)."""
 
@@ -343,6 +368,17 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
+def _found(key: str, patterns: Iterable[str]) -> list[str]:
+    """What the globs under a key match, sorted by each. ValueError for one that matches nothing."""
+    names: list[str] = []
+    for pattern in patterns:
+        found = sorted(glob(pattern, recursive=True))
+        if not found:
+            raise ValueError(f"{key}: {pattern}: no such file or folder")
+        names += found
+    return names
+
+
 class Settings(Section):
     """A whole run: one URL list, one corpus, any number of models."""
 
@@ -369,6 +405,8 @@ class Settings(Section):
     """Text repair and filters."""
     dedup: DedupSettings = DedupSettings()
     """Deduplication."""
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    """Overlap with evaluation sets."""
     tokenize: TokenizeSettings = TokenizeSettings()
     """Encoding."""
     models: dict[str, ModelRun] = {}
@@ -421,13 +459,11 @@ class Settings(Section):
 
     def source_files(self) -> list[str]:
         """The files and folders of existing text, globs resolved. ValueError for one that is not there."""
-        names: list[str] = []
-        for source in self.sources:
-            found = sorted(glob(source.path, recursive=True))
-            if not found:
-                raise ValueError(f"sources: {source.path}: no such file or folder")
-            names += found
-        return names
+        return _found("sources", [source.path for source in self.sources])
+
+    def evaluation_files(self) -> list[str]:
+        """The evaluation sets with globs resolved. ValueError for one that is not there."""
+        return _found("decontaminate.files", self.decontaminate.files)
 
     @property
     def dataset_prefix(self) -> Path:

@@ -13,6 +13,7 @@ STEPS = {
     "ingest": ("ingest", "documents"),
     "clean": ("clean", "documents"),
     "dedup": ("dedup", "documents"),
+    "decontaminate": ("decontaminate", "documents"),
     "tokens": ("tokenize", "documents"),
     "dataset": ("merge_index", "documents"),
 }

@@ -98,6 +98,20 @@ def test_sources_take_the_place_of_the_scrape_or_stand_beside_it(folder: Path) -
     assert "sources: none: no such file or folder" in result.stdout + result.stderr
 
 
+def test_decontamination_is_planned_when_evaluation_sets_are_named(folder: Path) -> None:
+    (folder / "set.jsonl").write_text("{}")
+    result = snakemake("-n", "all", "--config", "decontaminate={files: [set.jsonl]}", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert jobs(result.stdout) == {
+        **EXPECTED,
+        "decontaminate_count": 2,
+        "decontaminate": 2,
+        "total": EXPECTED["total"] + 4,
+    }
+    result = snakemake("-n", "all", "--config", "decontaminate={files: [none]}", cwd=folder)
+    assert "decontaminate.files: none: no such file or folder" in result.stdout + result.stderr
+
+
 def test_the_real_configuration_plans_its_thousand_shards(folder: Path) -> None:
     (folder / "data/urls").mkdir(parents=True)
     (folder / "data/urls/a.txt").write_text("http://site.example/page\n")

@@ -10,18 +10,23 @@ from report.funnel import funnel
 from tests.helpers import prose
 from tests.workflow.test_run import configure, run
 
+ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
+
 
 def test_existing_text_becomes_tokens(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "one.txt").write_text(prose(1))
     lines = [{"text": prose(n), "url": f"https://site.example/{n}"} for n in range(2, 40)]
     (tmp_path / "texts" / "more.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    configure(tmp_path, urls=[], site=None, sources=[{"path": "texts"}])
+    (tmp_path / "set.txt").write_text(ITEM)
+    (tmp_path / "texts" / "contaminated.txt").write_text(f"{prose(90, 800)} {ITEM}. {prose(91, 800)}")
+    configure(tmp_path, urls=[], site=None, sources=[{"path": "texts"}], decontaminate={"files": ["set.txt"]})
     run(tmp_path)
     steps = {step.name: step for step in funnel(tmp_path / "results/x")}
-    assert list(steps) == ["ingest", "clean", "dedup", "tokenize", "merge_index"]
-    assert all(step.documents_out == 39 for step in steps.values())
+    assert list(steps) == ["ingest", "clean", "dedup", "decontaminate", "tokenize", "merge_index"]
+    assert {step.name: step.documents_out for step in steps.values()} == dict.fromkeys(steps, 40)
     dataset = IndexedDataset(tmp_path / "results/x/dataset/corpus_text_document")
     dataset.verify()
     text = Tokenizer().decode(dataset.tokens.tolist())
     assert all(prose(n) in text for n in range(1, 40))
+    assert ITEM not in text and prose(90, 800)[:400] in text

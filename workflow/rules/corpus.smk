@@ -1,5 +1,5 @@
-# blacklist -> scrape, ingest -> clean -> dedup (its phases: dedup.smk) -> tokenize -> merge_index; one job a shard, but for
-# the steps that see all.
+# blacklist -> scrape, ingest -> clean -> dedup (its phases: dedup.smk) -> decontaminate -> tokenize -> merge_index;
+# one job a shard, but for the steps that see all.
 
 
 rule blacklist:
@@ -109,9 +109,60 @@ rule clean:
         "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
 
 
+# The folder of the finished documents.
+DOCUMENTS = RUN / ("decontaminate" if settings.decontaminate.files else "dedup")
+
+if settings.decontaminate.files:
+
+    rule decontaminate_count:
+        input:
+            documents=RUN / "dedup/{shard}.jsonl.zst",
+            files=settings.evaluation_files(),
+        output:
+            counts=RUN / "decontaminate/{shard}.counts.json",
+        log:
+            RUN / "logs/decontaminate_count/{shard}.log",
+        benchmark:
+            RUN / "benchmarks/decontaminate_count/{shard}.tsv"
+        resources:
+            mem_mb=4000,
+            runtime=240,
+        params:
+            settings=settings.decontaminate.model_dump(mode="json"),
+            config=CONFIG,
+        shell:
+            "python -m corpus.decontaminate count --config {params.config} --input {input.documents} "
+            "--output {output.counts} --workers {threads} > {log} 2>&1"
+
+    rule decontaminate:
+        input:
+            documents=RUN / "dedup/{shard}.jsonl.zst",
+            counts=expand(RUN / "decontaminate/{shard}.counts.json", shard=SHARDS),
+            files=settings.evaluation_files(),
+        output:
+            documents=RUN / "decontaminate/{shard}.jsonl.zst",
+            rejects=RUN / "decontaminate/{shard}.rejects.jsonl.zst",
+            stats=RUN / "decontaminate/{shard}.stats.json",
+        log:
+            RUN / "logs/decontaminate/{shard}.log",
+        benchmark:
+            RUN / "benchmarks/decontaminate/{shard}.tsv"
+        resources:
+            mem_mb=4000,
+            runtime=240,
+        params:
+            settings=settings.decontaminate.model_dump(mode="json"),
+            config=CONFIG,
+            counts=RUN / "decontaminate/*.counts.json",
+        shell:
+            "python -m corpus.decontaminate cut --config {params.config} --input {input.documents} "
+            "--counts '{params.counts}' --output {output.documents} --rejects {output.rejects} "
+            "--stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
+
+
 rule tokenize:
     input:
-        RUN / "dedup/{shard}.jsonl.zst",
+        DOCUMENTS / "{shard}.jsonl.zst",
     output:
         bin=RUN / "tokens/{shard}_text_document.bin",
         idx=RUN / "tokens/{shard}_text_document.idx",
@@ -159,7 +210,7 @@ rule merge_index:
 
 rule corpus:
     input:
-        expand(rules.dedup.output.documents, shard=SHARDS),
+        expand(DOCUMENTS / "{shard}.jsonl.zst", shard=SHARDS),
 
 
 rule dataset:

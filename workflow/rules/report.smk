@@ -8,7 +8,9 @@ rule report:
             *([rules.ingest.output.stats] if settings.sources else []),
             *expand(
                 RUN / "{step}/{shard}.stats.json",
-                step=["pages"] * bool(settings.urls) + ["clean", "dedup", "tokens"],
+                step=["pages"] * bool(settings.urls)
+                + ["clean", "dedup", "tokens"]
+                + ["decontaminate"] * bool(settings.decontaminate.files),
                 shard=SHARDS,
             ),
             rules.merge_index.output.stats,

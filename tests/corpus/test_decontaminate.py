@@ -1,0 +1,130 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import EmptyResultError, InputError
+from common.files import read_json, write_json
+from common.settings import DecontaminateSettings
+from corpus.decontaminate import count, cut, pieces
+from tests.conftest import Command
+from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+
+ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
+FILLER = "This sentence has nothing to do with it at all. "
+SETTINGS = DecontaminateSettings(cut_characters=10, min_characters=5, max_pieces=3)
+
+
+def decontaminate(folder: Path, texts: list[str], workers: int = 1) -> tuple[list[str], dict[str, object]]:
+    (folder / "set.txt").write_text(f"{ITEM}\n")
+    settings = DecontaminateSettings(files=[str(folder / "set.txt")])
+    shard = write_shard(folder / "in.jsonl.zst", [document(n, text) for n, text in enumerate(texts)])
+    write_json(folder / "counts.json", count([shard], settings, workers))
+    output = folder / "out.jsonl.zst"
+    stats = cut([shard], [folder / "counts.json"], output, settings, folder / "rejects.zst", workers, allow_empty=True)
+    return [found["text"] for found in read_shard(output)], stats.as_dict()
+
+
+def test_a_match_is_cut_with_200_characters_on_each_side_to_the_end_of_a_sentence(tmp_path: Path) -> None:
+    before, after = "Before it. " * 50, "After it! " * 50
+    (kept,), stats = decontaminate(tmp_path, [f"{before}{ITEM.upper()}? {after}"])
+    first, second = kept.split("\n\n")
+    assert before.startswith(first) and first.endswith("it.") and 200 <= len(before) - len(first) < 215
+    assert after.strip().endswith(second) and second.startswith("After") and 200 <= len(after) - len(second) < 215
+    assert stats["evaluation_sets"] == {
+        str(tmp_path / "set.txt"): {"ngrams": 5, "ignored": 0, "hits": 5, "documents": 1}
+    }
+
+
+def test_clean_documents_are_not_touched_and_short_pieces_are_dropped(tmp_path: Path) -> None:
+    clean = prose(1)
+    kept, stats = decontaminate(tmp_path, [clean, f"Short. {ITEM}. Short.", f"{FILLER * 20}{ITEM}"])
+    assert kept[0] == clean and len(kept) == 2 and ITEM not in kept[1]
+    assert stats["reasons"] == {"contaminated": 1}
+    assert read_shard(tmp_path / "rejects.zst")[0]["text"] == f"Short. {ITEM}. Short."
+
+
+def test_n_grams_seen_ten_times_in_the_corpus_stay(tmp_path: Path) -> None:
+    text = f"{FILLER * 20}{ITEM}. {FILLER * 20}"
+    kept, stats = decontaminate(tmp_path, [text] * 10)
+    assert kept == [text] * 10
+    assert stats["evaluation_sets"][str(tmp_path / "set.txt")]["ignored"] == 5  # type: ignore[index]
+    kept, _ = decontaminate(tmp_path, [text] * 9)
+    assert len(kept) == 9 and all(ITEM not in found for found in kept)
+
+
+def test_a_document_in_more_than_ten_pieces_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "set.txt").write_text("\n".join(f"a riddle of eight words or more is number {n}" for n in range(11)))
+    settings = DecontaminateSettings(files=[str(tmp_path / "set.txt")])
+    texts = [
+        "".join(f"{FILLER * 20}a riddle of eight words or more is number {n}. " for n in range(m)) for m in (10, 11)
+    ]
+    shard = write_shard(tmp_path / "in.zst", [document(n, text + FILLER * 20) for n, text in enumerate(texts)])
+    write_json(tmp_path / "c.json", count([shard], settings))
+    stats = cut([shard], [tmp_path / "c.json"], tmp_path / "out.zst", settings, allow_empty=True)
+    assert stats.reasons == {"many_pieces": 2}, "11 and 12 pieces"
+    more = settings.model_copy(update={"max_pieces": 11})
+    assert cut([shard], [tmp_path / "c.json"], tmp_path / "out.zst", more).reasons == {"many_pieces": 1}
+
+
+@given(
+    text=st.text("ab.!? ", max_size=120),
+    spans=st.lists(st.tuples(st.integers(0, 119), st.integers(1, 20)), max_size=5),
+)
+def test_what_is_kept_is_text_outside_of_every_margin(text: str, spans: list[tuple[int, int]]) -> None:
+    within = sorted((start, min(len(text), start + size)) for start, size in spans if start < len(text))
+    marked = "".join("#" if any(a <= place < b for a, b in within) else c for place, c in enumerate(text))
+    left = pieces(text, within, SETTINGS)
+    assert all(len(piece) > 5 for piece in left)
+    start = 0
+    for piece, found in zip(left, pieces(marked, within, SETTINGS), strict=True):
+        assert piece == found and "#" not in found, "nothing of a match is left"
+        assert piece in text[start:]
+        start = text.index(piece, start) + len(piece)
+    if not within:
+        assert left == ([text.strip()] if len(text.strip()) > 5 else [])
+
+
+def test_the_worker_count_and_the_shards_change_no_text(tmp_path: Path) -> None:
+    texts = [f"{prose(n)} {ITEM if n % 17 == 0 else ''}. {prose(n + 1)}" for n in range(150)]
+    one, _ = decontaminate(tmp_path, texts)
+    assert decontaminate(tmp_path, texts, workers=2)[0] == one
+    settings = DecontaminateSettings(files=[str(tmp_path / "set.txt")])
+    halves = [write_shard(tmp_path / f"{n}.zst", [document(m, t) for m, t in enumerate(texts[n::2])]) for n in (0, 1)]
+    for number, half in enumerate(halves):
+        write_json(tmp_path / f"c{number}.json", count([half], settings))
+    kept: list[str] = []
+    for half in halves:
+        cut([half], [tmp_path / "c0.json", tmp_path / "c1.json"], tmp_path / "out.zst", settings)
+        kept += [found["text"] for found in read_shard(tmp_path / "out.zst")]
+    assert sorted(kept) == sorted(one) and all(ITEM not in text for text in one)
+
+
+def test_counts_of_other_evaluation_sets_are_refused(tmp_path: Path) -> None:
+    decontaminate(tmp_path, [prose(1)])
+    (tmp_path / "other.txt").write_text(prose(9, 20))
+    settings = DecontaminateSettings(files=[str(tmp_path / "other.txt")])
+    with pytest.raises(InputError, match=r"counts.json: not counted with these evaluation sets"):
+        cut([tmp_path / "in.jsonl.zst"], [tmp_path / "counts.json"], tmp_path / "out.zst", settings)
+
+
+def test_a_corpus_that_ends_empty_is_an_error(tmp_path: Path) -> None:
+    decontaminate(tmp_path, [ITEM])
+    settings = DecontaminateSettings(files=[str(tmp_path / "set.txt")])
+    with pytest.raises(EmptyResultError, match=r"none of 1 documents is left \(1 contaminated\)"):
+        cut([tmp_path / "in.jsonl.zst"], [tmp_path / "counts.json"], tmp_path / "new.zst", settings)
+    assert not (tmp_path / "new.zst").exists()
+
+
+def test_run_does_what_count_and_cut_do(tmp_path: Path, command: Command) -> None:
+    kept, stats = decontaminate(tmp_path, [f"{FILLER * 20}{ITEM}.", prose(1)])
+    folder = tmp_path / "run"
+    arguments = ("--input", tmp_path / "in.jsonl.zst", "--files", tmp_path / "set.txt")
+    result = command("corpus.decontaminate", "run", *arguments, "--output-dir", folder)
+    assert result.returncode == 0, result.stderr
+    assert [found["text"] for found in read_shard(folder / "in.jsonl.zst")] == kept
+    assert read_json(folder / "in.stats.json")["evaluation_sets"] == stats["evaluation_sets"]
+    assert_one_line_error(command("corpus.decontaminate", "run", *arguments[:2], "--output-dir", folder), "--files")
+    result = command("corpus.decontaminate", "run", *arguments[:3], tmp_path / "none.txt", "--output-dir", folder)
+    assert_one_line_error(result, "none.txt", "matches no file")
