@@ -20,7 +20,7 @@ from common.files import Document, document_writer, read_documents
 from common.settings import DedupSettings
 
 _CHARACTERS = 3000
-_SHARES = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06)  # of the words, replaced in a copy
+_SHARES = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)  # of the words, replaced in a copy
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
