@@ -1,6 +1,6 @@
 """Cleaning: our step against the plain recipe, on the same documents.
 
-The recipe is `ftfy.fix_text` and langdetect on every text, with OpenWebText's rules in the order of corpus.clean. It
+The recipe is `ftfy.fix_text` and langdetect on every text, with OpenWebText's rules in the order of corpus.clean; it
 draws at random, so a row says how often it decides like itself with another seed: nobody can agree with it more.
 Documents are cut from the texts of a folder (HTML or .txt, plain or .gz), log-uniform from 500 to 16,000 characters.
 Without a folder: Python's own documentation, and lists of frequent words in other languages, which are no sentences.
@@ -59,6 +59,11 @@ def read_texts(folder: Path) -> Iterator[str]:
             yield text
 
 
+def _words(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [word for line in lines if not line.startswith("#") for word in line.split()]  # one begins with a licence
+
+
 def packaged_texts() -> Iterator[str]:
     """English that every Python carries, and texts made of other languages' frequent words; without an end."""
     from pydoc_data.topics import topics
@@ -67,7 +72,7 @@ def packaged_texts() -> Iterator[str]:
 
     chance = random.Random(1)
     lists = Path(newspaper.__file__).parent / "resources" / "text"
-    words = {code: (lists / f"stopwords-{code}.txt").read_text("utf-8").split() for code in _FOREIGN}
+    words = {code: _words(lists / f"stopwords-{code}.txt") for code in _FOREIGN}
     while True:
         for text in topics.values():
             yield text
@@ -93,11 +98,13 @@ def recipe(source: Path, target: Path, seed: int) -> None:
     import ftfy
     from langdetect import DetectorFactory, LangDetectException, detect
 
+    from corpus.repair import fold_spaces
+
     DetectorFactory.seed = seed
     settings = CleanSettings()
     with document_writer(target) as write:
         for document in read_documents(source):
-            text = ftfy.fix_text(document["text"])
+            text = fold_spaces(ftfy.fix_text(document["text"]))
             notice = len(text) < settings.javascript_characters and "javascript" in text.lower()
             if notice or len(text) < settings.min_characters:
                 continue

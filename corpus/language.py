@@ -6,6 +6,7 @@ Both work offline and give equal texts equal answers, in any order and process. 
 judge; CLD2 is thirty times faster, and where one language leads they agree: see docs/benchmarks.md, Cleaning.
 """
 
+import re
 from collections import Counter
 
 # three windows are the 10,000 characters langdetect reads; it would read the first ones only
@@ -13,6 +14,7 @@ _WINDOW = 3_333
 # Of the characters. On half-translated manuals a lead of 0.2 leaves 12 % of the texts to langdetect, and 0.8 % of all
 # are decided otherwise than by it; 0.3: 18 and 0.4 %; 0.4: 23 and 0.15 %. Any of them leaves few real pages.
 _LEAD = 0.3
+_ADDRESS = re.compile(r"https?://\S+|\S+@\S+")  # in no language: langdetect leaves them out, too
 _SAME = {"iw": "he", "jw": "jv", "nb": "no"}  # older or narrower codes
 
 
@@ -36,7 +38,7 @@ def clear_language(text: str) -> str:
     """CLD2's code of the language that leads the next one by 0.3 of the characters; "" where none does."""
     import pycld2
 
-    encoded = text.encode("utf-8", "replace")
+    encoded = _ADDRESS.sub(" ", text).encode("utf-8", "replace")
     try:
         reliable, _, _, spans = pycld2.detect(encoded, returnVectors=True)
     except pycld2.error:  # code points that are no characters, which it refuses

@@ -25,7 +25,11 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 
 def repair(text: str) -> str:
     """ftfy's repair (mojibake, entities, quotes), then one space between words and at most one blank line."""
-    text = fix_text(text.replace("\x00", ""))
+    return fold_spaces(fix_text(text.replace("\x00", "")))
+
+
+def fold_spaces(text: str) -> str:
+    """One space between words, at most one blank line, none at the ends."""
     text = _SPACES.sub(" ", text).replace(" \n", "\n").replace("\n ", "\n")
     return _BLANK_LINES.sub("\n\n", text).strip()
 

@@ -36,6 +36,13 @@ def test_texts_that_cld2_refuses_or_doubts_go_to_langdetect(monkeypatch: pytest.
     assert language_of(prose(1) + "\ufdd0") == "asked" and language_of(prose(1)) == "en"
 
 
+def test_addresses_are_in_no_language() -> None:
+    links = "".join(
+        f"https://www.example.com/the-best-of-what-we-have-read-this-year-{n}\n{GERMAN[:100]}\n" for n in range(9)
+    )
+    assert clear_language(links) == "de"
+
+
 def test_answers_are_repeatable_and_need_no_letters() -> None:
     assert language_of("12345 67890 !!!") == "" and language_of("") == ""
     assert len({language_of("Das ist ja nice, really") for _ in range(20)}) == 1
