@@ -15,8 +15,9 @@ import jinja2
 from common import cli
 from common.errors import InputError
 from common.files import read_json, write_text
+from report.corpus import corpus
 from report.curves import loss_curve
-from report.funnel import funnel
+from report.funnel import STEPS, funnel
 
 
 def models(run: Path) -> list[dict[str, object]]:
@@ -50,6 +51,7 @@ def render(run: Path) -> str:
     return environment.get_template("template.html").render(
         run=str(run),
         steps=steps,
+        corpus=corpus(run, {folder: name for folder, (name, _) in STEPS.items()}),
         models=trained,
         config=config.read_text(encoding="utf-8") if config.exists() else None,
     )

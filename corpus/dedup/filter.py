@@ -26,8 +26,9 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
                 stats.keep(len(document["text"].encode()))
                 keep(document)
             else:
-                stats.reasons[removal["reason"]] += 1
-                remove({**document, **removal})
+                removed = {**document, **removal}
+                stats.drop(removal["reason"], removed)
+                remove(removed)
         if removals:
             raise InputError(f"{shard}: shorter than when it was described; run the phase `signatures` again")
     return stats

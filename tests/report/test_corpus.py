@@ -1,0 +1,60 @@
+from collections import Counter
+from pathlib import Path
+
+from common.files import write_json
+from common.stats import Stats
+from report.__main__ import render
+from report.corpus import corpus
+
+STEPS = {"clean": "clean", "dedup": "dedup"}
+
+
+def run_folder(folder: Path) -> Path:
+    """Two shards of clean, with the statistics that the step leaves, and what dedup made of them."""
+    for shard in range(2):
+        stats = Stats("clean", extra={"languages": {"en": 5, "de": shard}})
+        for number in range(8):
+            size = 100 << number
+            list(stats.counted([{"text": "x" * size}]))
+            if number == shard:
+                stats.drop("short", {"id": f"{7 - shard}", "url": f"http://a.example/{shard}", "text": "<b>short</b>"})
+            else:
+                stats.keep(size)
+        stats.finish(folder / "clean" / f"000{shard}.stats.json")
+    Stats("dedup", documents_in=14, documents_out=12, sizes_out=Counter({9: 12})).finish(
+        folder / "dedup/0000.stats.json"
+    )
+    largest = {"documents": 9, "lowest_similarity": 0.7123, "ids": ["a"]}
+    write_json(
+        folder / "dedup/clusters.json", {"cluster_sizes": {"1": 3, "2": 2, "6": 1, "9": 1}, "largest_cluster": largest}
+    )
+    write_json(
+        folder / "decontaminate/0000.stats.json",
+        {
+            **Stats("decontaminate", documents_in=12, documents_out=12).as_dict(),
+            "evaluation_sets": {"lambada": {"hits": 3, "documents": 2, "ngrams": 9, "ignored": 0}},
+        },
+    )
+    return folder
+
+
+def test_the_statistics_of_all_shards_are_summed(tmp_path: Path) -> None:
+    found = corpus(run_folder(tmp_path), STEPS)
+    assert found.languages == [("en", 10), ("de", 1)]
+    assert found.lengths[:3] == [("64", 2, 0), ("128", 2, 0), ("256", 2, 12)]
+    assert found.clusters == [("1", 3), ("2", 2), ("4 to 7", 1), ("8 to 15", 1)]
+    assert found.evaluation_sets == [("lambada", 3, 2)]
+    (short,) = found.examples
+    assert (short.step, short.reason, [d["id"] for d in short.documents]) == ("clean", "short", ["6", "7"])
+
+
+def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> None:
+    page = render(run_folder(tmp_path))
+    for part in ("8 to 15", "similarity seen inside is 0.71", "lambada", "clean: short", "&lt;b&gt;short"):
+        assert part in page
+    assert "<b>short" not in page
+
+
+def test_a_run_without_these_steps_has_nothing_to_show(tmp_path: Path) -> None:
+    Stats("scrape", documents_in=1, documents_out=1).finish(tmp_path / "pages" / "0000.stats.json")
+    assert "What the corpus is made of" not in render(tmp_path)
