@@ -51,9 +51,9 @@ rule dedup_bands:
         "--output {output.pairs} --part {wildcards.job}/{params.jobs} > {log} 2>&1"
 
 
+# It reads the signatures, too: they came before the pairs, and stay for dedup_clusters.
 rule dedup_verify:
     input:
-        signatures=expand(rules.dedup_signatures.output.signatures, shard=SHARDS),
         pairs=expand(rules.dedup_bands.output.pairs, job=JOBS),
     output:
         edges=temp(WORK / "{job}.edges"),
