@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def dedup(
     """
     check_names(inputs)
     stats = Stats("dedup")
-    folder = output_dir.with_name(output_dir.name + ".work")
+    folder = output_dir / "work"
     shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
     try:
         signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
@@ -74,5 +75,7 @@ def dedup(
             stats.add(part)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # bad input leaves nothing, not even an empty folder
+            output_dir.rmdir()
     assert stats.documents_in == stats.documents_out + stats.reasons.total(), "no document is lost"
     return stats
