@@ -25,7 +25,7 @@ _SLOW = 10  # clients far below the others fetch this many times fewer pages
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--pages", type=int, default=4000, metavar="N", help="pages a round (default 4000)")
+    parser.add_argument("--pages", type=int, default=8000, metavar="N", help="pages a round (default 8000)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="medians are over so many (default 5)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="extraction processes (default 2)")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Extraction in worker processes that may hang, crash or leak: each costs its page and its process, nothing else.
 
-A worker (`python -m corpus.extract_pool`, started by ExtractPool) takes and gives frames through a socket, its
-standard input and output:
+A worker (`python -m corpus.extract_pool`, started by ExtractPool) takes and gives frames through the socket that is
+its standard input:
 
     frame     u32 length, then as many bytes
     to it     pickle of (body, content type, URL)
@@ -23,9 +23,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -40,47 +41,90 @@ _SHARED_END = 1.0  # seconds; a job's processes are killed one by one, and no pa
 _ROOT = Path(__file__).resolve().parent.parent
 
 
+@dataclass(frozen=True)
+class _Page:
+    """A page to extract, and where its answer goes."""
+
+    content: tuple[bytes, str, str]
+    """Body, content type, URL."""
+    answer: "asyncio.Future[dict[str, Any]]"
+
+    def succeed(self, answer: dict[str, Any]) -> None:
+        """Answer, if anybody still waits."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, if anybody still waits."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
 class ExtractPool:
-    """Up to `workers` processes, started when first needed."""
+    """`workers` processes, each started when a page needs it."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        self._settings = settings
-        self._idle: asyncio.LifoQueue[_Worker | None] = asyncio.LifoQueue()  # None: a process yet to be started
-        for _ in range(workers):
-            self._idle.put_nowait(None)
-        self._running: set[_Worker] = set()
+        self._settings, self._workers = settings, workers
+        self._pages: asyncio.Queue[_Page] = asyncio.Queue()
 
     async def __aenter__(self) -> "ExtractPool":
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in list(self._running):
-            await self._stop(worker)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
         """The text of a page. Raises PageError with the reason (`extract_timeout`, `extract_crash`, …)."""
-        worker = await self._idle.get()
-        try:
-            if worker is None:
-                worker = await _Worker.start(self._settings)
-                self._running.add(worker)
-            answer = await worker.ask(body, content_type, url)
-        except BaseException:  # the page's failure, or our own end
-            if worker is not None:
-                await self._stop(worker)
-            worker = None
-            raise
-        finally:
-            self._idle.put_nowait(worker)
+        page = _Page((body, content_type, url), asyncio.get_running_loop().create_future())
+        self._pages.put_nowait(page)
+        answer = await page.answer
         if "reason" in answer:
             raise PageError(answer["reason"])
         return Extracted(**answer)
 
-    async def _stop(self, worker: "_Worker") -> None:
-        self._running.discard(worker)
-        await worker.stop()
+    async def _work(self) -> None:
+        """Feed one process, and its successor when it has died."""
+        while True:
+            page = await self._pages.get()
+            try:
+                worker = await _Worker.start(self._settings)
+            except Exception as error:  # whoever waits for the page decides
+                page.fail(error)
+                continue
+            try:
+                await self._feed(worker, page)
+            finally:
+                await worker.stop()
+
+    async def _feed(self, worker: "_Worker", page: _Page) -> None:
+        """Hand out pages until one of them kills the worker; the one behind it goes back.
+
+        That next one is sent while the worker is busy, which so never waits for a turn of this event loop.
+        """
+        sending, following = asyncio.create_task(worker.send(page)), None
+        try:
+            while True:
+                await sending
+                following = None if self._pages.empty() else self._pages.get_nowait()
+                if following is not None:
+                    sending = asyncio.create_task(worker.send(following))
+                page.succeed(await worker.answer())
+                if following is None:
+                    following = await self._pages.get()
+                    sending = asyncio.create_task(worker.send(following))
+                page = following
+        except Exception as error:
+            page.fail(error)
+            if following is not None and following is not page:
+                self._pages.put_nowait(following)
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])  # it must not use a socket that is closed
 
 
 class _Worker:
@@ -100,8 +144,7 @@ class _Worker:
         with theirs:
             # No asyncio subprocess: when its start is cancelled, waiting for its end may take for ever (Python 3.11).
             # A process group for `stop`; also, Ctrl-C is for the parent to handle.
-            end = theirs.fileno()
-            process = subprocess.Popen(command, stdin=end, stdout=end, env=environment, process_group=0)
+            process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
         worker = cls(process, ours)
         try:
             await worker._read()
@@ -115,12 +158,15 @@ class _Worker:
             raise
         return worker
 
-    async def ask(self, body: bytes, content_type: str, url: str) -> dict[str, Any]:
-        """Its answer to one page. Raises PageError when the process died of it."""
-        request = pickle.dumps((body, content_type, url))
+    async def send(self, page: _Page) -> None:
+        """Put a page into the socket; that the process is gone shows when it should answer."""
+        request = pickle.dumps(page.content)
+        with suppress(ConnectionError):
+            await asyncio.get_running_loop().sock_sendall(self._connection, _LENGTH.pack(len(request)) + request)
+
+    async def answer(self) -> dict[str, Any]:
+        """Its answer to the first page without one. Raises PageError when the process died of it."""
         try:
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._connection, _LENGTH.pack(len(request)) + request)
             answer: dict[str, Any] = orjson.loads(await self._read())
         except (EOFError, ConnectionError):
             code = await asyncio.to_thread(self._process.wait)
@@ -167,51 +213,50 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"no network during extraction ({event})")
 
 
-def _serve(
-    requests: IO[bytes],
-    answers: IO[bytes],
-    pages: int,
-    timeout: float,
-    extractors: Sequence[Extractor],
-) -> bool:
-    """Answer `pages` requests; False when the parent closed the stream, or is gone, before that."""
+def _serve(connection: socket.socket, pages: int, timeout: float, extractors: Sequence[Extractor]) -> bool:
+    """Answer `pages` requests; False when the parent closed the socket, or is gone, before that."""
     for _ in range(pages):
-        if not (length := requests.read(_LENGTH.size)):
+        # exactly one frame: the next one may be for the next child
+        if len(head := connection.recv(_LENGTH.size, socket.MSG_WAITALL)) < _LENGTH.size:
             return False
-        body, content_type, url = pickle.loads(requests.read(*_LENGTH.unpack(length)))
+        (length,) = _LENGTH.unpack(head)
+        if len(request := connection.recv(length, socket.MSG_WAITALL)) < length:
+            return False
+        body, content_type, url = pickle.loads(request)
         signal.setitimer(signal.ITIMER_REAL, timeout)
         try:
             answer = extract(body, content_type, url, extractors).as_dict()
         except NothingExtracted as nothing:
             answer = {"reason": str(nothing)}
         signal.setitimer(signal.ITIMER_REAL, 0)
-        frame = orjson.dumps(answer)
-        answers.write(_LENGTH.pack(len(frame)) + frame)
-        answers.flush()
+        _give(connection, orjson.dumps(answer))
     return True
+
+
+def _give(connection: socket.socket, frame: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(frame)) + frame)
 
 
 def _worker_main() -> int:
     """Load the libraries, then fork one child after the other; returns the code of the last one."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent ends the workers
     pages, timeout, *names = sys.argv[1:]
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints must not write into the frames
+    connection = socket.socket(fileno=sys.stdin.fileno())
+    os.dup2(2, 1)  # what a library prints belongs into the log
     sys.addaudithook(_refuse_network)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, even inside a C library
     extractors = load_extractors(names)
     with suppress(NothingExtracted):
         extract(_FIRST_PAGE, "text/html", "", extractors)  # loads what the libraries put off
     gc.freeze()  # the children share it
-    answers.write(_LENGTH.pack(0))
-    answers.flush()
+    _give(connection, b"")
     while True:
         child = os.fork()
         if child == 0:
             try:
-                more = _serve(requests, answers, int(pages), float(timeout), extractors)
-            except (ConnectionError, EOFError, pickle.UnpicklingError, struct.error):
-                more = False  # the parent is gone, in the middle of a frame
+                more = _serve(connection, int(pages), float(timeout), extractors)
+            except ConnectionError:
+                more = False
             os._exit(_RETIRED if more else 0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code != _RETIRED:
