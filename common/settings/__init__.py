@@ -1,0 +1,47 @@
+"""The configuration as typed models: every key, its meaning, unit and default. `common.config` reads them from YAML."""
+
+from common.settings.corpus import (
+    BlacklistSettings,
+    CleanSettings,
+    DecontaminateSettings,
+    DedupSettings,
+    GopherSettings,
+    ScrapeSettings,
+    SourceSettings,
+    TokenizeSettings,
+)
+from common.settings.run import (
+    Settings,
+    closest,
+)
+from common.settings.section import (
+    Section,
+)
+from common.settings.training import (
+    ClusterSettings,
+    GenerateSettings,
+    ModelRun,
+    ModelSettings,
+    ParallelSettings,
+    TrainSettings,
+)
+
+__all__ = [
+    "BlacklistSettings",
+    "CleanSettings",
+    "ClusterSettings",
+    "DecontaminateSettings",
+    "DedupSettings",
+    "GenerateSettings",
+    "GopherSettings",
+    "ModelRun",
+    "ModelSettings",
+    "ParallelSettings",
+    "ScrapeSettings",
+    "Section",
+    "Settings",
+    "SourceSettings",
+    "TokenizeSettings",
+    "TrainSettings",
+    "closest",
+]

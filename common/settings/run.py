@@ -1,0 +1,134 @@
+"""A whole run."""
+
+import difflib
+from collections.abc import Iterable
+from glob import glob
+from pathlib import Path
+from typing import Self
+
+from pydantic import field_validator, model_validator
+
+from common.settings.corpus import (
+    BlacklistSettings,
+    CleanSettings,
+    DecontaminateSettings,
+    DedupSettings,
+    ScrapeSettings,
+    SourceSettings,
+    TokenizeSettings,
+)
+from common.settings.section import PositiveInt, Section, Share
+from common.settings.training import ClusterSettings, GenerateSettings, ModelRun
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'clean'?)`, or nothing when no known name is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def _found(key: str, patterns: Iterable[str]) -> list[str]:
+    """What the globs under a key match, sorted by each. ValueError for one that matches nothing."""
+    names: list[str] = []
+    for pattern in patterns:
+        found = sorted(glob(pattern, recursive=True))
+        if not found:
+            raise ValueError(f"{key}: {pattern}: no such file or folder")
+        names += found
+    return names
+
+
+class Settings(Section):
+    """A whole run: one URL list, one corpus, any number of models."""
+
+    run: Path
+    """Folder of all results."""
+    urls: list[str] = []
+    """URL lists: files, folders or globs."""
+    sources: list[SourceSettings] = []
+    """Existing text, beside or instead of URLs: a list of {path, format, text_key}."""
+    site: Path | None = None
+    """Folder of a recorded site (see demo/): the scrape step serves it on loopback and fetches every URL from it. Leave
+    out to fetch from the web."""
+    shards: PositiveInt = 1
+    """Shards of the corpus; fixes the order of documents and nothing else."""
+    max_bad_share: Share = 0.001
+    """Largest share of unreadable lines in an input before a step fails."""
+    train_models: list[str] = []
+    """Models that `snakemake all` trains; every other one has its `train_<name>` target."""
+    blacklist: BlacklistSettings = BlacklistSettings()
+    """URL rules."""
+    scrape: ScrapeSettings = ScrapeSettings()
+    """Fetching and extraction."""
+    clean: CleanSettings = CleanSettings()
+    """Text repair and filters."""
+    dedup: DedupSettings = DedupSettings()
+    """Deduplication."""
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    """Overlap with evaluation sets."""
+    tokenize: TokenizeSettings = TokenizeSettings()
+    """Encoding."""
+    models: dict[str, ModelRun] = {}
+    """Models by name."""
+    cluster: ClusterSettings = ClusterSettings()
+    """Where training runs."""
+    generate: GenerateSettings = GenerateSettings()
+    """The closing sample."""
+
+    @field_validator("models")
+    @classmethod
+    def _names_are_words(cls, models: dict[str, ModelRun]) -> dict[str, ModelRun]:
+        for name in models:
+            if not name.isidentifier():
+                raise ValueError(f"model name {name!r} must be letters, digits and underscores")
+        return models
+
+    @model_validator(mode="after")
+    def _something_goes_in(self) -> Self:
+        if not self.urls and not self.sources:
+            raise ValueError("give URL lists under `urls`, existing text under `sources`, or both")
+        return self
+
+    @model_validator(mode="after")
+    def _trained_models_exist(self) -> Self:
+        for name in self.train_models:
+            self.model_run(name)
+        return self
+
+    def model_run(self, name: str) -> ModelRun:
+        """The model called `name`; ConfigError (a ValueError inside validation) names the closest one."""
+        if name not in self.models:
+            raise ValueError(f"no model {name!r} under models{closest(name, self.models)}")
+        return self.models[name]
+
+    def url_files(self) -> list[str]:
+        """The URL lists with globs resolved. ValueError for one that is not there.
+
+        The list of a recorded site may be absent: a rule may have yet to make it.
+        """
+        names: list[str] = []
+        for entry in self.urls:
+            found = sorted(glob(entry, recursive=True))
+            if not found and self.site is not None and Path(entry).is_relative_to(self.site):
+                found = [entry]
+            if not found:
+                raise ValueError(f"urls: {entry}: no such file or folder; put the URL lists there, or change the key")
+            names += found
+        return names
+
+    def source_files(self) -> list[str]:
+        """The files and folders of existing text, globs resolved. ValueError for one that is not there."""
+        return _found("sources", [source.path for source in self.sources])
+
+    def evaluation_files(self) -> list[str]:
+        """The evaluation sets with globs resolved. ValueError for one that is not there."""
+        return _found("decontaminate.files", self.decontaminate.files)
+
+    @property
+    def dataset_prefix(self) -> Path:
+        """PREFIX of the corpus' `.bin/.idx`, the form everything after merge_index takes."""
+        return self.run / "dataset" / "corpus_text_document"
+
+    def run_folder(self, name: str) -> Path:
+        """Folder of one model's training run: checkpoints, logs, curves."""
+        return self.run / "models" / name

@@ -1,0 +1,147 @@
+"""The sections of a model, its training, the jobs that train it, and the sample it gives."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.settings.section import PositiveFloat, PositiveInt, Section, Share
+
+
+class ModelSettings(Section):
+    """Architecture of a GPT-2."""
+
+    n_layer: PositiveInt
+    """Transformer blocks."""
+    n_head: PositiveInt
+    """Attention heads; divides n_embd."""
+    n_embd: PositiveInt
+    """Width of the residual stream."""
+    seq_len: PositiveInt = 1024
+    """Tokens of context."""
+    vocab_size: PositiveInt = 50257
+    """True vocabulary; padding to a multiple of 128 x tensor_parallel is the layout's business."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Dropout on embeddings, attention weights and residual branches while training."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
+        return self
+
+
+class ParallelSettings(Section):
+    """How a model is spread: world size = data x tensor."""
+
+    tensor: PositiveInt = 1
+    """Tensor-parallel ranks; divides n_head."""
+    data: PositiveInt = 1
+    """Data-parallel ranks."""
+
+
+class TrainSettings(Section):
+    """Optimisation."""
+
+    iterations: PositiveInt
+    """Optimiser steps."""
+    micro_batch_size: PositiveInt = 4
+    """Samples in one forward pass of one data-parallel rank."""
+    global_batch_size: PositiveInt = 8
+    """Samples an optimiser step; micro_batch_size x data x accumulation."""
+    lr: PositiveFloat = 1.5e-4
+    """Peak learning rate."""
+    min_lr: Annotated[float, Field(ge=0)] = 1e-5
+    """Learning rate at the end of the cosine, and after it."""
+    warmup: Share = 0.01
+    """Share of the iterations over which the learning rate rises."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW decay of matrices; none on biases and LayerNorm."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's exponential averages."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's denominator term."""
+    clip_grad: PositiveFloat = 1.0
+    """Largest norm of the global gradient."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 autocast on GPUs that have it, else float32; parameters are always float32."""
+    seed: Annotated[int, Field(ge=0)] = 1234
+    """Seed of the initial weights, dropout and data order."""
+    split: str = "949,50,1"
+    """Documents for training, validation and test, in proportion."""
+    log_interval: PositiveInt = 100
+    """Iterations between two log lines."""
+    eval_interval: PositiveInt = 1000
+    """Iterations between two validation runs; one more happens at the end."""
+    eval_batches: PositiveInt = 10
+    """Global batches in a validation run (the whole split where it is smaller)."""
+    save_interval: PositiveInt = 1000
+    """Iterations between two checkpoints; one more is written at the end."""
+
+
+class ModelRun(Section):
+    """One model to train: `train_<name>` and `merge_<name>` are its targets."""
+
+    model: ModelSettings
+    """Architecture."""
+    parallel: ParallelSettings = ParallelSettings()
+    """Layout."""
+    train: TrainSettings
+    """Optimisation."""
+    time_limit_minutes: PositiveInt = 24 * 60
+    """Wall-clock limit of one job."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return self.parallel.data * self.parallel.tensor
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.model.n_head % self.parallel.tensor:
+            raise ValueError(
+                f"parallel.tensor {self.parallel.tensor} does not divide model.n_head {self.model.n_head}; "
+                "choose a divisor"
+            )
+        step = self.train.micro_batch_size * self.parallel.data
+        if self.train.global_batch_size % step:
+            raise ValueError(
+                f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
+                f"train.micro_batch_size {self.train.micro_batch_size} x parallel.data {self.parallel.data} = {step}"
+            )
+        return self
+
+
+class ClusterSettings(Section):
+    """Where training jobs run (`python -m cluster.submit`)."""
+
+    executor: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: sbatch."""
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """GPUs of a node, one process each; 0 trains on CPUs."""
+    tasks_per_node: PositiveInt = 8
+    """Processes a node takes when it has no GPUs."""
+    cpus_per_task: PositiveInt = 1
+    """CPU cores of a process."""
+    mem_gb_per_task: PositiveInt = 8
+    """Memory of a process, in GB (Slurm only)."""
+    partition: str = ""
+    """Slurm partition; empty for the cluster's default."""
+    account: str = ""
+    """Slurm account; empty for the user's default."""
+
+
+class GenerateSettings(Section):
+    """The sample that `all` ends with."""
+
+    prompt: str = "The"
+    """Text to continue."""
+    max_tokens: PositiveInt = 64
+    """Tokens to add."""
+    temperature: Annotated[float, Field(ge=0)] = 0.8
+    """0 is greedy."""
+    top_k: Annotated[int, Field(ge=0)] = 40
+    """Choose among the k likeliest tokens; 0 for all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Choose among the likeliest tokens that make up this probability."""
+    seed: Annotated[int, Field(ge=0)] = 1
+    """Seed of the sampling."""
