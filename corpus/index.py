@@ -44,6 +44,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_LONGEST = 2**31 - 1  # tokens of a sequence: lengths are int32
 _SCAN = 1 << 22  # tokens looked at in one go while verifying
 
 
@@ -108,12 +109,25 @@ class IndexWriter:
     def add_document(self, tokens: npt.ArrayLike) -> None:
         """Append a document of one sequence, shape (tokens,); the empty document is allowed."""
         values = np.asarray(tokens)
+        self.add_documents(values, [len(values)])
+
+    def add_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
+        """Append documents of one sequence each: the ids of all laid end to end, and how many belong to each.
+
+        Raises InputError for an id that does not fit the dtype and a document of 2^31 tokens or more.
+        """
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if sizes.size and sizes.max() > _LONGEST:
+            raise InputError(f"{self.prefix}: a document of {sizes.max():,} tokens; the format ends at {_LONGEST:,}")
+        values = np.asarray(tokens)
+        assert values.shape == (sizes.sum(),)
         if values.size and (values.max() > np.iinfo(self.dtype).max or values.min() < 0):
             raise InputError(f"{self.prefix}: a token id does not fit {self.dtype.name}")
-        self._bin.write(values.astype(self.dtype, copy=False).tobytes())
+        self._bin.write(np.ascontiguousarray(values, dtype=self.dtype).data)
         self.tokens += values.size
-        self._lengths.append(values.size)
-        self._documents.append(len(self._lengths))
+        first = len(self._lengths)
+        self._lengths.frombytes(sizes.astype(np.int32).tobytes())
+        self._documents.frombytes(np.arange(first + 1, first + sizes.size + 1, dtype=np.int64).tobytes())
 
     def add_index(self, other: "IndexedDataset") -> None:
         """Append all documents of another dataset of the same dtype, a few megabytes at a time."""

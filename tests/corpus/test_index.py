@@ -48,6 +48,28 @@ def test_documents_come_back_as_they_were_written(
     assert dataset.document_index.tolist() == list(range(len(documents) + 1))
 
 
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.lists(st.integers(0, 50256)))))
+def test_documents_added_together_or_one_by_one_are_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[list[int]]]
+) -> None:
+    folder = tmp_path_factory.mktemp("index")
+    written(folder / "one", [tokens for batch in batches for tokens in batch])
+    with IndexWriter(folder / "many", np.uint16, META) as index:
+        for batch in batches:
+            tokens = np.array([token for tokens in batch for token in tokens], dtype=np.uint32)
+            index.add_documents(tokens, [len(tokens) for tokens in batch])
+    for suffix in (".bin", ".idx", ".json"):
+        assert (folder / f"one{suffix}").read_bytes() == (folder / f"many{suffix}").read_bytes()
+
+
+def test_a_document_longer_than_the_format_allows_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a document of 2,147,483,648 tokens; the format ends at 2,147,483,647"):
+        with IndexWriter(tmp_path / "a", np.uint16) as index:
+            index.add_document(np.broadcast_to(np.uint16(1), 2**31))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_vocabulary_travels_with_the_dataset(tmp_path: Path) -> None:
     written(tmp_path / "a", [[1]])
     assert read_meta(tmp_path / "a") == META
