@@ -1,9 +1,11 @@
 """Concatenate Megatron datasets: shards in the order given, every document kept.
 
     python -m corpus.merge_index --inputs tokens/0000_text_document tokens/0001_text_document --output-prefix corpus
-    python -m corpus.merge_index --inputs tokens/*.idx --output-prefix dataset/corpus_text_document
+    python -m corpus.merge_index --inputs tokens/ --shards 1000 --output-prefix dataset/corpus_text_document
 
-A PREFIX is the full name without `.bin` or `.idx` (a trailing `.idx` is taken off, so that a glob works).
+A PREFIX is the full name without `.bin` or `.idx` (a trailing `.idx` is taken off, so that a glob works). A folder
+stands for its datasets sorted by name, or, with `--shards N`, for 0000_text_document to N - 1 alone. A dataset named
+twice is there twice. Every shard is verified as it is read; memory does not grow with shards, documents or tokens.
 """
 
 import sys
@@ -20,26 +22,24 @@ from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     """Write one dataset with the documents of all inputs.
 
-    Raises InputError for a damaged input, or one of another dtype or vocabulary than the first, EmptyResultError when
-    there is no document at all.
+    Raises InputError for a damaged input, or one of another dtype or vocabulary than the first, or with modes where
+    others have none; EmptyResultError when there is no document at all.
     """
     stats = Stats("merge_index")
+    output = suffixed(output_prefix, ".bin").resolve()
+    for prefix in inputs:
+        if suffixed(prefix, ".bin").resolve() == output:
+            raise InputError(f"{prefix}: is an input and the output; choose another --output-prefix")
     first = IndexedDataset(inputs[0])
-    meta = read_meta(inputs[0])
-    if output_prefix in inputs:
-        raise InputError(f"{output_prefix}: is an input and the output; choose another --output-prefix")
-    with IndexWriter(output_prefix, first.dtype, meta) as index, Meter("merge_index", "shards", len(inputs)) as meter:
-        for prefix in inputs:
-            if read_meta(prefix) != meta:
-                raise InputError(
-                    f"{suffixed(prefix, '.json')}: another vocabulary than {inputs[0]}; "
-                    "tokenize all shards with one vocabulary"
-                )
-            shard = IndexedDataset(prefix)
-            index.add_index(shard)
-            stats.documents_in += shard.n_documents
-            stats.bytes_in += len(shard.tokens) * shard.dtype.itemsize
-            meter.advance()
+    with IndexWriter(output_prefix, first.dtype, read_meta(inputs[0])) as index:
+        with Meter("merge_index", "shards", len(inputs)) as meter:
+            for prefix in inputs:
+                shard = IndexedDataset(prefix)
+                _require_alike(shard, first)
+                index.add_index(shard, meter)
+                stats.documents_in += shard.n_documents
+                stats.bytes_in += shard.tokens.nbytes
+                meter.advance(note=f"{index.tokens:,} tokens")
         stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
         stats.extra["tokens"] = index.tokens
         if not stats.documents_out:
@@ -47,15 +47,54 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     return stats
 
 
+def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
+    """InputError where ids of the two cannot stand in one dataset."""
+    for suffix, one, other in (
+        (".idx", shard.dtype.name, first.dtype.name),
+        (".json", _vocabulary(shard), _vocabulary(first)),
+    ):
+        if one != other:
+            raise InputError(
+                f"{suffixed(shard.prefix, suffix)}: {one}, but {suffixed(first.prefix, suffix)}: {other}; "
+                "tokenize all shards with one vocabulary"
+            )
+
+
+def _vocabulary(dataset: IndexedDataset) -> str:
+    meta = dataset.description
+    return f"vocabulary of {meta.vocab_size}, end of text {meta.end_of_text}" if meta else "no such file"
+
+
+def expand_prefixes(paths: Sequence[Path], shards: int | None) -> list[Path]:
+    """The prefixes that arguments stand for. Raises InputError for a folder without datasets."""
+    prefixes: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            if shards is not None:
+                raise InputError(f"{path}: no folder; --shards takes shards out of a folder")
+            prefixes.append(path.with_suffix("") if path.suffix == ".idx" else path)
+        elif shards is not None:
+            prefixes.extend(path / f"{shard:04d}_text_document" for shard in range(shards))
+        elif found := sorted(path.glob("*.idx")):
+            prefixes.extend(index.with_suffix("") for index in found)
+        else:
+            raise InputError(f"{path}: no *.idx in this folder")
+    return prefixes
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.merge_index", __doc__)
-    parser.add_argument("--inputs", nargs="+", required=True, type=Path, metavar="PREFIX", help="datasets to join")
+    parser.add_argument(
+        "--inputs", nargs="+", required=True, type=Path, metavar="PREFIX", help="datasets to join, or folders of them"
+    )
+    parser.add_argument(
+        "--shards", type=cli.positive_int, metavar="N", help="of a folder: only the shards 0000 to N - 1"
+    )
     parser.add_argument("--output-prefix", type=Path, required=True, metavar="P", help="writes P.bin, P.idx, P.json")
     parser.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
     arguments = parser.parse_args(argv)
-    inputs = [path.with_suffix("") if path.suffix == ".idx" else path for path in arguments.inputs]
-    stats = merge_index(inputs, arguments.output_prefix)
+    stats = merge_index(expand_prefixes(arguments.inputs, arguments.shards), arguments.output_prefix)
     stats.finish(arguments.stats)
     return 0
 

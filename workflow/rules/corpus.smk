@@ -189,6 +189,7 @@ rule merge_index:
     input:
         idx=expand(RUN / "tokens/{shard}_text_document.idx", shard=SHARDS),
         bin=expand(RUN / "tokens/{shard}_text_document.bin", shard=SHARDS),
+        meta=expand(RUN / "tokens/{shard}_text_document.json", shard=SHARDS),
     output:
         bin=f"{settings.dataset_prefix}.bin",
         idx=f"{settings.dataset_prefix}.idx",
@@ -202,10 +203,12 @@ rule merge_index:
         mem_mb=2000,
         runtime=240,
     params:
+        folder=RUN / "tokens",
+        shards=len(SHARDS),
         prefix=settings.dataset_prefix,
     shell:
-        "python -m corpus.merge_index --inputs {input.idx} --output-prefix {params.prefix} --stats {output.stats} "
-        "> {log} 2>&1"
+        "python -m corpus.merge_index --inputs {params.folder} --shards {params.shards} --output-prefix {params.prefix} "
+        "--stats {output.stats} > {log} 2>&1"
 
 
 rule corpus:

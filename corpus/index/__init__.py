@@ -1,0 +1,10 @@
+"""Megatron's indexed dataset, PREFIX.bin and PREFIX.idx: `python -m corpus.index` looks into one.
+
+`layout` draws the bytes (docs/formats.md tells of them), `writer` writes them, `dataset` reads them.
+"""
+
+from corpus.index.dataset import IndexedDataset
+from corpus.index.layout import Meta, read_meta, suffixed, token_dtype
+from corpus.index.writer import IndexWriter
+
+__all__ = ["IndexWriter", "IndexedDataset", "Meta", "read_meta", "suffixed", "token_dtype"]

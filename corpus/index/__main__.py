@@ -1,0 +1,81 @@
+"""Look into a Megatron dataset: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin.
+
+    python -m corpus.index inspect results/demo/dataset/corpus_text_document
+    python -m corpus.index inspect results/demo/dataset/corpus_text_document --verify
+
+PREFIX is the full name without `.bin` or `.idx`. Both check the index; `--verify` also reads every token. The first
+fault is one line and exit code 2.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common import cli
+from corpus.index.dataset import IndexedDataset
+from corpus.index.layout import ENTRIES, suffixed
+
+_SAMPLE = 1000  # documents whose last token is looked at: each costs a page of PREFIX.bin
+
+
+def inspect(dataset: IndexedDataset) -> str:
+    """What a person wants to know about a dataset, a line a fact."""
+    lengths, meta = dataset.lengths, dataset.description
+    sizes = {suffix: suffixed(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")}
+    rows = {
+        "documents": f"{dataset.n_documents:,}",
+        "sequences": f"{len(dataset):,}" + (", with modes" if dataset.modes is not None else ""),
+        "tokens": f"{len(dataset.tokens):,}",
+        "dtype": dataset.dtype.name,
+        "bytes": f"{sizes['.bin']:,} in .bin, {sizes['.idx']:,} in .idx",
+        "shortest": f"{lengths.min() if len(lengths) else 0:,} tokens",
+        "longest": f"{lengths.max() if len(lengths) else 0:,} tokens",
+        "vocabulary": f"{meta.vocab_size:,}, end of text {meta.end_of_text}" if meta else "unknown (no .json)",
+        "end of text": _closed(dataset, meta.end_of_text) if meta else "unknown (no .json)",
+        "checksums": "yes" if meta and meta.checksum else "none",
+    }
+    lines = [f"{name:<13}{value}" for name, value in rows.items()]
+    return "\n".join([*lines, "", *_distribution(dataset)])
+
+
+def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
+    """How many of up to 1,000 documents, evenly spaced, end with the token that should close them."""
+    step = max(1, dataset.n_documents // _SAMPLE)
+    last = [tokens[-1] for n in range(0, dataset.n_documents, step) if len(tokens := dataset.document(n))]
+    return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents looked at"
+
+
+def _distribution(dataset: IndexedDataset) -> list[str]:
+    """Sequences by the power of two their length lies in."""
+    counts = np.zeros(33, dtype=np.int64)
+    for start in range(0, len(dataset), ENTRIES):
+        bits = np.frexp(dataset.lengths[start : start + ENTRIES].astype(np.float64))[1]  # 10 stands for 512 to 1,023
+        counts += np.bincount(bits, minlength=len(counts))
+    share = 100 / max(len(dataset), 1)
+    return [
+        f"{1 << bits >> 1:>13,} to {(1 << bits) - 1:>13,} tokens {count:>14,} {count * share:5.1f} %"
+        for bits, count in enumerate(counts.tolist())
+        if count
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("corpus.index", __doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("inspect", help="print what a dataset holds")
+    command.add_argument("prefix", type=Path, metavar="PREFIX")
+    command.add_argument("--verify", action="store_true", help="read every token")
+    arguments = parser.parse_args(argv)
+    dataset = IndexedDataset(arguments.prefix)
+    print(inspect(dataset))
+    if arguments.verify:
+        dataset.verify()
+        print("verified")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,112 @@
+"""The bytes of a dataset: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin, PREFIX.json is ours.
+
+PREFIX is the full name without `.bin` or `.idx`.
+"""
+
+# PREFIX.idx, little-endian, arrays unaligned behind a 34-byte header (source: megatron-core IndexedDataset):
+#
+#   offset  type                   content
+#        0  9 bytes                MMIDIDX\0\0
+#        9  u64                    version = 1
+#       17  u8                     dtype code: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16
+#       18  u64                    S, number of sequences
+#       26  u64                    D + 1, documents and a closing entry
+#       34  i32[S]                 length of each sequence, in tokens
+#           i64[S]                 where each sequence begins in PREFIX.bin, in bytes
+#           i64[D + 1]             first sequence of each document, from 0; the last entry is S
+#           i8[S]                  optional: mode of each sequence (multimodal data)
+#
+# PREFIX.bin is the tokens and nothing else. PREFIX.json is the vocabulary they belong to and two checksums:
+#
+#   vocab_size, end_of_text        see Meta
+#   bin                            xxh3_64 of PREFIX.bin, 16 hex digits
+#   checksum                       xxh3_64 of PREFIX.idx followed by "{vocab_size} {end_of_text} {bin}"
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from common.errors import InputError
+from common.files import read_json
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, np.dtype[Any]] = {
+    code: np.dtype(name) for code, name in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+LONGEST = 2**31 - 1  # tokens of a sequence: lengths are int32
+ENTRIES = 1 << 20  # entries of an array looked at in one go: 8 MB
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """uint16 below 65,500 entries, else int32: the rule of the programs that read these files."""
+    return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
+
+
+def suffixed(prefix: Path, suffix: str) -> Path:
+    """PREFIX plus `.bin`, `.idx` or `.json`; a dot inside the prefix's own name is left alone."""
+    return prefix.with_name(prefix.name + suffix)
+
+
+def pointers(lengths: npt.NDArray[np.int32], begin: int, itemsize: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Where sequences of these lengths begin when the first of them begins at byte `begin`, and where the last ends."""
+    sizes = lengths.astype(np.int64) * itemsize
+    ends = np.cumsum(sizes) + begin
+    return ends - sizes, int(ends[-1]) if len(ends) else begin
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The vocabulary behind a dataset's tokens."""
+
+    vocab_size: int
+    """True entries, padding not counted."""
+    end_of_text: int
+    """Id of the token that closes a document."""
+
+
+@dataclass(frozen=True)
+class Description(Meta):
+    """PREFIX.json. Without checksums where a person wrote it, beside a dataset made elsewhere."""
+
+    bin: str = ""
+    checksum: str = ""
+
+
+def read_description(prefix: Path) -> Description | None:
+    """PREFIX.json; None where there is none. Raises InputError when it is damaged."""
+    path = suffixed(prefix, ".json")
+    if not path.exists():
+        return None
+    try:
+        found = Description(**read_json(path))
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(getattr(found, name), kind) for name, kind in _TYPES.items()):
+        raise InputError(f"{path}: not a description of a dataset; make the dataset again or remove it")
+    return found
+
+
+_TYPES = {"vocab_size": int, "end_of_text": int, "bin": str, "checksum": str}
+
+
+def read_meta(prefix: Path) -> Meta | None:
+    """The vocabulary of a dataset of ours; None for one made elsewhere (no PREFIX.json)."""
+    found = read_description(prefix)
+    return None if found is None else Meta(found.vocab_size, found.end_of_text)
+
+
+def index_checksum(index: Path, meta: Meta, data: str) -> str:
+    """`checksum` of PREFIX.json: of an index file, the vocabulary and the checksum of PREFIX.bin."""
+    digest = xxhash.xxh3_64()
+    with open(index, "rb") as file:
+        while part := file.read(8 * ENTRIES):
+            digest.update(part)
+    digest.update(f"{meta.vocab_size} {meta.end_of_text} {data}".encode())
+    return digest.hexdigest()

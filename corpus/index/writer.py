@@ -1,0 +1,149 @@
+"""Writes a dataset in constant memory."""
+
+import shutil
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from common.errors import InputError
+from common.files import atomic_paths
+from common.progress import Meter
+from corpus.index.dataset import IndexedDataset
+from corpus.index.layout import (
+    CODES,
+    ENTRIES,
+    HEADER,
+    LONGEST,
+    MAGIC,
+    Description,
+    Meta,
+    index_checksum,
+    pointers,
+    suffixed,
+)
+
+
+class IndexWriter:
+    """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last, so a dataset with one is whole.
+
+    Lengths go straight into the index behind room for its header; the document index and the modes, whose place is
+    known at the end, wait in files without a name, which vanish with the process. Memory does not grow.
+
+    documents, sequences, tokens    written so far
+    """
+
+    def __init__(self, prefix: Path, dtype: npt.DTypeLike, meta: Meta | None = None) -> None:
+        self.prefix = prefix
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.meta = meta
+        self.documents = self.sequences = self.tokens = 0
+        self._digest = xxhash.xxh3_64()
+
+    def __enter__(self) -> "IndexWriter":
+        suffixes = [".bin", ".idx"] if self.meta is None else [".bin", ".json", ".idx"]
+        with ExitStack() as stack:
+            paths = stack.enter_context(atomic_paths([suffixed(self.prefix, suffix) for suffix in suffixes]))
+            self._description, self._index_path = paths[-2], paths[-1]
+            self._bin = stack.enter_context(paths[0].open("wb"))
+            self._idx = stack.enter_context(self._index_path.open("wb"))
+            self._documents = stack.enter_context(TemporaryFile(dir=self.prefix.parent))
+            self._modes = stack.enter_context(TemporaryFile(dir=self.prefix.parent))
+            self._idx.write(bytes(HEADER.size))
+            self._documents.write(bytes(8))  # the first document begins at sequence 0
+            self._stack = stack.pop_all()
+        return self
+
+    def add_document(self, tokens: npt.ArrayLike) -> None:
+        """Append a document of one sequence, shape (tokens,); the empty document is allowed."""
+        values = np.asarray(tokens)
+        self.add_documents(values, [len(values)])
+
+    def add_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
+        """Append documents of one sequence each: the ids of all laid end to end, and how many belong to each.
+
+        Raises InputError for an id that does not fit the dtype and a document of 2^31 tokens or more.
+        """
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if sizes.size and sizes.max() > LONGEST:
+            raise InputError(f"{self.prefix}: a document of {sizes.max():,} tokens; the format ends at {LONGEST:,}")
+        values = np.asarray(tokens)
+        assert values.shape == (sizes.sum(),)
+        if values.size and (values.max() > np.iinfo(self.dtype).max or values.min() < 0):
+            raise InputError(f"{self.prefix}: a token id does not fit {self.dtype.name}")
+        self._add_tokens(np.ascontiguousarray(values, dtype=self.dtype))
+        self._idx.write(sizes.astype("<i4").data)
+        self._documents.write(np.arange(self.sequences + 1, self.sequences + len(sizes) + 1, dtype="<i8").data)
+        self.sequences += len(sizes)
+        self.documents += len(sizes)
+
+    def add_index(self, other: IndexedDataset, meter: Meter | None = None) -> None:
+        """Append all documents of another dataset of the same dtype, modes too, a few megabytes at a time.
+
+        Its tokens are verified on the way, so that damage is never passed on: see `IndexedDataset.verified`.
+        Raises InputError where that fails, and where only some datasets have modes.
+        """
+        assert other.dtype == self.dtype
+        if self.sequences and len(other) and (other.modes is not None) != bool(self._modes.tell()):
+            raise InputError(
+                f"{suffixed(other.prefix, '.idx')}: {'no' if other.modes is None else 'has'} modes, unlike the "
+                "datasets before it; merge those with modes (multimodal data) and those without apart"
+            )
+        for part in other.verified():
+            self._add_tokens(part)
+            if meter:
+                meter.advance(0, part.nbytes)
+        for start in range(0, len(other), ENTRIES):
+            self._idx.write(other.lengths[start : start + ENTRIES].data)
+            if other.modes is not None:
+                self._modes.write(other.modes[start : start + ENTRIES].data)
+        for start in range(1, len(other.document_index), ENTRIES):
+            self._documents.write((other.document_index[start : start + ENTRIES] + self.sequences).data)
+        self.sequences += len(other)
+        self.documents += other.n_documents
+
+    def _add_tokens(self, values: npt.NDArray[np.generic]) -> None:
+        self._bin.write(values.data)
+        self._digest.update(values.data)
+        self.tokens += len(values)
+
+    def _finish(self) -> None:
+        """Everything behind the lengths, then the header."""
+        self._idx.flush()
+        begin = 0
+        with self._index_path.open("rb") as lengths:
+            lengths.seek(HEADER.size)
+            for start in range(0, self.sequences, ENTRIES):
+                part = np.fromfile(lengths, "<i4", min(ENTRIES, self.sequences - start))
+                begins, begin = pointers(part, begin, self.dtype.itemsize)
+                self._idx.write(begins.data)
+        assert begin == self.tokens * self.dtype.itemsize
+        for spool in (self._documents, self._modes):
+            spool.seek(0)
+            shutil.copyfileobj(spool, self._idx, 8 * ENTRIES)
+        self._idx.seek(0)
+        self._idx.write(HEADER.pack(MAGIC, 1, CODES[self.dtype], self.sequences, self.documents + 1))
+        self._idx.flush()
+        if self.meta is not None:
+            data = self._digest.hexdigest()
+            checksum = index_checksum(self._index_path, self.meta, data)
+            values = asdict(Description(self.meta.vocab_size, self.meta.end_of_text, data, checksum))
+            self._description.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        # of an older dataset under this name: neither its index nor its vocabulary may lie beside the new tokens
+        for suffix in (".idx", ".json"):
+            suffixed(self.prefix, suffix).unlink(missing_ok=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._stack.__exit__(kind, error, trace)  # removes everything
+            return
+        with self._stack:  # renames .bin, then .json, then .idx; on an error removes everything
+            self._finish()
