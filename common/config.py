@@ -107,6 +107,7 @@ def settings_for_workflow(config: Mapping[str, Any], files: Iterable[object]) ->
         settings.url_files()
         settings.source_files()
         settings.evaluation_files()
+        settings.check_datasets()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
     write_settings(settings, settings.run / "config.yaml")

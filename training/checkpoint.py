@@ -58,7 +58,7 @@ class Manifest:
     run: ModelRun
     tokenize: TokenizeSettings
     data: str
-    """`Corpus.identity` of the dataset it was trained on."""
+    """`Blend.identity` of what it was trained on."""
     files: Mapping[str, Mapping[str, Any]]
     """`{"size": bytes, "sha256": hex}` by file name."""
 
@@ -124,7 +124,7 @@ def save(run_folder: Path, model: GPT2, optimizer: torch.optim.Optimizer, progre
             "parallel": run.parallel.model_dump(mode="json"),
             "train": run.train.model_dump(mode="json"),
             "tokenize": plan.tokenize.model_dump(mode="json"),
-            "data": plan.train.corpus.identity,
+            "data": plan.train.identity,
             "torch": torch.__version__,
             "files": files,
         }
@@ -252,9 +252,11 @@ def at(path: Path) -> Manifest:
 
 def check_fits(manifest: Manifest, plan: Plan) -> None:
     """CheckpointError when going on from a checkpoint would train another model, or on another order of data."""
-    if manifest.data != plan.train.corpus.identity:
+    if manifest.data != plan.train.identity:
+        held = " and ".join(str(part.corpus.prefix) for part in plan.train.parts)
+        blended = " (or on other weights)" if len(plan.train.parts) > 1 else ""
         raise CheckpointError(
-            f"{manifest.path}: was trained on another dataset than {plan.train.corpus.prefix} holds now; "
+            f"{manifest.path}: was trained on another dataset than {held} holds now{blended}; "
             f"train under another name, or remove {manifest.path.parent} to begin anew"
         )
     # What may change in the middle of a run is left out: dropout, layout, batch, learning rate, length.

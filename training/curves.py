@@ -16,6 +16,7 @@ TRAIN_COLUMNS = (
     "grad_norm",
     "ms_per_iteration",
     "tokens_per_second",
+    "data_wait_ms",
 )
 VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")
 
@@ -52,4 +53,5 @@ def log_line(row: dict[str, Any], iterations: int, global_batch_size: int) -> st
         f" | lm loss: {row['lm_loss']:.6E}"
         f" | grad norm: {row['grad_norm']:.3f}"
         f" | tokens per second: {row['tokens_per_second']:.0f}"
+        f" | data wait (ms): {row['data_wait_ms']:.1f}"
     )

@@ -1,8 +1,8 @@
-"""From a dataset to batches: which documents, in which order, cut into which samples.
+"""From a dataset to samples: which documents, in which order, cut into which runs of tokens.
 
     corpus = Corpus.open(prefix)
     train = Samples(corpus, split_documents("949,50,1", corpus.documents)["train"], seq_len=1024, seed=1234)
-    tokens, targets = train.batch(range(consumed, consumed + 4))        # two int64 tensors (4, 1024)
+    tokens = train.sample(consumed)        # int64 (1025,)
 
 The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch permutes the
 documents, lays them end to end, cuts sample i as tokens [i*s, i*s + s] (s inputs and one more target), and permutes the
@@ -10,18 +10,17 @@ samples. A run's position is the number of samples it has consumed; epoch follow
 """
 
 import hashlib
-from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigError, InputError
 from corpus.index import IndexedDataset, read_meta
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PARTS = ("train", "valid", "test")
 _SCAN = 1 << 22  # tokens looked at in one go when the vocabulary is checked
@@ -30,8 +29,9 @@ _SCAN = 1 << 22  # tokens looked at in one go when the vocabulary is checked
 class Corpus:
     """A dataset seen as documents laid end to end.
 
-    starts  int64 (D,)  first token of each document in `tokens`
-    lengths int64 (D,)  tokens of each document
+    starts      int64 (D,)  first token of each document in `tokens`
+    lengths     int64 (D,)  tokens of each document
+    end_of_text             id of the token that closes a document; the vocabulary's last one where no PREFIX.json says
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Corpus:
     ) -> None:
         self.prefix, self.tokens, self.starts, self.lengths = prefix, tokens, starts, lengths
         self.vocab_size = int(np.iinfo(tokens.dtype).max) + 1  # until check_vocabulary tells the true one
+        self.end_of_text = self.vocab_size - 1
 
     @classmethod
     def open(cls, prefix: Path) -> "Corpus":
@@ -74,7 +75,7 @@ class Corpus:
         A dataset without PREFIX.json (made by other tools) is read once from end to end. From here on every token
         read is checked, so that a damaged file never reaches the model.
         """
-        self.vocab_size = vocab_size
+        self.vocab_size, self.end_of_text = vocab_size, vocab_size - 1
         meta = read_meta(self.prefix)
         if meta is not None:
             if meta.vocab_size != vocab_size:
@@ -82,6 +83,7 @@ class Corpus:
                     f"{self.prefix}: made with a vocabulary of {meta.vocab_size}, but {key} is {vocab_size}; "
                     f"set {key} to {meta.vocab_size} or tokenize again"
                 )
+            self.end_of_text = meta.end_of_text
             return
         largest = max((int(self.tokens[i : i + _SCAN].max()) for i in range(0, len(self.tokens), _SCAN)), default=0)
         if largest >= vocab_size:
@@ -89,12 +91,24 @@ class Corpus:
                 f"{self.prefix}: holds token id {largest}, but {key} is {vocab_size}; set {key} above {largest}"
             )
 
+    def check_end_of_text(self, key: str) -> None:
+        """InputError when the first document with tokens is not closed by `end_of_text`, which `key` needs."""
+        whole = np.flatnonzero(self.lengths[:_SCAN])
+        if len(whole) and self.tokens[self.starts[whole[0]] + self.lengths[whole[0]] - 1] != self.end_of_text:
+            raise InputError(
+                f"{self.prefix}: document {whole[0]} does not end with end-of-text (id {self.end_of_text}), "
+                f"which {key} looks for; turn {key} off, or tokenize with append_eod"
+            )
 
-def split_documents(split: str, documents: int) -> dict[str, range]:
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def split_documents(split: str, documents: int, corpus: object = "the corpus") -> dict[str, range]:
     """Contiguous ranges of documents for train, valid and test, in the proportions of `split` ("949,50,1").
 
-    Raises ConfigError for shares that are no three numbers, and when a training or validation part whose share is
-    not 0 would get no document; the message names a split that works.
+    Raises ConfigError for shares that are no three numbers, and when a part whose share is not 0 (or training) would
+    get no document; the message names the smallest change that works. `corpus` is what it calls the corpus.
     """
     try:
         shares = [float(share) for share in split.split(",")]
@@ -104,19 +118,51 @@ def split_documents(split: str, documents: int) -> dict[str, range]:
         raise ConfigError(f"train.split {split!r} must be three shares for train, valid and test, such as 949,50,1")
     edges = [0, *(round(documents * sum(shares[: part + 1]) / sum(shares)) for part in range(len(PARTS)))]
     parts = {name: range(edges[i], edges[i + 1]) for i, name in enumerate(PARTS)}
-    for name, share in zip(PARTS, shares, strict=True):
-        wanted = name == "train" or (name == "valid" and share > 0)
-        if wanted and not parts[name]:
-            works = f"{documents - 1},1,0" if documents > 1 and shares[1] else "1,0,0"
-            raise ConfigError(
-                f"train.split {split} leaves no document for {name}: the corpus has {documents}; "
-                + (f"{works} is the smallest split that works" if documents else "make a corpus with documents")
-            )
-    return parts
+    wanted = [name for name, share in zip(PARTS, shares, strict=True) if name == "train" or share]
+    without = next((name for name in wanted if not parts[name]), None)
+    if without is None:
+        return parts
+    problem = f"train.split {split} leaves no document for {without}: {corpus} has {documents}"
+    if documents < len(wanted):
+        raise ConfigError(f"{problem}; it needs {len(wanted)} or more, or shares of 0")
+    works = {name: max(len(part), int(name in wanted)) for name, part in parts.items()}  # a document or two too many
+    works[max(works, key=lambda name: works[name])] -= sum(works.values()) - documents
+    raise ConfigError(f"{problem}; the smallest change that works is {','.join(map(str, works.values()))}")
+
+
+# ------------------------------------------------------------------------------------------------ order
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over some documents: 16 bytes a document and 8 a sample."""
+
+    documents: npt.NDArray[np.int64]
+    """(D,) their numbers in the order in which they are laid end to end."""
+    ends: npt.NDArray[np.int64]
+    """(D,) where each of them ends there, in tokens: the cumulative lengths."""
+    samples: "npt.NDArray[np.int64] | range"
+    """(S,) the order of the samples cut out of that."""
+
+
+def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
+    """The numbers below `size` in random order, a pure function of (size, seed).
+
+    Random keys are sorted, each with its number in the low bits: half the time of a shuffle, without the interpreter's
+    lock. NumPy promises that PCG64's stream never changes, and distinct keys have one order.
+    """
+    bits = np.uint64(size.bit_length())
+    keys = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(size)
+    keys >>= bits
+    keys <<= bits
+    keys |= np.arange(size, dtype=np.uint64)
+    keys.sort()
+    keys &= (np.uint64(1) << bits) - np.uint64(1)
+    return keys.view(np.int64)
 
 
 class Samples:
-    """The samples of a range of documents, by running number from 0 to infinity.
+    """The samples of a range of documents, by running number from 0 to infinity; any number of threads may ask.
 
     With a seed: shuffled, anew in every epoch. Without: in the corpus' own order (validation).
     """
@@ -126,10 +172,8 @@ class Samples:
         self.documents = len(part)
         self.tokens = int(corpus.lengths[part.start : part.stop].sum())
         self.per_epoch = max(0, (self.tokens - 1) // seq_len)
-        self._epoch = -1  # of the arrays below
-        self._documents: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._samples: npt.NDArray[np.int64] | range = range(0)
+        self._epochs: dict[int, Future[Epoch]] = {}
+        self._lock, self._builder = Lock(), ThreadPoolExecutor(1)
 
     def require_one(self, part: str) -> None:
         """InputError when the documents hold not even one sample."""
@@ -140,41 +184,47 @@ class Samples:
                 f"give train.split a larger {part} share, or use more text"
             )
 
-    def _enter_epoch(self, epoch: int) -> None:
-        """Lay out one epoch: 16 bytes a document and 8 a sample."""
+    def lay_out(self, epoch: int) -> Epoch:
+        """The order of one epoch."""
         documents = np.arange(self.part.start, self.part.stop, dtype=np.int64)
         samples: npt.NDArray[np.int64] | range = range(self.per_epoch)
         if self.seed is not None:
-            # RandomState, not Generator: NumPy promises that its permutations never change between versions
-            random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([self.seed, epoch])))
-            random.shuffle(documents)
-            samples = random.permutation(self.per_epoch)
-        self._documents, self._samples = documents, samples
-        self._ends = np.cumsum(self.corpus.lengths[documents])
-        self._epoch = epoch
+            documents = permutation(self.documents, self.seed, epoch, 0) + self.part.start
+            samples = permutation(self.per_epoch, self.seed, epoch, 1)
+        return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)
+
+    def _epoch(self, number: int, place: int = 0) -> Epoch:
+        """Epoch `number`, kept with the one before it; from its last hundredth on, the next one is made ahead."""
+        if self.seed is None:
+            number = place = 0
+        with self._lock:
+            for wanted in range(number, number + 1 + (100 * place >= 99 * self.per_epoch > 0)):
+                if wanted not in self._epochs:
+                    self._epochs[wanted] = self._builder.submit(self.lay_out, wanted)
+            for old in [old for old in self._epochs if old < number - 1]:
+                del self._epochs[old]
+            found = self._epochs[number]
+        return found.result()
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
         """Tokens of sample `number`, counted over all epochs, shape (seq_len + 1,)."""
-        epoch, place = divmod(number, self.per_epoch)
-        if epoch != self._epoch:
-            self._enter_epoch(epoch)
-        return self._read(int(self._samples[place]) * self.seq_len, self.seq_len + 1)
+        epoch_number, place = divmod(number, self.per_epoch)
+        epoch = self._epoch(epoch_number, place)
+        return self._read(epoch, int(epoch.samples[place]) * self.seq_len, self.seq_len + 1)
 
     def tail(self) -> npt.NDArray[np.int64]:
         """The tokens behind the last whole sample of an unshuffled part, with the one that predicts them first."""
-        if self._epoch != 0:
-            self._enter_epoch(0)
         begin = self.per_epoch * self.seq_len
-        return self._read(begin, self.tokens - begin)
+        return self._read(self._epoch(0), begin, self.tokens - begin)
 
-    def _read(self, begin: int, wanted: int) -> npt.NDArray[np.int64]:
-        """`wanted` tokens from place `begin` of this epoch's documents laid end to end."""
-        document = int(np.searchsorted(self._ends, begin, side="right"))  # skips empty documents
+    def _read(self, epoch: Epoch, begin: int, wanted: int) -> npt.NDArray[np.int64]:
+        """`wanted` tokens from place `begin` of an epoch's documents laid end to end."""
+        document = int(np.searchsorted(epoch.ends, begin, side="right"))  # skips empty documents
         pieces: list[npt.NDArray[np.int64]] = []
         while wanted:
-            end = int(self._ends[document])
+            end = int(epoch.ends[document])
             take = min(wanted, end - begin)
-            which = self._documents[document]
+            which = epoch.documents[document]
             start = int(self.corpus.starts[which] + self.corpus.lengths[which]) - (end - begin)
             pieces.append(self.corpus.tokens[start : start + take].astype(np.int64))
             wanted, begin, document = wanted - take, begin + take, document + 1
@@ -186,20 +236,3 @@ class Samples:
                 "damaged: make the dataset again"
             )
         return tokens
-
-    def batch(self, numbers: Sequence[int]) -> "tuple[Tensor, Tensor]":
-        """Inputs and targets of several samples, two int64 tensors (len(numbers), seq_len) on the CPU."""
-        import torch
-
-        tokens = torch.from_numpy(np.stack([self.sample(number) for number in numbers]))
-        return tokens[:, :-1], tokens[:, 1:]
-
-
-def rank_samples(consumed: int, micro: int, data_rank: int, data_size: int, accumulation: int) -> list[range]:
-    """The samples of one data-parallel rank in the global batch that begins at `consumed`, a range a micro-batch.
-
-    The union over ranks is [consumed, consumed + micro * data_size * accumulation) whatever the layout.
-    """
-    first = consumed + data_rank * micro
-    step = data_size * micro
-    return [range(first + i * step, first + i * step + micro) for i in range(accumulation)]

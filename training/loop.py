@@ -2,7 +2,10 @@
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ from torch.distributed.tensor.parallel import loss_parallel
 from common.config import write_settings
 from common.files import read_rows, write_json
 from common.settings import Settings
+from common.workers import batched
 from training import checkpoint
+from training.batches import Batch, micro_batches, prefetched, read_batch
 from training.checkpoint import Manifest, Progress
 from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, log_line
-from training.data import rank_samples
 from training.distributed import World, one_voice
-from training.model import GPT2, next_token_loss
+from training.model import GPT2, summed_loss
 from training.optimizer import learning_rate, make_optimizer, set_learning_rate
 from training.parallel import build_model, make_mesh, plain
 from training.plan import Plan
@@ -94,10 +98,14 @@ def _iterate(session: Session, settings: Settings, folder: Path, progress: Progr
     valid_curve = Curve(folder / "valid.csv", VALID_COLUMNS, progress.iteration) if speaks else None
     saved = folder
     losses: list[Tensor] = []
-    started = time.perf_counter()
+    waited, started = 0.0, time.perf_counter()
+    steps = step_batches(session, progress.consumed_samples)
     for iteration in range(progress.iteration + 1, train.iterations + 1):
+        asked = time.perf_counter()
+        batches = next(steps)
+        waited += time.perf_counter() - asked
         rate = learning_rate(iteration - 1, train)
-        loss, grad_norm = train_step(session, iteration, progress.consumed_samples, rate)
+        loss, grad_norm = train_step(session, iteration, batches, rate)
         losses.append(loss)
         progress = Progress(iteration, progress.consumed_samples + train.global_batch_size)
         last = iteration == train.iterations
@@ -115,11 +123,12 @@ def _iterate(session: Session, settings: Settings, folder: Path, progress: Progr
                 "grad_norm": norm,
                 "ms_per_iteration": round(seconds * 1000, 3),
                 "tokens_per_second": round(train.global_batch_size * run.model.seq_len / seconds, 1),
+                "data_wait_ms": round(waited * 1000 / len(losses), 3),
             }
             if train_curve is not None:
                 train_curve.append(row)
                 print(log_line(row, train.iterations, train.global_batch_size), flush=True)
-            losses, started = [], time.perf_counter()
+            losses, waited, started = [], 0.0, time.perf_counter()
 
         paused = time.perf_counter()
         if session.plan.valid.per_epoch and (last or iteration % train.eval_interval == 0):
@@ -134,25 +143,41 @@ def _iterate(session: Session, settings: Settings, folder: Path, progress: Progr
     return saved
 
 
-def train_step(session: Session, iteration: int, consumed: int, rate: float) -> tuple[Tensor, Tensor]:
-    """One optimiser step over one global batch; returns the loss, mean over the batch, and the gradient's norm.
+def step_batches(session: Session, consumed: int) -> Iterator[list[Batch]]:
+    """This process' micro-batches from sample `consumed` on, those of one optimiser step at a time, without end.
 
-    `consumed` is the number of samples used so far, `iteration` counts from 1. Both results stay on the device.
+    Threads read two steps ahead. Close the iterator to stop them.
+    """
+    run = session.plan.run
+    read = partial(
+        read_batch, session.plan.train, replace(session.plan.form, pinned=session.world.device.type == "cuda")
+    )
+    numbers = micro_batches(consumed, run.train.micro_batch_size, session.data_rank, run.parallel.data)
+    with closing(prefetched(read, numbers, run.train.readers, ahead=2 * run.accumulation)) as batches:
+        yield from batched(batches, run.accumulation)
+
+
+def train_step(session: Session, iteration: int, batches: Sequence[Batch], rate: float) -> tuple[Tensor, Tensor]:
+    """One optimiser step over this process' part of a global batch; returns the mean loss and the gradient's norm.
+
+    `iteration` counts from 1. Both results stay on the device. Every target of the global batch that counts weighs the
+    same, in whatever micro-batch and on whatever rank it is.
     """
     run, model, device = session.plan.run, session.model, session.world.device
-    accumulation = run.train.global_batch_size // (run.train.micro_batch_size * run.parallel.data)
     session.streams.start_iteration(iteration)
+    counted = torch.tensor(sum(batch.counted for batch in batches), device=device)
+    if session.mesh is not None and run.parallel.data > 1 and run.train.eod_mask_loss:
+        dist.all_reduce(counted, group=session.mesh.get_group("dp"))
+    else:
+        counted *= run.parallel.data
     total = torch.zeros((), device=device)
-    micro_batches = rank_samples(
-        consumed, run.train.micro_batch_size, session.data_rank, run.parallel.data, accumulation
-    )
-    for number, samples in enumerate(micro_batches):
-        tokens, targets = session.plan.train.batch(samples)
+    for number, batch in enumerate(batch.to(device) for batch in batches):
         if run.parallel.data > 1:
-            model.set_requires_gradient_sync(number == accumulation - 1)  # type: ignore[operator]  # replicate()'s
+            model.set_requires_gradient_sync(number == len(batches) - 1)  # type: ignore[operator]  # replicate()'s
         with loss_parallel():
             with autocast(run.train.precision, device):
-                loss = next_token_loss(model(tokens.to(device)), targets.to(device)) / accumulation
+                # gradients are averaged over data-parallel ranks, so that each must see `data` times its share
+                loss = summed_loss(model(batch.tokens, batch.positions), batch.targets) * (run.parallel.data / counted)
             loss.backward()  # type: ignore[no-untyped-call]
         total += plain(loss.detach())
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.train.clip_grad)
@@ -168,7 +193,8 @@ def train_step(session: Session, iteration: int, consumed: int, rate: float) -> 
 def _validate(session: Session, progress: Progress) -> dict[str, Any]:
     train, valid = session.plan.run.train, session.plan.valid
     count = validation_samples(valid, train)
-    loss = mean_loss(session.model, valid, count, train.micro_batch_size, train.precision, session.mesh)
+    form, micro = session.plan.form, train.micro_batch_size
+    loss = mean_loss(session.model, valid, count, micro, train.precision, form, session.mesh)
     if session.world.rank == 0:
         print(
             f"validation at iteration {progress.iteration} | lm loss: {loss:.6E} | perplexity: {math.exp(loss):.4f}",

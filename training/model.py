@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from common.settings import ModelSettings
 
+IGNORED = -100  # as a target: no loss there (cross_entropy's own default)
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
 
 
@@ -129,19 +130,20 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(settings.n_embd)
         self.head = Head(self.vocab_rows)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) token ids -> (B, T, V) logits."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C) + (T, C)
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, V) logits."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C) + (T, C) or (B, T, C)
         for block in self.h:
             x = block(x)
         logits: Tensor = self.head(self.ln_f(x), self.wte.weight)
         return logits
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats, float32: (B, T, V), (B, T) -> ()."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy in nats, float32, summed over the targets that are not IGNORED: (B, T, V), (B, T) -> ()."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: int) -> Tensor:

@@ -1,10 +1,16 @@
 """What a run is going to do, checked and printed before it does it."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from common.errors import ConfigError, InputError
 from common.settings import ModelRun, Settings, TokenizeSettings
+from training.blend import Blend
 from training.data import Corpus, Samples, split_documents
+
+if TYPE_CHECKING:
+    from training.batches import BatchForm
 
 
 @dataclass(frozen=True)
@@ -14,15 +20,22 @@ class Plan:
     name: str
     run: ModelRun
     tokenize: TokenizeSettings
-    train: Samples
-    valid: Samples
+    train: Blend
+    valid: Blend
+
+    @property
+    def form(self) -> "BatchForm":
+        """How batches are made of samples."""
+        from training.batches import BatchForm  # torch
+
+        end = self.train.parts[0].corpus.end_of_text
+        return BatchForm(end, self.run.train.reset_position_ids, self.run.train.eod_mask_loss)
 
     def __str__(self) -> str:
         from training.model import padded_vocab_size, parameter_count  # torch: only once the plan is sound
 
         run, train = self.run, self.run.train
         padded = padded_vocab_size(run.model.vocab_size, run.parallel.tensor)
-        steps = train.global_batch_size // (train.micro_batch_size * run.parallel.data)
         samples = train.iterations * train.global_batch_size
         rows = {
             "model": f"{self.name}: {run.model.n_layer} layers, {run.model.n_embd} wide, {run.model.n_head} heads, "
@@ -30,33 +43,67 @@ class Plan:
             "parameters": f"{parameter_count(run.model):,} (vocabulary {run.model.vocab_size:,}; "
             f"{parameter_count(run.model, padded):,} padded to {padded:,})",
             "layout": f"data {run.parallel.data} x tensor {run.parallel.tensor} = {run.world_size} processes",
-            "batch": f"{train.micro_batch_size} micro x {steps} accumulation x {run.parallel.data} data = "
+            "batch": f"{train.micro_batch_size} micro x {run.accumulation} accumulation x {run.parallel.data} data = "
             f"{train.global_batch_size} samples = {train.global_batch_size * run.model.seq_len:,} tokens",
-            "training": f"{self.train.documents:,} documents, {self.train.tokens:,} tokens, "
-            f"{self.train.per_epoch:,} samples an epoch",
-            "validation": f"{self.valid.documents:,} documents, {self.valid.tokens:,} tokens, "
-            f"{self.valid.per_epoch:,} samples",
-            "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples / self.train.per_epoch:.2f} epochs",
+            "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * run.model.seq_len:,} tokens",
         }
-        return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+        return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), "", *self._data_table(samples)])
+
+    def _data_table(self, samples: int) -> list[str]:
+        """A line for each part of each corpus, columns aligned."""
+        table: list[tuple[str, ...]] = [
+            ("data", "part", "share", "documents", "tokens", "samples", "of the run", "epochs")
+        ]
+        for name, blend in (("train", self.train), ("valid", self.valid)):
+            for corpus, part in enumerate(blend.parts):
+                share = f"{blend.weights[corpus] / blend.period:.1%}"
+                row = (
+                    str(part.corpus.prefix),
+                    name,
+                    share,
+                    *map(_thousands, (part.documents, part.tokens, part.per_epoch)),
+                )
+                taken = blend.taken(samples, corpus)
+                run = (_thousands(taken), f"{taken / part.per_epoch:.2f}") if name == "train" else ("", "")
+                table.append((*row, *run))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return [
+            "  ".join(f"{cell:{'<' if place < 2 else '>'}{widths[place]}}" for place, cell in enumerate(row)).rstrip()
+            for row in table
+        ]
+
+
+def _thousands(number: int) -> str:
+    return f"{number:,}"
 
 
 def make_plan(settings: Settings, name: str) -> Plan:
-    """Open the corpus and check it against the model `name`.
+    """Open the corpora and check them against the model `name`.
 
-    Raises InputError or ConfigError when the corpus is absent, too small for one sample, made with another
-    vocabulary, or split so that nothing is left to train on.
+    Raises InputError or ConfigError when a corpus is absent, too small for one sample, made with another vocabulary,
+    or split so that nothing is left for a part.
     """
     try:
-        run = settings.model_run(name)
+        run, datasets = settings.model_run(name), settings.datasets(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    corpus = Corpus.open(settings.dataset_prefix)
-    corpus.check_vocabulary(run.model.vocab_size, f"models.{name}.model.vocab_size")
-    parts = split_documents(run.train.split, corpus.documents)
-    train = Samples(corpus, parts["train"], run.model.seq_len, run.train.seed)
-    valid = Samples(corpus, parts["valid"], run.model.seq_len)
-    train.require_one("train")
-    if parts["valid"]:
-        valid.require_one("valid")
-    return Plan(name, run, settings.tokenize, train, valid)
+    parts: dict[str, list[Samples]] = {"train": [], "valid": []}
+    ends: dict[int, Path] = {}
+    for source in datasets:
+        corpus = Corpus.open(source.prefix)
+        corpus.check_vocabulary(run.model.vocab_size, f"models.{name}.model.vocab_size")
+        for key in ("reset_position_ids", "eod_mask_loss"):
+            if getattr(run.train, key):
+                corpus.check_end_of_text(f"models.{name}.train.{key}")
+        ends.setdefault(corpus.end_of_text, source.prefix)
+        for part, documents in split_documents(run.train.split, corpus.documents, source.prefix).items():
+            if part in parts:
+                samples = Samples(corpus, documents, run.model.seq_len, run.train.seed if part == "train" else None)
+                if documents:
+                    samples.require_one(part)
+                parts[part].append(samples)
+    if len(ends) > 1:
+        closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
+        raise InputError(f"{closing} close their documents: one model needs one vocabulary")
+    weights = [source.weight for source in datasets]
+    return Plan(name, run, settings.tokenize, Blend(parts["train"], weights), Blend(parts["valid"], weights))

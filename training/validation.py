@@ -1,6 +1,7 @@
 """Loss over samples in order, without touching the training order: used while training and by `training.evaluate`."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 
 import torch
 import torch.distributed as dist
@@ -8,8 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
 from common.settings import TrainSettings
-from training.data import Samples
-from training.model import GPT2, next_token_loss
+from training.batches import Batch, BatchForm, Readable, prefetched, read_batch
+from training.blend import Blend
+from training.model import GPT2, IGNORED, summed_loss
 from training.parallel import plain
 
 
@@ -20,7 +22,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def validation_samples(samples: Samples, train: TrainSettings) -> int:
+def validation_samples(samples: Blend, train: TrainSettings) -> int:
     """Samples in a validation run: `eval_batches` global batches, or the whole part where it is smaller."""
     return min(samples.per_epoch, train.eval_batches * train.global_batch_size)
 
@@ -28,10 +30,11 @@ def validation_samples(samples: Samples, train: TrainSettings) -> int:
 @torch.no_grad()
 def mean_loss(
     model: GPT2,
-    samples: Samples,
+    samples: Readable,
     count: int,
     micro_batch_size: int,
     precision: str,
+    form: BatchForm,
     mesh: DeviceMesh | None = None,
 ) -> float:
     """Mean loss in nats a token over the first `count` samples (a collective call, equal on all ranks).
@@ -40,16 +43,25 @@ def mean_loss(
     """
     device = next(model.parameters()).device
     data_rank, data_size = (mesh.get_local_rank("dp"), mesh["dp"].size()) if mesh else (0, 1)
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of losses, samples
+
+    def numbers() -> Iterator[range]:
+        for first in range(
+            data_rank * micro_batch_size, count + data_rank * micro_batch_size, micro_batch_size * data_size
+        ):
+            yield range(min(first, count), min(first + micro_batch_size, count))
+
+    def read(wanted: range) -> Batch:
+        batch = read_batch(samples, form, wanted or range(1))
+        return batch if wanted else batch._replace(targets=batch.targets.fill_(IGNORED), counted=0)
+
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of losses, targets
     was_training = model.training
     model.eval()
-    for first in range(0, count, micro_batch_size * data_size):
-        begin = first + data_rank * micro_batch_size
-        numbers = range(min(begin, count), min(begin + micro_batch_size, count))
-        tokens, targets = samples.batch(numbers or range(1))
-        with loss_parallel(), autocast(precision, device):
-            loss = plain(next_token_loss(model(tokens.to(device)), targets.to(device)))
-        total += torch.stack([loss.double() * len(numbers), torch.tensor(len(numbers), device=device)])
+    with closing(prefetched(read, numbers(), threads=1, ahead=4)) as batches:
+        for batch in (batch.to(device) for batch in batches):
+            with loss_parallel(), autocast(precision, device):
+                loss = plain(summed_loss(model(batch.tokens, batch.positions), batch.targets))
+            total += torch.stack([loss.double(), torch.tensor(batch.counted, device=device)])
     model.train(was_training)
     if mesh is not None:
         dist.all_reduce(total, group=mesh.get_group("dp"))

@@ -19,6 +19,7 @@ from common.settings.section import (
 )
 from common.settings.training import (
     ClusterSettings,
+    DataSettings,
     GenerateSettings,
     ModelRun,
     ModelSettings,
@@ -30,6 +31,7 @@ __all__ = [
     "BlacklistSettings",
     "CleanSettings",
     "ClusterSettings",
+    "DataSettings",
     "DecontaminateSettings",
     "DedupSettings",
     "GenerateSettings",

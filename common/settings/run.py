@@ -18,7 +18,7 @@ from common.settings.corpus import (
     TokenizeSettings,
 )
 from common.settings.section import PositiveInt, Section, Share
-from common.settings.training import ClusterSettings, GenerateSettings, ModelRun
+from common.settings.training import ClusterSettings, DataSettings, GenerateSettings, ModelRun
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -85,9 +85,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _something_goes_in(self) -> Self:
-        if not self.urls and not self.sources:
+        if not self.urls and not self.sources and not self._all_bring_data():
             raise ValueError("give URL lists under `urls`, existing text under `sources`, or both")
         return self
+
+    def _all_bring_data(self) -> bool:
+        return bool(self.models) and all(model.data for model in self.models.values())
 
     @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:
@@ -128,6 +131,18 @@ class Settings(Section):
     def dataset_prefix(self) -> Path:
         """PREFIX of the corpus' `.bin/.idx`, the form everything after merge_index takes."""
         return self.run / "dataset" / "corpus_text_document"
+
+    def datasets(self, name: str) -> list[DataSettings]:
+        """The corpora that a model is trained on: its own blend, or this run's corpus."""
+        return self.model_run(name).data or [DataSettings(prefix=self.dataset_prefix, weight=1)]
+
+    def check_datasets(self) -> None:
+        """ValueError for a corpus of a blend that is not there and that this run does not make."""
+        for name, model in self.models.items():
+            for source in model.data:
+                index = source.prefix.with_name(source.prefix.name + ".idx")
+                if source.prefix != self.dataset_prefix and not index.is_file():
+                    raise ValueError(f"models.{name}.data: {index}: no such file; give the PREFIX without its suffix")
 
     def run_folder(self, name: str) -> Path:
         """Folder of one model's training run: checkpoints, logs, curves."""

@@ -1,8 +1,9 @@
 """The sections of a model, its training, the jobs that train it, and the sample it gives."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.settings.section import PositiveFloat, PositiveInt, Section, Share
 
@@ -68,6 +69,12 @@ class TrainSettings(Section):
     """Seed of the initial weights, dropout and data order."""
     split: str = "949,50,1"
     """Documents for training, validation and test, in proportion."""
+    reset_position_ids: bool = False
+    """Positions begin at 0 again behind every end-of-text."""
+    eod_mask_loss: bool = False
+    """No loss where end-of-text is the input: the next document cannot be foreseen."""
+    readers: PositiveInt = 2
+    """Threads of each process that read batches ahead of their use."""
     log_interval: PositiveInt = 100
     """Iterations between two log lines."""
     eval_interval: PositiveInt = 1000
@@ -78,11 +85,22 @@ class TrainSettings(Section):
     """Iterations between two checkpoints; one more is written at the end."""
 
 
+class DataSettings(Section):
+    """One corpus of a blend."""
+
+    prefix: Path
+    """PREFIX of a dataset (PREFIX.bin, PREFIX.idx), from this toolkit or from Megatron-LM."""
+    weight: PositiveFloat
+    """Its share of the samples, beside the weights of the others; they need not add up to 1."""
+
+
 class ModelRun(Section):
     """One model to train: `train_<name>` and `merge_<name>` are its targets."""
 
     model: ModelSettings
     """Architecture."""
+    data: list[DataSettings] = []
+    """What to train it on: a list of {prefix, weight}. Leave out for the run's own corpus."""
     parallel: ParallelSettings = ParallelSettings()
     """Layout."""
     train: TrainSettings
@@ -94,6 +112,19 @@ class ModelRun(Section):
     def world_size(self) -> int:
         """Processes of the job."""
         return self.parallel.data * self.parallel.tensor
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one data-parallel rank in an optimiser step."""
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
+
+    @field_validator("data")
+    @classmethod
+    def _corpora_differ(cls, data: list[DataSettings]) -> list[DataSettings]:
+        for number, source in enumerate(data):
+            if any(source.prefix == other.prefix for other in data[:number]):
+                raise ValueError(f"{source.prefix} is named twice; name it once, with the sum of its weights")
+        return data
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

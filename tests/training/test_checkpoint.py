@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from common.files import read_json, write_json
 from common.settings import ModelRun
 from tests.training.helpers import make_run, settings_of
 from training import checkpoint
+from training.blend import Blend
 from training.checkpoint import Manifest, Progress
 from training.data import Corpus, Samples
 from training.distributed import World
-from training.loop import Session, open_session, train_step
+from training.loop import Session, open_session, step_batches, train_step
 from training.plan import make_plan
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -26,8 +28,8 @@ ALONE = World(0, 1, torch.device("cpu"))
 def session(tmp_path: Path) -> Session:
     """A tiny model after two steps."""
     session = open_session(make_plan(settings_of(make_run(tmp_path)), "tiny"), ALONE)
-    for iteration in (1, 2):
-        train_step(session, iteration, 8 * (iteration - 1), 0.01)
+    for iteration, batches in enumerate(islice(step_batches(session, 0), 2), start=1):
+        train_step(session, iteration, batches, 0.01)
     return session
 
 
@@ -115,11 +117,13 @@ def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_pat
 
 def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
-    corpus = session.plan.train.corpus
+    corpus = session.plan.train.parts[0].corpus
     other = Corpus(corpus.prefix, corpus.tokens, corpus.starts[1:], corpus.lengths[1:])
-    plan = replace(session.plan, train=Samples(other, range(other.documents), 8))
-    with pytest.raises(CheckpointError, match="was trained on another dataset"):
-        checkpoint.check_fits(manifest, plan)
+    samples = [Samples(corpus, range(corpus.documents), 8), Samples(other, range(other.documents), 8)]
+    for blend in (Blend(samples[1:], [1]), Blend(samples, [1, 1])):
+        with pytest.raises(CheckpointError, match="was trained on another dataset"):
+            checkpoint.check_fits(manifest, replace(session.plan, train=blend))
+    checkpoint.check_fits(manifest, replace(session.plan, train=Blend(samples[:1], [7])))
 
 
 def test_a_manifest_of_another_version_is_passed_over_by_name(

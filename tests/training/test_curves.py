@@ -40,6 +40,7 @@ def test_the_log_line_reads_like_the_reference_runs() -> None:
             "grad_norm": 1.0,
             "ms_per_iteration": 512.0,
             "tokens_per_second": 16000.0,
+            "data_wait_ms": 0.25,
         },
         320000,
         8,
@@ -49,3 +50,4 @@ def test_the_log_line_reads_like_the_reference_runs() -> None:
     )
     assert "elapsed time per iteration (ms): 512.0 | learning rate: 1.500E-04 | global batch size:     8" in line
     assert "lm loss: 6.250000E+00 | grad norm: 1.000" in line
+    assert line.endswith("tokens per second: 16000 | data wait (ms): 0.2")

@@ -1,5 +1,6 @@
 """The data order: every token once an epoch, the same in every layout, for ever; errors say what to change."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, InputError
 from tests.training.helpers import byte_documents, write_corpus
-from training.data import Corpus, Samples, rank_samples, split_documents
+from training.data import Corpus, Samples, permutation, split_documents
 
 
 def corpus_of(lengths: list[int]) -> Corpus:
@@ -34,10 +35,11 @@ def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
     targets = np.concatenate([sample[1:] for sample in seen])
     assert len(set(targets.tolist())) == count * seq_len
     # Laid end to end in the order of their places, the samples are whole documents one after another.
-    places = np.argsort([samples._samples[number] for number in range(count)])
+    order = samples.lay_out(epoch)
+    places = np.argsort([order.samples[number] for number in range(count)])
     stream = np.concatenate([seen[places[0]][:1], *(seen[place][1:] for place in places)])
     documents = [
-        samples.corpus.tokens[samples.corpus.starts[d] :][: samples.corpus.lengths[d]] for d in samples._documents
+        samples.corpus.tokens[samples.corpus.starts[d] :][: samples.corpus.lengths[d]] for d in order.documents
     ]
     assert np.array_equal(stream, np.concatenate(documents)[: len(stream)])
 
@@ -67,9 +69,9 @@ def test_epochs_differ_and_seeds_differ() -> None:
 def test_the_order_is_the_one_that_runs_already_started_expect() -> None:
     samples = Samples(corpus_of([7, 3, 0, 9, 11]), range(5), 4, seed=1234)
     assert [samples.sample(number).tolist() for number in (0, 7, 14)] == [
-        [11, 12, 13, 14, 15],
-        [4, 5, 6, 19, 20],
-        [27, 28, 29, 7, 8],
+        [22, 23, 24, 25, 26],
+        [25, 26, 27, 28, 29],
+        [1, 2, 3, 4, 5],
     ]
 
 
@@ -83,50 +85,80 @@ def test_without_a_seed_samples_come_in_the_corpus_own_order() -> None:
     assert samples.tail().tolist() == [12]
 
 
-def test_inputs_and_targets_are_one_token_apart() -> None:
-    tokens, targets = Samples(corpus_of([40]), range(1), 8).batch([0, 2])
-    assert tokens.tolist() == [list(range(8)), list(range(16, 24))]
-    assert targets.tolist() == [list(range(1, 9)), list(range(17, 25))]
-
-
-@given(consumed=st.integers(0, 1000), micro=st.integers(1, 4))
-def test_a_global_batch_is_the_same_whatever_the_layout(consumed: int, micro: int) -> None:
-    batch = 8 * micro
-    for data in (1, 2, 4, 8):
-        accumulation = batch // (micro * data)
-        numbers = [
-            number
-            for rank in range(data)
-            for numbers in rank_samples(consumed, micro, rank, data, accumulation)
-            for number in numbers
-        ]
-        assert sorted(numbers) == list(range(consumed, consumed + batch))
-
-
 @given(
     documents=st.integers(1, 500), shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
 )
 def test_parts_are_contiguous_cover_everything_and_leave_none_out_silently(
     documents: int, shares: tuple[int, int, int]
 ) -> None:
-    split = ",".join(map(str, shares))
     try:
-        parts = split_documents(split, documents)
+        parts = split_documents(",".join(map(str, shares)), documents)
     except ConfigError as error:
-        if "no document for" in str(error) and documents > 1:
-            works = str(error).split("has ")[1].split("; ")[1].split(" ")[0]
-            split_documents(works, documents)
-        return
+        if documents >= 1 + sum(share > 0 for share in shares[1:]):
+            works = str(error).rsplit(" is ")[1]
+            parts = split_documents(works, documents)
+            assert [len(part) for part in parts.values()] == [int(share) for share in works.split(",")]
+        else:
+            assert "it needs" in str(error)
+            return
     assert [parts[name].start for name in ("valid", "test")] == [parts[name].stop for name in ("train", "valid")]
     assert parts["train"].start == 0 and parts["test"].stop == documents
-    assert parts["train"] and (parts["valid"] or not shares[1])
+    assert [bool(part) for part in parts.values()] == [True, *(share > 0 for share in shares[1:])]
 
 
-def test_a_split_that_leaves_nothing_to_validate_on_names_the_one_that_works() -> None:
-    with pytest.raises(ConfigError, match=r"train.split 949,50,1 leaves no document for valid.*has 5; 4,1,0 is"):
+def test_a_split_that_leaves_nothing_for_a_part_names_the_one_that_works() -> None:
+    with pytest.raises(ConfigError, match=r"train.split 949,50,1 leaves no document for valid: the corpus has 5; the"):
         split_documents("949,50,1", 5)
+    with pytest.raises(
+        ConfigError, match=r"no document for test: p has 400; the smallest change that works is 379,20,1"
+    ):
+        split_documents("949,50,1", 400, "p")
+    with pytest.raises(ConfigError, match=r"it needs 3 or more, or shares of 0"):
+        split_documents("949,50,1", 2)
+    assert {name: len(part) for name, part in split_documents("400,300,300", 3).items()} == dict.fromkeys(
+        ("train", "valid", "test"), 1
+    )
     with pytest.raises(ConfigError, match="three shares"):
         split_documents("90,10", 5)
+
+
+@given(size=st.integers(0, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 9))
+def test_a_permutation_holds_each_number_once_and_follows_from_its_seed(size: int, seed: int, epoch: int) -> None:
+    order = permutation(size, seed, epoch)
+    assert sorted(order.tolist()) == list(range(size))
+    assert np.array_equal(order, permutation(size, seed, epoch))
+
+
+def test_permutations_are_uniform_and_those_that_runs_already_started_expect() -> None:
+    assert permutation(8, 1234, 0, 1).tolist() == [7, 3, 0, 2, 4, 6, 5, 1]
+    counts = np.zeros((5, 5), int)
+    for seed in range(5000):
+        counts[np.arange(5), permutation(5, seed)] += 1
+    assert abs(counts - 1000).max() < 150  # five standard deviations
+
+
+def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = Samples(corpus_of([5] * 40), range(40), 1, seed=1)  # 199 samples
+    made: list[int] = []
+    lay_out = samples.lay_out
+    monkeypatch.setattr(samples, "lay_out", lambda epoch: (made.append(epoch), lay_out(epoch))[1])
+    for number in range(190):
+        samples.sample(number)
+    assert made == [0]
+    samples.sample(198)
+    samples.sample(199)
+    assert made == [0, 1]
+    samples.sample(5 * 199)
+    assert list(samples._epochs) == [5]
+
+
+def test_threads_that_cross_an_epoch_together_read_what_one_reads() -> None:
+    corpus = corpus_of([5, 9, 2, 0, 30])
+    numbers = list(range(200))
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(Samples(corpus, range(5), 4, seed=3).sample, numbers))
+    alone = Samples(corpus, range(5), 4, seed=3)
+    assert all(np.array_equal(sample, alone.sample(number)) for number, sample in zip(numbers, together, strict=True))
 
 
 def test_a_corpus_smaller_than_a_sample_says_how_small() -> None:
@@ -161,3 +193,20 @@ def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     Corpus.open(tmp_path / "theirs").check_vocabulary(257, "key")
     with pytest.raises(InputError, match=r"holds token id 256, but key is 256; set key above 256"):
         Corpus.open(tmp_path / "theirs").check_vocabulary(256, "key")
+
+
+def test_end_of_text_is_the_datasets_own_or_the_vocabularys_last_and_must_close_a_document(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "ours", byte_documents(3))
+    write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
+    for name in ("ours", "theirs"):
+        corpus = Corpus.open(tmp_path / name)
+        corpus.check_vocabulary(257, "key")
+        assert corpus.end_of_text == 256
+        corpus.check_end_of_text("train.eod_mask_loss")
+    write_corpus(tmp_path / "open", [np.empty(0, np.uint16), np.array([1, 2], np.uint16)])
+    corpus = Corpus.open(tmp_path / "open")
+    corpus.check_vocabulary(257, "key")
+    with pytest.raises(
+        InputError, match=r"open: document 1 does not end with end-of-text \(id 256\), which train.x looks"
+    ):
+        corpus.check_end_of_text("train.x")

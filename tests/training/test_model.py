@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from common.settings import ModelSettings
 from training.hf import from_hugging_face, to_hugging_face
 from training.load import model_from
-from training.model import GPT2, initial_value, next_token_loss, padded_vocab_size, parameter_count
+from training.model import GPT2, IGNORED, initial_value, padded_vocab_size, parameter_count, summed_loss
 
 SMALL = ModelSettings(n_layer=3, n_head=4, n_embd=64, seq_len=48, vocab_size=211, dropout=0.0)
 
@@ -49,7 +49,7 @@ def test_logits_and_gradients_equal_those_of_transformers() -> None:
     assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
 
     F.cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
-    next_token_loss(logits, targets).backward()
+    (summed_loss(logits, targets) / targets.numel()).backward()
     gradients = to_hugging_face({name: parameter.grad for name, parameter in ours.named_parameters()}, SMALL)
     assert len(gradients) == len(weights)
     for name, parameter in theirs.named_parameters():
@@ -79,12 +79,29 @@ def test_padding_rows_change_neither_loss_nor_gradients() -> None:
     tokens = torch.randint(SMALL.vocab_size, (2, 17))
     losses = []
     for model in (plain, padded):
-        loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss = summed_loss(model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert torch.allclose(padded.wte.weight.grad[: SMALL.vocab_size], plain.wte.weight.grad, atol=1e-6)
     assert not padded.wte.weight.grad[SMALL.vocab_size :].any()
+
+
+def test_positions_and_ignored_targets_reach_the_loss() -> None:
+    torch.manual_seed(0)
+    model = GPT2(SMALL).eval()
+    tokens = torch.randint(SMALL.vocab_size, (1, 9))
+    halves = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    logits = model(tokens[:, :-1], halves).detach()
+    assert torch.equal(model(tokens[:, :-1], torch.arange(8)[None]), model(tokens[:, :-1]))
+    assert torch.allclose(logits[:, :4], model(tokens[:, :4]), atol=1e-6)
+    assert not torch.allclose(logits[:, 4:], model(tokens[:, :-1])[:, 4:], atol=1e-3)
+    targets = tokens[:, 1:].clone()
+    each = [float(summed_loss(logits[:, i : i + 1], targets[:, i : i + 1])) for i in range(8)]
+    targets[0, 3] = targets[0, 6] = IGNORED
+    kept = [loss for place, loss in enumerate(each) if place not in (3, 6)]
+    assert float(summed_loss(logits, targets)) == pytest.approx(sum(kept), rel=1e-5)
+    assert float(summed_loss(logits, torch.full_like(targets, IGNORED))) == 0
 
 
 def test_initial_values_follow_the_gpt2_recipe() -> None:

@@ -19,9 +19,9 @@ DRY = {"dropout": 0.0}  # masks differ between layouts
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def run_layout(folder: Path, data: int, tensor: int, save_at: int = 0) -> list[dict[str, Any]]:
+def run_layout(folder: Path, data: int, tensor: int, save_at: int = 0, **train: object) -> list[dict[str, Any]]:
     """The job's results by rank, in a fresh run folder or one that holds a checkpoint already."""
-    config = make_run(folder, model=DRY, parallel={"data": data, "tensor": tensor})
+    config = make_run(folder, model=DRY, parallel={"data": data, "tensor": tensor}, train=train)
     if data * tensor == 1:
         return [steps(config, ALONE, save_at)]
     launch_ok(data * tensor, "tests.training.worker", config, folder / "seen", "--save-at", save_at)
@@ -82,9 +82,12 @@ def test_two_data_parallel_processes_equal_one(single: tuple[Path, dict[str, Any
         assert_shapes(seen["shapes"], tensor=1)
 
 
-def test_two_by_two_processes_equal_one(single: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    for seen in run_layout(tmp_path, 2, 2):
-        assert_same_course(seen, single[1])
+def test_two_by_two_processes_equal_one_also_where_documents_keep_apart(tmp_path: Path) -> None:
+    """The masked targets differ in number from rank to rank and from micro-batch to micro-batch."""
+    apart = {"reset_position_ids": True, "eod_mask_loss": True}
+    (single,) = run_layout(tmp_path / "1", 1, 1, **apart)
+    for seen in run_layout(tmp_path / "4", 2, 2, **apart):
+        assert_same_course(seen, single)
         assert_shapes(seen["shapes"], tensor=2)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.training.helpers import make_run, settings_of
 from training.distributed import World
-from training.loop import open_session, train_step
+from training.loop import open_session, step_batches, train_step
 from training.plan import make_plan
 from training.validation import autocast, mean_loss, validation_samples
 
@@ -17,10 +17,11 @@ ALONE = World(0, 1, torch.device("cpu"))
 def losses(config: Path, validate: bool) -> list[float]:
     session = open_session(make_plan(settings_of(config), "tiny"), ALONE)
     seen = []
+    steps = step_batches(session, 0)
     for iteration in (1, 2, 3):
-        seen.append(float(train_step(session, iteration, 8 * (iteration - 1), 0.01)[0]))
+        seen.append(float(train_step(session, iteration, next(steps), 0.01)[0]))
         if validate:
-            mean_loss(session.model, session.plan.valid, 5, 2, "float32")
+            mean_loss(session.model, session.plan.valid, 5, 2, "float32", session.plan.form)
     return seen
 
 
@@ -33,7 +34,7 @@ def test_validation_is_repeatable_and_takes_the_whole_part_at_most(tmp_path: Pat
     plan = make_plan(settings_of(make_run(tmp_path, train={"eval_batches": 1000})), "tiny")
     assert validation_samples(plan.valid, plan.run.train) == plan.valid.per_epoch
     session = open_session(plan, ALONE)
-    first, second = (mean_loss(session.model, plan.valid, 5, batch, "float32") for batch in (2, 5))
+    first, second = (mean_loss(session.model, plan.valid, 5, batch, "float32", plan.form) for batch in (2, 5))
     assert first == pytest.approx(second, rel=1e-6)
 
 

@@ -11,7 +11,7 @@ from tests.training.helpers import settings_of
 from training import checkpoint
 from training.checkpoint import Progress
 from training.distributed import World, read_launch, started
-from training.loop import open_session, train_step
+from training.loop import open_session, step_batches, train_step
 from training.optimizer import learning_rate
 from training.parallel import plain
 from training.plan import make_plan
@@ -30,16 +30,18 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
         progress = newest.progress
     seen: dict[str, Any] = {"loss": [], "norm": []}
     train = plan.run.train
+    batches = step_batches(session, progress.consumed_samples)
     for iteration in range(progress.iteration + 1, train.iterations + 1):
         rate = learning_rate(iteration - 1, train)
-        loss, norm = train_step(session, iteration, progress.consumed_samples, rate)
+        loss, norm = train_step(session, iteration, next(batches), rate)
         seen["loss"].append(float(loss))
         seen["norm"].append(float(plain(norm)))
         progress = Progress(iteration, progress.consumed_samples + train.global_batch_size)
         if iteration == save_at:
             checkpoint.save(folder, session.model, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
-    seen["valid"] = mean_loss(session.model, plan.valid, 7, train.micro_batch_size, train.precision, session.mesh)
+    micro = train.micro_batch_size
+    seen["valid"] = mean_loss(session.model, plan.valid, 7, micro, train.precision, plan.form, session.mesh)
     seen["shapes"] = {
         name: list((parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape)
         for name, parameter in session.model.named_parameters()

@@ -8,8 +8,11 @@ localrules:
 # Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must outlive one.
 rule train:
     input:
-        rules.merge_index.output.bin,
-        rules.merge_index.output.idx,
+        lambda wildcards: [
+            f"{source.prefix}.{suffix}"
+            for source in settings.datasets(wildcards.model)
+            for suffix in ("bin", "idx")
+        ],
     output:
         done=RUN / "models/{model}/done.json",
     log:
@@ -58,7 +61,9 @@ rule merge:
 rule evaluate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
-        dataset=rules.merge_index.output.idx,
+        datasets=lambda wildcards: [
+            f"{source.prefix}.idx" for source in settings.datasets(wildcards.model)
+        ],
     output:
         result=RUN / "evaluation/{model}.json",
     log:
@@ -71,10 +76,12 @@ rule evaluate:
         runtime=240,
     params:
         model=subpath(input.weights, parent=True),
-        dataset=settings.dataset_prefix,
+        datasets=lambda wildcards: [
+            source.prefix for source in settings.datasets(wildcards.model)
+        ],
         split=lambda wildcards: settings.models[wildcards.model].train.split,
     shell:
-        "python -m training.evaluate --checkpoint {params.model} --data {params.dataset} --split {params.split} "
+        "python -m training.evaluate --checkpoint {params.model} --data {params.datasets} --split {params.split} "
         "--part valid --output {output.result} > {log} 2>&1"
 
 

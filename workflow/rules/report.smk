@@ -1,20 +1,23 @@
 # One HTML file about the run: where documents went, how the loss fell, what the model says.
 
 
+CORPUS_STATS = [
+    *([rules.blacklist.output.stats] if settings.urls else []),
+    *([rules.ingest.output.stats] if settings.sources else []),
+    *expand(
+        RUN / "{step}/{shard}.stats.json",
+        step=["pages"] * bool(settings.urls)
+        + ["clean", "dedup", "tokens"]
+        + ["decontaminate"] * bool(settings.decontaminate.files),
+        shard=SHARDS,
+    ),
+    rules.merge_index.output.stats,
+]
+
+
 rule report:
     input:
-        stats=[
-            *([rules.blacklist.output.stats] if settings.urls else []),
-            *([rules.ingest.output.stats] if settings.sources else []),
-            *expand(
-                RUN / "{step}/{shard}.stats.json",
-                step=["pages"] * bool(settings.urls)
-                + ["clean", "dedup", "tokens"]
-                + ["decontaminate"] * bool(settings.decontaminate.files),
-                shard=SHARDS,
-            ),
-            rules.merge_index.output.stats,
-        ],
+        stats=CORPUS_STATS if settings.urls or settings.sources else [],
         models=expand(
             [
                 RUN / "models/{model}/done.json",

@@ -1,0 +1,103 @@
+"""The plan: what a run will do with which data, and what is wrong with them, before anything is computed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from common.config import load_settings
+from common.errors import ConfigError, InputError, ToolkitError
+from corpus.index import IndexWriter, Meta
+from tests.training.helpers import byte_documents, make_run, settings_of, write_corpus
+from training.plan import Plan, make_plan
+
+
+def blended(folder: Path, *data: tuple[Path, float], **train: object) -> Plan:
+    """The plan of a model that is trained on these corpora."""
+    config = make_run(folder, train=train)
+    raw = yaml.safe_load(config.read_text())
+    raw["models"]["tiny"]["data"] = [{"prefix": str(prefix), "weight": weight} for prefix, weight in data]
+    config.write_text(yaml.safe_dump(raw))
+    return make_plan(settings_of(config), "tiny")
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> tuple[Path, Path]:
+    write_corpus(tmp_path / "books", byte_documents(40))
+    write_corpus(tmp_path / "web", byte_documents(200), vocab_size=None)
+    return tmp_path / "books", tmp_path / "web"
+
+
+def test_a_table_says_what_the_run_makes_of_each_corpus(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
+    books, web = corpora
+    plan = blended(tmp_path, (books, 0.75), (web, 0.25), iterations=1000, split="90,5,5")
+    rows = [line.split() for line in str(plan).splitlines()]
+    head = rows.index(["data", "part", "share", "documents", "tokens", "samples", "of", "the", "run", "epochs"])
+    (first, second), valid = rows[head + 1 : head + 3], rows[head + 3 :]
+    lengths = [len(document) for document in byte_documents(200)]
+    for row, prefix, share, documents, taken in (
+        (first, books, "75.0%", 36, 6000),
+        (second, web, "25.0%", 180, 2000),
+    ):
+        tokens = sum(lengths[:documents])
+        samples = (tokens - 1) // 16
+        numbers = [documents, tokens, samples, taken]
+        assert row == [str(prefix), "train", share, *(f"{n:,}" for n in numbers), f"{taken / samples:.2f}"]
+    assert [row[:4] for row in valid] == [[str(books), "valid", "75.0%", "2"], [str(web), "valid", "25.0%", "10"]]
+
+
+def test_the_validation_of_a_blend_ends_before_a_corpus_is_seen_twice(
+    tmp_path: Path, corpora: tuple[Path, Path]
+) -> None:
+    plan = blended(tmp_path, (corpora[0], 1), (corpora[1], 1), split="90,5,5")
+    smallest = plan.valid.parts[0].per_epoch
+    assert smallest < plan.valid.parts[1].per_epoch
+    assert plan.valid.taken(plan.valid.per_epoch, 0) == smallest
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "says"),
+    [
+        ([("books", 1), ("books", 2)], {}, "books is named twice"),
+        ([("books", 0)], {}, "data.0.weight: Input should be greater than 0"),
+        ([("books", 1), ("none", 1)], {}, r"none\.idx: no such file"),
+        ([("books", 1), ("short", 1)], {"split": "1,0,0"}, "short: the train part holds 3 tokens in 1 documents"),
+        ([("books", 1), ("short", 1)], {}, r"leaves no document for valid: .*short has 1; it needs 2"),
+        ([("books", 1), ("other", 1)], {}, "books with token 256 and .*other with token 3 close their documents"),
+        (
+            [("open", 1)],
+            {"eod_mask_loss": True},
+            r"open: document 0 does not end .*, which models\.tiny\.train\.eod_mask_loss looks",
+        ),
+        ([("open", 1)], {"reset_position_ids": True}, r"which models\.tiny\.train\.reset_position_ids looks for"),
+    ],
+)
+def test_corpora_that_do_not_fit_stop_before_anything_is_computed(
+    tmp_path: Path,
+    corpora: tuple[Path, Path],
+    data: list[tuple[str, float]],
+    train: dict[str, object],
+    says: str,
+) -> None:
+    write_corpus(tmp_path / "short", [np.array([1, 2, 256], np.uint16)])
+    write_corpus(tmp_path / "open", [document[:-1] for document in byte_documents(40)])
+    with IndexWriter(tmp_path / "other", np.uint16, Meta(257, 3)) as writer:
+        for document in byte_documents(40):
+            writer.add_document(np.append(document[:-1], 3))
+    with pytest.raises(ToolkitError, match=says):
+        blended(tmp_path, *((tmp_path / name, weight) for name, weight in data), **train)
+
+
+def test_a_run_needs_no_urls_when_every_model_brings_its_data(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
+    config = tmp_path / "config.yaml"
+    models = yaml.safe_load(make_run(tmp_path).read_text())["models"]
+    config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
+    with pytest.raises(ConfigError, match="give URL lists under `urls`"):
+        load_settings(config)
+    models["tiny"]["data"] = [{"prefix": str(corpora[0]), "weight": 1}]
+    config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
+    assert make_plan(settings_of(config), "tiny").train.parts[0].corpus.prefix == corpora[0]
+    (tmp_path / "books.idx").unlink()
+    with pytest.raises(InputError, match=r"books\.idx: no such file"):
+        make_plan(settings_of(config), "tiny")

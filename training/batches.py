@@ -1,0 +1,113 @@
+"""From samples to batches on their way to a device, read by threads ahead of their use.
+
+numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
+for batch in prefetched(partial(read_batch, samples, form), numbers, threads=2, ahead=16):
+    loss = summed_loss(model(batch.tokens, batch.positions), batch.targets)
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.model import IGNORED
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Readable(Protocol):
+    """Samples or a Blend of them."""
+
+    def sample(self, number: int) -> npt.NDArray[np.int64]:
+        """Tokens of one sample, shape (seq_len + 1,)."""
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """What a batch is besides tokens and targets (Megatron-LM's options of the same names)."""
+
+    end_of_text: int
+    """Id of the token that closes a document."""
+    reset_position_ids: bool = False
+    """Positions begin at 0 again behind every end-of-text."""
+    eod_mask_loss: bool = False
+    """No loss where end-of-text is the input: the next document cannot be foreseen."""
+    pinned: bool = False
+    """Page-locked memory, from which a GPU copies while it computes."""
+
+
+class Batch(NamedTuple):
+    """Some samples, on the CPU until `to`."""
+
+    tokens: Tensor
+    """(B, T) int64."""
+    targets: Tensor
+    """(B, T) int64: the token behind each one, or IGNORED."""
+    positions: Tensor | None
+    """(B, T) int64; None: 0 to T - 1 in every sample."""
+    counted: int
+    """Targets that are not IGNORED."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with other tensors."""
+        positions = None if self.positions is None else function(self.positions)
+        return Batch(function(self.tokens), function(self.targets), positions, self.counted)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; from pinned memory the copy waits for nothing."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def read_batch(samples: Readable, form: BatchForm, numbers: Sequence[int]) -> Batch:
+    """The samples of these numbers as one batch."""
+    tokens = np.stack([samples.sample(number) for number in numbers])
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
+    ends = inputs == form.end_of_text
+    positions = None
+    if form.reset_position_ids:
+        place = np.arange(inputs.shape[1])
+        begins = np.zeros_like(inputs)  # where the document around each token begins
+        begins[:, 1:] = np.maximum.accumulate(np.where(ends[:, :-1], place[1:], 0), axis=1)
+        positions = torch.from_numpy(place - begins)
+    counted = targets.size
+    if form.eod_mask_loss:
+        targets[ends] = IGNORED
+        counted -= int(np.count_nonzero(ends))
+    batch = Batch(torch.from_numpy(inputs.copy()), torch.from_numpy(targets), positions, counted)
+    return batch.map(Tensor.pin_memory) if form.pinned else batch
+
+
+def micro_batches(consumed: int, micro: int, data_rank: int, data_size: int) -> Iterator[range]:
+    """The samples of one data-parallel rank from `consumed` on, a range a micro-batch, without end.
+
+    The union of all ranks' next `accumulation` ranges is the next global batch, whatever the layout.
+    """
+    return (range(first, first + micro) for first in count(consumed + data_rank * micro, data_size * micro))
+
+
+def prefetched(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int
+) -> Generator[Result, None, None]:
+    """`map(function, items)` by threads, in order, `ahead` results at work before they are asked for.
+
+    An error of `function` is raised where its result is due. Close the iterator to stop the threads.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="reader")
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
