@@ -18,6 +18,7 @@ _NAMES = {
     "clean": "cleaning against ftfy and langdetect",
     "dedup": "deduplication against datasketch and rensa",
     "extract": "HTML extraction against a gold standard",
+    "merge_index": "merging datasets against megatron-core",
     "scrape": "fetching and extraction against requests",
 }
 
