@@ -1,10 +1,10 @@
-"""`ordered_map`: work spread over processes, results in input order, so that the worker count changes no byte."""
+"""Work spread over processes or threads, results in input order, so that the worker count changes no byte."""
 
 import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
@@ -37,16 +37,32 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
         return
     # spawn: a forked child could inherit locks held by another thread (progress bar, event loop)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pending: deque[Future[Result]] = deque()
         try:
-            for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) >= 4 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+            yield from _in_order(pool, function, items, 4 * workers)
         except BrokenProcessPool:
             raise ToolkitError("a worker process died (out of memory?); try fewer --workers") from None
-        finally:
-            for future in pending:
-                future.cancel()
+
+
+def threaded_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """`ordered_map` over threads, the calling one among them, for a function that lets other threads run."""
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(workers - 1) as pool:
+        yield from _in_order(pool, function, items, 4 * workers)
+
+
+def _in_order(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], in_flight: int
+) -> Iterator[Result]:
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= in_flight:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
