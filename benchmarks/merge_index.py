@@ -2,7 +2,8 @@
 
 Shards hold random ids in documents of 1 to twice the mean of tokens. A hundred are written, the others are links to
 them, so that a large merge needs the disk once; every row therefore reads from memory and writes to the disk. Ours
-reads the ids, checks them and both checksums, and waits for the disk, as the plain copy does; the builder does neither.
+reads the ids, checks them and both checksums, and waits for the disk, as the plain copy does; the builder does neither,
+but it collects garbage after every shard, which a large merge has no time for.
 """
 
 import argparse
@@ -42,7 +43,8 @@ class Run(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--shards", type=positive_int, default=10_000, metavar="N", help="default 10,000")
+    parser.add_argument("--shards", type=positive_int, default=300, metavar="N", help="default 300")
+    parser.add_argument("--large", type=positive_int, metavar="N", help="rows for so many, without the builder")
     parser.add_argument("--documents", type=positive_int, default=1000, metavar="N", help="of a shard (default 1,000)")
     parser.add_argument(
         "--tokens", type=positive_int, default=128, metavar="N", help="mean of a document (default 128)"
@@ -107,35 +109,42 @@ def _timed(function: Callable[[list[Path], Path], None], inputs: list[Path], out
     return Run(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, before)
 
 
+def _alone(function: Callable[[list[Path], Path], None], inputs: list[Path], output: Path) -> Run:
+    """A merge in a process of its own, so that memory is its own, too; what it wrote is removed."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        run = pool.submit(_timed, function, inputs, output).result()
+    for path in output.parent.glob("out.*"):
+        path.unlink()
+    return run
+
+
 def measure(arguments: argparse.Namespace) -> str:
     """Rows of seconds and memory."""
     functions = {"plain copy of the .bin": plain_copy, "corpus.merge_index": our_merge}
-    if find_spec("megatron"):
-        functions["megatron-core, add_index"] = their_merge
-    runs: dict[str, list[Run]] = {name: [] for name in functions}
-    with TemporaryDirectory(dir=arguments.folder) as name:
-        inputs = make_shards(Path(name, "in"), arguments.shards, arguments.documents, arguments.tokens)
-        output = Path(name, "out")
-        for _ in range(arguments.rounds):
-            for label, function in functions.items():
-                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                    runs[label].append(pool.submit(_timed, function, inputs, output).result())
-                size = output.with_suffix(".bin").stat().st_size
-                for path in output.parent.glob("out.*"):
-                    path.unlink()
-    peer = runs["plain copy of the .bin"]
-    return table(
-        [
+    peers = {"megatron-core, add_index": their_merge} if find_spec("megatron") else {}
+    rows = []
+    for shards, chosen in ((arguments.shards, {**functions, **peers}), (arguments.large, functions)):
+        if not shards:
+            continue
+        with TemporaryDirectory(dir=arguments.folder) as name:
+            inputs = make_shards(Path(name, "in"), shards, arguments.documents, arguments.tokens)
+            size = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs)
+            runs: dict[str, list[Run]] = {label: [] for label in chosen}
+            for _ in range(arguments.rounds):
+                for label, function in chosen.items():
+                    runs[label].append(_alone(function, inputs, Path(name, "out")))
+        peer = next(iter(runs.values()))
+        rows += [
             {
                 "merging": label,
-                "shards": f"{arguments.shards:,}",
-                "documents": f"{arguments.shards * arguments.documents:,}",
+                "shards": f"{shards:,}",
+                "documents": f"{shards * arguments.documents:,}",
                 "GB": f"{size / 1e9:.1f}",
                 "seconds": f"{median(run.seconds for run in results):.1f}",
-                "ratio": f"{median(p.seconds / r.seconds for p, r in zip(peer, results, strict=True)):.2f}",
+                "ratio": f"{median(p.seconds / r.seconds for p, r in zip(peer, results, strict=True)):.3f}",
                 "peak memory": f"{max(run.peak for run in results) / 1e6:,.0f} MB",
                 "before the merge": f"{max(run.before for run in results) / 1e6:,.0f} MB",
             }
             for label, results in runs.items()
         ]
-    )
+    return table(rows)

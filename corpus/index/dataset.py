@@ -12,7 +12,7 @@ from common.errors import InputError
 from common.progress import Meter
 from corpus.index.layout import DTYPES, ENTRIES, HEADER, MAGIC, index_checksum, pointers, read_description, suffixed
 
-_TOKENS = 1 << 22  # read in one go
+_TOKENS = 1 << 19  # read in one go: 1 or 2 MB, which stay in the cache while they are checked
 
 
 class IndexedDataset:
@@ -120,7 +120,7 @@ class IndexedDataset:
         return self.tokens[begin:end]
 
     def verified(self) -> Iterator[npt.NDArray[Any]]:
-        """All tokens in order, 8 or 16 MB at a time, by plain reads: pages of a memory map would count as ours.
+        """All tokens in order, a megabyte or two at a time, by plain reads: pages of a memory map would count as ours.
 
         Raises InputError at the first id that is negative or outside the vocabulary (known from PREFIX.json), and at
         the end when the bytes are not those that were written (datasets of ours). What it cannot see: a wrong id

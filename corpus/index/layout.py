@@ -41,7 +41,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 LONGEST = 2**31 - 1  # tokens of a sequence: lengths are int32
-ENTRIES = 1 << 20  # entries of an array looked at in one go: 8 MB
+ENTRIES = 1 << 18  # entries of an array looked at in one go: 2 MB
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

@@ -16,6 +16,6 @@ def test_the_table_names_the_peers(tmp_path: Path, command: Command) -> None:
     result = command("benchmarks.corpus", "merge_index", "--shards", 3, "--documents", 5, "--folder", tmp_path)
     assert result.returncode == 0, result.stderr
     rows = {line.split("|")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("| ")}
-    assert "15" in rows["corpus.merge_index"] and "1.00" in rows["plain copy of the .bin"]
+    assert "15" in rows["corpus.merge_index"] and "1.000" in rows["plain copy of the .bin"]
     assert ("megatron-core, add_index" in rows) == bool(find_spec("megatron"))
     assert not list(tmp_path.iterdir())
