@@ -11,7 +11,8 @@ from tests.helpers import assert_one_line_error
 
 COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
-    "corpus.tokenize", "corpus.merge_index", "corpus.index", "training.train", "training.evaluate",
+    "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "training.train",
+    "training.evaluate",
     "training.generate", "convert.merge_mp", "cluster.submit", "cluster.status", "report", "demo", "demo.build",
     "demo.serve", "benchmarks.corpus",
 )  # fmt: skip

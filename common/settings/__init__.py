@@ -9,6 +9,7 @@ from common.settings.corpus import (
     ScrapeSettings,
     SourceSettings,
     TokenizeSettings,
+    TrainTokenizerSettings,
 )
 from common.settings.run import (
     Settings,
@@ -45,5 +46,6 @@ __all__ = [
     "SourceSettings",
     "TokenizeSettings",
     "TrainSettings",
+    "TrainTokenizerSettings",
     "closest",
 ]

@@ -189,6 +189,22 @@ class DecontaminateSettings(Section):
         return self
 
 
+class TrainTokenizerSettings(Section):
+    """A vocabulary of the corpus' own (`python -m corpus.train_tokenizer`); off unless it has a size."""
+
+    vocab_size: Annotated[int, Field(ge=0)] = 0
+    """Entries: 256 bytes, merges, and <|endoftext|> as the last one. 0: GPT-2's published vocabulary."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Part of the documents to train on, chosen by their hashed ids; a core reads some three megabytes a second."""
+
+    @field_validator("vocab_size")
+    @classmethod
+    def _bytes_fit(cls, size: int) -> int:
+        if 0 < size < 257:
+            raise ValueError("257 entries at least: the 256 bytes and end-of-text")
+        return size
+
+
 class TokenizeSettings(Section):
     """BPE encoding (`python -m corpus.tokenize`)."""
 
@@ -197,6 +213,7 @@ class TokenizeSettings(Section):
     append_eod: bool = True
     """Write <|endoftext|> after each document."""
     encoder_json: Path | None = None
-    """Vocabulary file instead of the packaged GPT-2 one; needs vocab_bpe too."""
+    """Vocabulary file instead of the packaged GPT-2 one; needs vocab_bpe too. RUN/tokenizer/encoder.json where
+    train_tokenizer makes it."""
     vocab_bpe: Path | None = None
-    """Merges file instead of the packaged GPT-2 one; needs encoder_json too."""
+    """Merges file instead of the packaged GPT-2 one; needs encoder_json too. RUN/tokenizer/vocab.bpe likewise."""

@@ -6,7 +6,7 @@ from glob import glob
 from pathlib import Path
 from typing import Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.settings.corpus import (
     BlacklistSettings,
@@ -16,6 +16,7 @@ from common.settings.corpus import (
     ScrapeSettings,
     SourceSettings,
     TokenizeSettings,
+    TrainTokenizerSettings,
 )
 from common.settings.section import PositiveInt, Section, Share
 from common.settings.training import ClusterSettings, DataSettings, GenerateSettings, ModelRun
@@ -66,7 +67,9 @@ class Settings(Section):
     """Deduplication."""
     decontaminate: DecontaminateSettings = DecontaminateSettings()
     """Overlap with evaluation sets."""
-    tokenize: TokenizeSettings = TokenizeSettings()
+    train_tokenizer: TrainTokenizerSettings = TrainTokenizerSettings()
+    """A vocabulary of the corpus' own."""
+    tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
     """Encoding."""
     models: dict[str, ModelRun] = {}
     """Models by name."""
@@ -74,6 +77,19 @@ class Settings(Section):
     """Where training runs."""
     generate: GenerateSettings = GenerateSettings()
     """The closing sample."""
+
+    @field_validator("tokenize")
+    @classmethod
+    def _trained_vocabulary(cls, tokenize: TokenizeSettings, info: ValidationInfo) -> TokenizeSettings:
+        """The files that train_tokenizer writes, where it is on."""
+        trained, run = info.data.get("train_tokenizer"), info.data.get("run")
+        if run is None or trained is None or not trained.vocab_size:
+            return tokenize
+        files = {"encoder_json": run / "tokenizer/encoder.json", "vocab_bpe": run / "tokenizer/vocab.bpe"}
+        for key, path in files.items():
+            if getattr(tokenize, key) not in (None, path):
+                raise ValueError(f"{key} and train_tokenizer.vocab_size name two vocabularies; give one of them")
+        return tokenize.model_copy(update=files)
 
     @field_validator("models")
     @classmethod
@@ -95,7 +111,12 @@ class Settings(Section):
     @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:
         for name in self.train_models:
-            self.model_run(name)
+            size, model = self.train_tokenizer.vocab_size, self.model_run(name)
+            if size and not model.data and model.model.vocab_size != size:
+                raise ValueError(
+                    f"models.{name}.model.vocab_size is {model.model.vocab_size}, train_tokenizer.vocab_size {size}; "
+                    "make them equal"
+                )
         return self
 
     def model_run(self, name: str) -> ModelRun:

@@ -42,6 +42,15 @@ def written(folder: Path, text: str) -> Path:
             " train: {iterations: 1, micro_batch_size: 3, global_batch_size: 8}}}",
             "global_batch_size 8 is not a multiple of train.micro_batch_size 3 x parallel.data 1 = 3",
         ),
+        ("train_tokenizer: {vocab_size: 256}", "train_tokenizer.vocab_size: 257 entries at least"),
+        (
+            "{train_tokenizer: {vocab_size: 300}, train_models: [tiny]}",
+            "models.tiny.model.vocab_size is 50257, train_tokenizer.vocab_size 300",
+        ),
+        (
+            "{train_tokenizer: {vocab_size: 300}, tokenize: {encoder_json: a, vocab_bpe: b}}",
+            "tokenize: encoder_json and train_tokenizer.vocab_size name two vocabularies",
+        ),
         ("models: {'a b': {model: {n_layer: 1, n_head: 4, n_embd: 8}, train: {iterations: 1}}}", "'a b' must be"),
     ],
 )
@@ -81,6 +90,15 @@ def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None
     settings = load_settings(ROOT / "config.yaml")
     write_settings(settings, tmp_path / "resolved.yaml")
     assert load_settings(tmp_path / "resolved.yaml") == settings
+
+
+def test_a_trained_vocabulary_is_named_where_every_step_looks_for_it(tmp_path: Path) -> None:
+    settings = load_settings(written(tmp_path, SMALL + "train_tokenizer: {vocab_size: 300}"))
+    assert settings.tokenize.encoder_json == Path("results/x/tokenizer/encoder.json")
+    assert settings.tokenize.vocab_bpe == Path("results/x/tokenizer/vocab.bpe")
+    write_settings(settings, tmp_path / "resolved.yaml")
+    assert load_settings(tmp_path / "resolved.yaml") == settings
+    assert load_settings(written(tmp_path, SMALL)).tokenize.encoder_json is None
 
 
 @pytest.mark.parametrize("path", [ROOT / "config.yaml", *sorted((ROOT / "configs").glob("*.yaml"))])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.training.helpers import byte_documents, write_corpus
 
 MODELS = ("tiny", "gpt2_124m", "gpt2_345m", "gpt2_7b")
 
@@ -98,6 +99,32 @@ def test_sources_take_the_place_of_the_scrape_or_stand_beside_it(folder: Path) -
     assert "sources: none: no such file or folder" in result.stdout + result.stderr
 
 
+def test_a_model_with_data_of_its_own_needs_no_corpus_and_one_beside_the_corpus_both(folder: Path) -> None:
+    write_corpus(folder / "books", byte_documents(3))
+    lines = (ROOT / "config.yaml").read_text()
+    own = "data: [{prefix: books, weight: 1}]"
+    (folder / "own.yaml").write_text(
+        "run: results/own\ntrain_models: [tiny]\nmodels: {tiny: {model: {n_layer: 1, n_head: 1, n_embd: 8}, "
+        f"train: {{iterations: 1}}, {own}}}}}\n"
+    )
+    result = snakemake("-n", "all", "--configfile", "own.yaml", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert jobs(result.stdout) == {
+        **dict.fromkeys(("all", "train", "merge", "evaluate", "generate", "report"), 1),
+        "total": 6,
+    }
+    corpus = "{prefix: results/demo/dataset/corpus_text_document, weight: 3}"
+    (folder / "both.yaml").write_text(
+        lines.replace("    parallel: {tensor: 2}\n", f"    parallel: {{tensor: 2}}\n    {own[:-1]}, {corpus}]\n")
+    )
+    result = snakemake("-n", "all", "--configfile", "both.yaml", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert jobs(result.stdout) == EXPECTED
+    (folder / "books.idx").unlink()
+    result = snakemake("-n", "all", "--configfile", "both.yaml", cwd=folder)
+    assert "models.tiny.data: books.idx: no such file; give the PREFIX" in result.stdout + result.stderr
+
+
 def test_decontamination_is_planned_when_evaluation_sets_are_named(folder: Path) -> None:
     (folder / "set.jsonl").write_text("{}")
     result = snakemake("-n", "all", "--config", "decontaminate={files: [set.jsonl]}", cwd=folder)
@@ -110,6 +137,17 @@ def test_decontamination_is_planned_when_evaluation_sets_are_named(folder: Path)
     }
     result = snakemake("-n", "all", "--config", "decontaminate={files: [none]}", cwd=folder)
     assert "decontaminate.files: none: no such file or folder" in result.stdout + result.stderr
+
+
+def test_a_vocabulary_is_trained_on_all_shards_before_any_is_tokenized(folder: Path) -> None:
+    wanted = ("train_tokenizer={vocab_size: 1000}", "train_models=[]")  # models of the usual vocabulary
+    result = snakemake("-n", "dataset", "--config", *wanted, cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    planned = jobs(result.stdout)
+    assert planned["train_tokenizer"] == 1 and planned["tokenize"] == 2
+    rules = [line.split()[-1].rstrip(":") for line in result.stdout.splitlines() if line.startswith("rule ")]
+    assert max(n for n, rule in enumerate(rules) if rule == "dedup") < rules.index("train_tokenizer")
+    assert rules.index("train_tokenizer") < rules.index("tokenize")
 
 
 def test_the_real_configuration_plans_its_thousand_shards(folder: Path) -> None:

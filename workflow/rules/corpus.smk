@@ -160,9 +160,40 @@ if settings.decontaminate.files:
             "--stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
 
 
+if settings.train_tokenizer.vocab_size:
+
+    rule train_tokenizer:
+        input:
+            expand(DOCUMENTS / "{shard}.jsonl.zst", shard=SHARDS),
+        output:
+            encoder=settings.tokenize.encoder_json,
+            merges=settings.tokenize.vocab_bpe,
+            stats=RUN / "tokenizer/stats.json",
+        log:
+            RUN / "logs/train_tokenizer.log",
+        benchmark:
+            RUN / "benchmarks/train_tokenizer.tsv"
+        threads: 4
+        resources:
+            mem_mb=8000,
+            runtime=24 * 60,
+        params:
+            settings=settings.train_tokenizer.model_dump(mode="json"),
+            config=CONFIG,
+            folder=RUN / "tokenizer",
+        shell:
+            "python -m corpus.train_tokenizer --config {params.config} --input {input} "
+            "--output-dir {params.folder} --stats {output.stats} --workers {threads} > {log} 2>&1"
+
+
 rule tokenize:
     input:
-        DOCUMENTS / "{shard}.jsonl.zst",
+        documents=DOCUMENTS / "{shard}.jsonl.zst",
+        vocabulary=[
+            path
+            for path in (settings.tokenize.encoder_json, settings.tokenize.vocab_bpe)
+            if path
+        ],
     output:
         bin=RUN / "tokens/{shard}_text_document.bin",
         idx=RUN / "tokens/{shard}_text_document.idx",
@@ -181,7 +212,7 @@ rule tokenize:
         config=CONFIG,
         prefix=lambda wildcards: RUN / "tokens" / wildcards.shard,
     shell:
-        "python -m corpus.tokenize --config {params.config} --input {input} --output-prefix {params.prefix} "
+        "python -m corpus.tokenize --config {params.config} --input {input.documents} --output-prefix {params.prefix} "
         "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
 
 
