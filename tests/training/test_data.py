@@ -210,3 +210,20 @@ def test_end_of_text_is_the_datasets_own_or_the_vocabularys_last_and_must_close_
         InputError, match=r"open: document 1 does not end with end-of-text \(id 256\), which train.x looks"
     ):
         corpus.check_end_of_text("train.x")
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_samples_begin_where_megatrons_helper_says(epochs: int) -> None:
+    helpers = pytest.importorskip(
+        "megatron.core.datasets.helpers_cpp", reason="megatron-core is not installed", exc_type=ImportError
+    )
+    lengths = np.random.RandomState(1).randint(0, 60, 400).astype(np.int32)
+    order = np.concatenate([permutation(400, epoch) for epoch in range(epochs)])
+    tokens = int(lengths.sum(dtype=np.int64))
+    theirs = helpers.build_sample_idx_int32(lengths, order.astype(np.int32), 32, epochs, tokens, True, 1)
+    # the same documents, laid end to end by us: as a corpus of its own, so that it may hold several epochs
+    samples = Samples(corpus_of(lengths[order].tolist()), range(len(order)), 32)
+    assert samples.per_epoch == len(theirs) - 1 == (epochs * tokens - 1) // 32
+    starts = samples.corpus.starts
+    for number, (document, offset) in enumerate(theirs[:-1].tolist()):
+        assert samples.sample(number)[0] == starts[document] + offset

@@ -80,6 +80,33 @@ def test_a_text_file_and_a_shard_of_documents_are_encoded(
         assert f"validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}" in capsys.readouterr().out
 
 
+def test_several_datasets_have_a_line_each_and_their_tokens_weigh_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model(257)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    (tmp_path / "model").mkdir()
+    hf.write_folder(tmp_path / "model", weights, model.settings, None)
+    sets = {name: byte_documents(count) for name, count in (("a", 2), ("b", 9))}
+    for name, documents in sets.items():
+        write_corpus(tmp_path / name, documents)
+    output = tmp_path / "result.json"
+    data = [tmp_path / name for name in sets]
+    assert run_main(main, "--checkpoint", tmp_path / "model", "--data", *data, "--output", output) == 0
+    found = json.loads(output.read_text())
+    tokens = {name: np.concatenate(documents) for name, documents in sets.items()}
+    losses = {name: plain_loss(model, part) for name, part in tokens.items()}
+    for name, path in zip(sets, data, strict=True):
+        assert found["each"][str(path)]["loss"] == pytest.approx(losses[name], rel=1e-5)
+    expected = sum(losses[name] * (len(tokens[name]) - 1) for name in sets) / (found["tokens"])
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert (found["tokens"], found["documents"]) == (sum(map(len, tokens.values())) - 2, 11)
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        *(f"{path} (all)" for path in data),
+        "all",
+    ]
+
+
 @pytest.mark.parametrize(
     ("data", "more", "says"),
     [
