@@ -20,6 +20,7 @@ _NAMES = {
     "extract": "HTML extraction against a gold standard",
     "merge_index": "merging datasets against megatron-core",
     "scrape": "fetching and extraction against requests",
+    "tokenize": "encoding against tiktoken, gigatoken and tokenizers",
 }
 
 

@@ -145,15 +145,6 @@ def test_other_threads_run_while_a_text_is_encoded() -> None:
         assert moments > 5
 
 
-def test_a_document_of_five_megabytes_has_the_ids_of_its_lines() -> None:
-    text = "\n".join(prose(number, 2000) for number in range(50)) + "\n"
-    text *= 5_000_000 // len(text) + 1
-    lines = text.splitlines(keepends=True)
-    for ours in OURS:
-        # a line ends in `.` and `\n`, the next begins with a letter: pieces end where lines do
-        assert np.array_equal(ours.encode(text), np.concatenate([ours.encode(line) for line in lines]))
-
-
 @pytest.mark.parametrize("unit", ["a", "中", " ", "\n", "xq", "7"])
 def test_a_megabyte_without_a_break_is_encoded(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
