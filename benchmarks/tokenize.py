@@ -27,7 +27,7 @@ from common.cli import positive_int
 from common.files import document_writer, read_blocks, read_documents, short_hash
 from common.settings import TokenizeSettings
 from common.stats import Stats
-from common.tokenizer import Ids, Lengths, Tokenizer, vocabulary_files
+from common.tokenizer import END_OF_TEXT, Ids, Lengths, Tokenizer, vocabulary_files
 
 
 class Run(NamedTuple):
@@ -69,7 +69,9 @@ def bare(name: str, source: Path) -> Run:
 
         os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would copy the files to /tmp
         ranks = data_gym_to_mergeable_bpe_ranks(str(files.vocab_bpe), str(files.encoder_json))
-        encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+        encoding = tiktoken.Encoding(
+            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 50256}
+        )
         encode = encoding.encode_ordinary if name.endswith("encode_ordinary") else encoding.encode_to_numpy
     else:
         import gigatoken
@@ -77,7 +79,7 @@ def bare(name: str, source: Path) -> Run:
 
         theirs = ByteLevelBPETokenizer(str(files.encoder_json), str(files.vocab_bpe))
         encode = gigatoken.Tokenizer(theirs._tokenizer).encode
-    texts = [document["text"].replace("<|endoftext|>", "") for document in read_documents(source)]
+    texts = [document["text"].replace(END_OF_TEXT, "") for document in read_documents(source)]
     return _run(lambda: _all(map(encode, texts)))
 
 

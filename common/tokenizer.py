@@ -28,9 +28,8 @@ END_OF_TEXT = "<|endoftext|>"
 _PRINTABLE = [byte for byte in range(256) if chr(byte).isprintable() and byte != ord(" ")]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 CHARACTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
-_REMEMBERED = (
-    128 << 20
-)  # bytes of text after which gigatoken starts afresh: it keeps every word, in up to 10 times its size
+# Bytes of text after which gigatoken starts afresh: it remembers every word, in up to ten times its size.
+_REMEMBERED = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,10 @@ class _Gigatoken:
     """The fast encoder. ImportError where it is not installed."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        import awkward
         import gigatoken
 
+        self._flatten, self._count = awkward.flatten, awkward.num  # of the arrays of arrays that it returns
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
         model = {"type": "BPE", "vocab": vocabulary.ids, "merges": vocabulary.merges}
         self._json = orjson.dumps({"model": model, "pre_tokenizer": level})
@@ -109,14 +110,12 @@ class _Gigatoken:
         self._remembered = 0
 
     def __call__(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        import awkward
-
         data = [text.encode() for text in texts]
         if self._remembered > _REMEMBERED:
             self._start()
         self._remembered += sum(map(len, data))
         ids = self._tokenizer.encode_batch(data, parallel=False)  # the caller's threads are all there are
-        return awkward.flatten(ids).to_numpy(), awkward.num(ids).to_numpy()
+        return self._flatten(ids).to_numpy(), self._count(ids).to_numpy()
 
 
 class _Tiktoken:
@@ -126,8 +125,9 @@ class _Tiktoken:
         import tiktoken
         from tiktoken_ext.openai_public import r50k_pat_str
 
-        ranks = {token: number for number, token in enumerate(vocabulary.tokens[:-1])}
-        encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+        ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
+        special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}  # never encoded; with none it takes twice the time
+        encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
         self._encode = partial(encoding.encode_to_numpy, disallowed_special=())
 
     def __call__(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
