@@ -30,8 +30,14 @@ def test_inspect_says_what_is_inside(tmp_path: Path) -> None:
 def test_inspect_says_what_it_cannot_know(tmp_path: Path) -> None:
     text = inspect(written(tmp_path / "a", [], meta=None))
     assert "documents    0" in text and "unknown (no .json)" in text and "checksums    none" in text
-    by_hand(tmp_path / "b", [[[1], [2]]], modes=[0, 1])
-    assert "sequences    2, with modes" in inspect(IndexedDataset(tmp_path / "b"))
+
+
+def test_a_document_of_several_sequences_is_closed_by_the_last_of_them(tmp_path: Path) -> None:
+    by_hand(tmp_path / "a", [[[7], [1]], [[2], [7]], [[3, 7], []]], modes=[0, 1, 0, 1, 0, 1])
+    (tmp_path / "a.json").write_text('{"vocab_size": 8, "end_of_text": 7}')
+    text = inspect(IndexedDataset(tmp_path / "a"))
+    assert "sequences    6, with modes" in text and "closes 2 of 3 documents looked at" in text
+    assert "checksums    none" in text
 
 
 def test_the_command_reads_every_token_where_asked(tmp_path: Path, command: Command) -> None:

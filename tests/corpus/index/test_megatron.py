@@ -93,7 +93,7 @@ def test_modes_go_both_ways(megatron: Any, tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.lists(DOCUMENTS, min_size=1, max_size=4), st.sampled_from([np.uint16, np.int32]), st.sampled_from([0, 3]))
 def test_their_merged_bytes_are_ours(
     megatron: Any,
