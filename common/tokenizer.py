@@ -70,8 +70,11 @@ class Vocabulary:
     ids: dict[str, int]
     merges: list[str]
     """`Ġ t`: what is joined, the most urgent pair first."""
-    tokens: list[bytes]
-    """By id."""
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """The bytes of each id."""
+        return [bytes(map(CHARACTERS.__getitem__, token)) for token in sorted(self.ids, key=self.ids.__getitem__)]
 
 
 def read_vocabulary(files: VocabularyFiles) -> Vocabulary:
@@ -88,7 +91,7 @@ def read_vocabulary(files: VocabularyFiles) -> Vocabulary:
             f"{files.vocab_bpe}: does not match {files.encoder_json}, which must hold 256 bytes, the results of its "
             f"merges in order, and {END_OF_TEXT}"
         )
-    return Vocabulary(ids, merges, [bytes(map(CHARACTERS.__getitem__, token)) for token in tokens])
+    return Vocabulary(ids, merges)
 
 
 class _Gigatoken:
@@ -158,7 +161,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of true entries, end-of-text included (50257 for GPT-2); never padded."""
-        return len(self._vocabulary.tokens)
+        return len(self._vocabulary.ids)
 
     @property
     def end_of_text(self) -> int:
