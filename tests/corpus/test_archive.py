@@ -20,7 +20,7 @@ URL = "https://one.example/a"
 def page(name: str, requested: str = "") -> Page:
     headers = (("Content-Type", "text/html"), ("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked"))
     url = f"https://one.example/{name}"
-    return Page(url, 200, "OK", headers, "text/html", gzip.compress(HTML), HTML, requested or url)
+    return Page(url, 200, "OK", headers, "text/html", gzip.compress(HTML, mtime=0), HTML, requested or url)
 
 
 def names(path: Path) -> list[str]:
@@ -78,10 +78,10 @@ def chunked(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     "answer",
     [
-        http(gzip.compress(HTML), Content_Encoding="gzip"),
+        http(gzip.compress(HTML, mtime=0), Content_Encoding="gzip"),
         http(zlib.compress(HTML), Content_Encoding="deflate"),
         http(chunked(HTML), Transfer_Encoding="chunked"),
-        http(chunked(gzip.compress(HTML)), Transfer_Encoding="Chunked", Content_Encoding="gzip"),
+        http(chunked(gzip.compress(HTML, mtime=0)), Transfer_Encoding="Chunked", Content_Encoding="gzip"),
         # Common Crawl stores what it decoded: today with the old headers renamed …
         http(HTML, X_Crawler_Content_Encoding="gzip", X_Crawler_Transfer_Encoding="chunked"),
         # … until 2018 with the headers as they came
@@ -104,8 +104,8 @@ def test_a_body_is_decoded_where_its_header_is_true(tmp_path: Path, answer: byte
         ("content_type", http(b"%PDF-1.4 says it is HTML")),
         ("content_type", b"HTTP/1.1 200 OK\r\n\r\n<p>no type"),
         ("too_large", http(b"x" * (LIMIT + 1))),
-        ("too_large", http(gzip.compress(bytes(LIMIT + 1)), Content_Encoding="gzip")),
-        ("bad_encoding", http(gzip.compress(HTML)[:-9], Content_Encoding="gzip")),
+        ("too_large", http(gzip.compress(bytes(LIMIT + 1), mtime=0), Content_Encoding="gzip")),
+        ("bad_encoding", http(gzip.compress(HTML, mtime=0)[:-9], Content_Encoding="gzip")),
         ("bad_response", b""),
         ("bad_response", b"220 smtp.example ESMTP"),
         ("bad_response", b"SSH-2.0-OpenSSH_9.2\r\n"),
@@ -182,7 +182,7 @@ def test_a_file_that_is_cut_off_is_refused_with_the_place(tmp_path: Path, name: 
 
 def test_a_file_of_one_gzip_stream_is_read_and_refused_when_damaged(tmp_path: Path) -> None:
     path = tmp_path / "stream.warc.gz"
-    content = bytearray(gzip.compress(b"".join(RECORDS * 100), compresslevel=0))
+    content = bytearray(gzip.compress(b"".join(RECORDS * 100), compresslevel=0, mtime=0))
     path.write_bytes(content)
     assert names(path) == PAGES * 100
     content[-3000] ^= 1
@@ -191,7 +191,9 @@ def test_a_file_of_one_gzip_stream_is_read_and_refused_when_damaged(tmp_path: Pa
         names(path)
 
 
-@pytest.mark.parametrize("content", [b"<html>\n", gzip.compress(b"a text\n"), bytes(5000), b"WARC/9.9\r\n\r\n"])
+@pytest.mark.parametrize(
+    "content", [b"<html>\n", gzip.compress(b"a text\n", mtime=0), bytes(5000), b"WARC/9.9\r\n\r\n"]
+)
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.warc.gz"
     path.write_bytes(content)
