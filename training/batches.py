@@ -85,6 +85,12 @@ def read_batch(samples: Readable, form: BatchForm, numbers: Sequence[int]) -> Ba
     return batch.map(Tensor.pin_memory) if form.pinned else batch
 
 
+def masked(batch: Batch, samples: int) -> Batch:
+    """The batch with no loss but in its first `samples`."""
+    batch.targets[samples:] = IGNORED
+    return batch._replace(counted=int((batch.targets != IGNORED).sum()))
+
+
 def micro_batches(consumed: int, micro: int, data_rank: int, data_size: int) -> Iterator[range]:
     """The samples of one data-parallel rank from `consumed` on, a range a micro-batch, without end.
 

@@ -23,16 +23,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from common.errors import CheckpointError, InputError
 from common.files import fsync, read_json, write_json, write_text
 from common.settings import ModelRun, TokenizeSettings
-from training.model import GPT2
-from training.parallel import place, plain, true_shape
+from training.model import GPT2, padded_vocab_size
 from training.plan import Plan
+from training.tensors import place, plain, true_shape
+
+Parameters = Mapping[str, nn.Parameter]
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -71,15 +73,13 @@ def iteration_folder(run_folder: Path, iteration: int) -> Path:
 # ------------------------------------------------------------------------------------------------ tensors
 
 
-def _tensors(model: GPT2, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+def _tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The live tensors of a run by their names in a checkpoint, padding rows still on."""
-    named = dict(model.named_parameters())
-    tensors: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
-    if optimizer is not None:
-        for name, parameter in named.items():
-            state = optimizer.state[parameter]
-            tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
-            tensors["step"] = state["step"]  # equal for all parameters
+    tensors: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+        tensors["step"] = state["step"]  # equal for all parameters
     return tensors
 
 
@@ -88,14 +88,20 @@ def _without_padding(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
 
 
 def _spread(whole: Tensor, like: Tensor) -> Tensor:
-    """`whole` cut over the same mesh as `like` (whose shape may differ): every rank holds its rows only."""
+    """`whole` cut along the last axis of `like`'s mesh, equal along the others: every rank holds some of its rows."""
     if isinstance(like, DTensor):
-        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+        placements = [*([Replicate()] * (like.device_mesh.ndim - 1)), Shard(0)]
+        return distribute_tensor(whole, like.device_mesh, placements, src_data_rank=None)
     return whole
 
 
-def save(run_folder: Path, model: GPT2, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan) -> Path:
-    """Write one checkpoint (a collective call) and return its folder; an older one of that iteration is replaced."""
+def save(
+    run_folder: Path, parameters: Parameters, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
+) -> Path:
+    """Write one checkpoint (a collective call) and return its folder; an older one of that iteration is replaced.
+
+    `parameters` are those of this process, by name.
+    """
     run = plan.run
     final = iteration_folder(run_folder, progress.iteration)
     temporary = final.with_name(final.name + ".tmp")
@@ -104,7 +110,7 @@ def save(run_folder: Path, model: GPT2, optimizer: torch.optim.Optimizer, progre
         shutil.rmtree(temporary, ignore_errors=True)  # of a save that was killed
         temporary.mkdir(parents=True)
     _barrier()
-    tensors = _tensors(model, optimizer)
+    tensors = _tensors(parameters, optimizer)
     for key, tensor in tensors.items():
         shape = _without_padding(key, tensor, run.model.vocab_size)
         if shape != tensor.shape:
@@ -119,7 +125,7 @@ def save(run_folder: Path, model: GPT2, optimizer: torch.optim.Optimizer, progre
             "iteration": progress.iteration,
             "consumed_samples": progress.consumed_samples,
             "vocab_size": run.model.vocab_size,
-            "padded_vocab_size": model.vocab_rows,
+            "padded_vocab_size": padded_vocab_size(run.model.vocab_size, run.parallel.tensor),
             "model": run.model.model_dump(mode="json"),
             "parallel": run.parallel.model_dump(mode="json"),
             "train": run.train.model_dump(mode="json"),
@@ -138,9 +144,9 @@ def save(run_folder: Path, model: GPT2, optimizer: torch.optim.Optimizer, progre
     return final
 
 
-def load(manifest: Manifest, model: GPT2, optimizer: torch.optim.Optimizer) -> None:
-    """Fill `model` and `optimizer`, in whatever layout they are, from a checkpoint (a collective call)."""
-    live = _tensors(model, optimizer)
+def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Optimizer) -> None:
+    """Fill the parameters and moments of this process, in whatever layout, from a checkpoint (a collective call)."""
+    live = _tensors(parameters, optimizer)
     target = dict(live)
     for key, tensor in live.items():
         shape = _without_padding(key, tensor, manifest.run.model.vocab_size)
@@ -151,7 +157,7 @@ def load(manifest: Manifest, model: GPT2, optimizer: torch.optim.Optimizer) -> N
     for key, tensor in live.items():
         if target[key] is not tensor:
             place(tensor, plain(target[key]))
-    for parameter in model.parameters():
+    for parameter in parameters.values():
         optimizer.state[parameter]["step"].copy_(live["step"])
 
 

@@ -82,11 +82,10 @@ def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
 
 def check_world_size(launch: Launch, parallel: ParallelSettings, model: str) -> None:
     """ConfigError when the job has more or fewer processes than the model's layout."""
-    wanted = parallel.data * parallel.tensor
+    wanted = parallel.pipeline * parallel.data * parallel.tensor
     if launch.size != wanted:
-        keys = f"models.{model}.parallel.data {parallel.data} x models.{model}.parallel.tensor {parallel.tensor}"
         raise ConfigError(
-            f"{keys} = {wanted} processes, but {launch.size} were started; "
+            f"models.{model}.parallel: {parallel.factors}, but {launch.size} were started; "
             f"start {wanted} (python -m cluster.submit does) or change these keys"
         )
 

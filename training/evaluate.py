@@ -49,13 +49,13 @@ def evaluate(model: "GPT2", samples: "Samples") -> dict[str, Any]:
     """Mean loss (nats a token) over all windows of `samples`, the short last one included."""
     import torch
 
-    from training.batches import BatchForm
     from training.model import summed_loss
-    from training.validation import autocast, mean_loss
+    from training.pipeline import autocast
+    from training.validation import sum_of_losses
 
-    tail, form = samples.tail(), BatchForm(samples.corpus.end_of_text)
+    tail = samples.tail()
     predicted = samples.per_epoch * samples.seq_len
-    total = mean_loss(model, samples, samples.per_epoch, _BATCH, "auto", form) * predicted if predicted else 0.0
+    total = sum_of_losses(model, samples, samples.per_epoch, _BATCH, "auto")
     if len(tail) > 1:
         device = next(model.parameters()).device
         tokens = torch.from_numpy(tail).to(device)[None]

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -20,16 +21,17 @@ from common.files import read_rows, write_json
 from common.settings import Settings
 from common.workers import batched
 from training import checkpoint
-from training.batches import Batch, micro_batches, prefetched, read_batch
+from training.batches import Batch, masked, micro_batches, prefetched, read_batch
 from training.checkpoint import Manifest, Progress
 from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, log_line
+from training.data_parallel import before_backward, drop_gathered
 from training.distributed import World, one_voice
-from training.model import GPT2, summed_loss
+from training.gradients import clip, settle
 from training.optimizer import learning_rate, make_optimizer, set_learning_rate
-from training.parallel import build_model, make_mesh, plain
+from training.parallel import build_model, make_mesh, named_parameters
+from training.pipeline import Pipeline, Stage
 from training.plan import Plan
 from training.randomness import RandomStreams
-from training.validation import autocast, mean_loss, validation_samples
 
 
 @dataclass
@@ -39,7 +41,10 @@ class Session:
     plan: Plan
     world: World
     mesh: DeviceMesh | None
-    model: GPT2
+    stages: list[Stage]
+    pipeline: Pipeline | None
+    parameters: dict[str, nn.Parameter]
+    """The parameters of this process, by name, as the optimiser has them."""
     optimizer: torch.optim.AdamW
     streams: RandomStreams
 
@@ -70,7 +75,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> None:
     session = open_session(plan, world)
     progress = Progress(0, 0)
     if newest is not None:
-        checkpoint.load(newest, session.model, session.optimizer)
+        checkpoint.load(newest, session.parameters, session.optimizer)
         progress = newest.progress
         if world.rank == 0:
             print(f"resumed from {newest.path}", flush=True)
@@ -81,14 +86,19 @@ def run_training(settings: Settings, plan: Plan, world: World) -> None:
 
 def open_session(plan: Plan, world: World) -> Session:
     """Build the model, its optimiser and its random streams in the plan's layout (a collective call)."""
-    run = plan.run
-    mesh = make_mesh(run.parallel, world.device.type)
-    model = build_model(run, mesh, world.device)
-    data_rank, tensor_rank = (mesh.get_local_rank("dp"), mesh.get_local_rank("tp")) if mesh else (0, 0)
-    streams = RandomStreams(run.train.seed, data_rank, tensor_rank, world.device)
-    if run.parallel.tensor > 1:
-        streams.attach(model)
-    return Session(plan, world, mesh, model, make_optimizer(model, run.train), streams)
+    run, parallel = plan.run, plan.run.parallel
+    mesh = make_mesh(parallel, world.device.type)
+    stages = build_model(run, mesh, world.device)
+    pipeline = Pipeline(stages, run, mesh, world.device) if mesh and parallel.pipeline > 1 else None
+    ranks = tuple(mesh.get_local_rank(axis) for axis in ("pp", "dp", "tp")) if mesh else (0, 0, 0)
+    own = ranks if parallel.sequence_parallel else ranks[:2]
+    streams = RandomStreams(run.train.seed, own, world.device)
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        for stage in stages:
+            streams.attach(stage, ranks[2])
+    parameters = named_parameters(stages)
+    optimizer = make_optimizer(parameters.values(), run.train)
+    return Session(plan, world, mesh, stages, pipeline, parameters, optimizer, streams)
 
 
 def _iterate(session: Session, settings: Settings, folder: Path, progress: Progress) -> Path:
@@ -113,7 +123,7 @@ def _iterate(session: Session, settings: Settings, folder: Path, progress: Progr
         if last or iteration % train.log_interval == 0:
             mean = float(torch.stack(losses).mean())  # waits for the device, so the clock is read after it
             seconds = (time.perf_counter() - started) / len(losses)
-            norm = float(plain(grad_norm))
+            norm = float(grad_norm)
             row = {
                 "iteration": iteration,
                 "consumed_samples": progress.consumed_samples,
@@ -136,7 +146,7 @@ def _iterate(session: Session, settings: Settings, folder: Path, progress: Progr
             if valid_curve is not None:
                 valid_curve.append(validated)
         if last or iteration % train.save_interval == 0:
-            saved = checkpoint.save(folder, session.model, session.optimizer, progress, session.plan)
+            saved = checkpoint.save(folder, session.parameters, session.optimizer, progress, session.plan)
             if speaks:
                 print(f"saved {saved}", flush=True)
         started += time.perf_counter() - paused  # only training counts as time per iteration
@@ -152,49 +162,101 @@ def step_batches(session: Session, consumed: int) -> Iterator[list[Batch]]:
     read = partial(
         read_batch, session.plan.train, replace(session.plan.form, pinned=session.world.device.type == "cuda")
     )
-    numbers = micro_batches(consumed, run.train.micro_batch_size, session.data_rank, run.parallel.data)
-    with closing(prefetched(read, numbers, run.train.readers, ahead=2 * run.accumulation)) as batches:
+    with closing(
+        prefetched(read, _numbers(session, consumed), run.train.readers, ahead=2 * run.accumulation)
+    ) as batches:
         yield from batched(batches, run.accumulation)
+
+
+def _numbers(session: Session, consumed: int) -> Iterator[range]:
+    run = session.plan.run
+    return micro_batches(consumed, run.train.micro_batch_size, session.data_rank, run.parallel.data)
 
 
 def train_step(session: Session, iteration: int, batches: Sequence[Batch], rate: float) -> tuple[Tensor, Tensor]:
     """One optimiser step over this process' part of a global batch; returns the mean loss and the gradient's norm.
 
-    `iteration` counts from 1. Both results stay on the device. Every target of the global batch that counts weighs the
-    same, in whatever micro-batch and on whatever rank it is.
+    `iteration` counts from 1. Both results stay on the device, equal on all ranks. Every target of the global batch
+    that counts weighs the same, in whatever micro-batch and on whatever rank it is.
     """
-    run, model, device = session.plan.run, session.model, session.world.device
+    run, mesh = session.plan.run, session.mesh
     session.streams.start_iteration(iteration)
-    counted = torch.tensor(sum(batch.counted for batch in batches), device=device)
-    if session.mesh is not None and run.parallel.data > 1 and run.train.eod_mask_loss:
-        dist.all_reduce(counted, group=session.mesh.get_group("dp"))
-    else:
-        counted *= run.parallel.data
-    total = torch.zeros((), device=device)
-    for number, batch in enumerate(batch.to(device) for batch in batches):
-        if run.parallel.data > 1:
-            model.set_requires_gradient_sync(number == len(batches) - 1)  # type: ignore[operator]  # replicate()'s
-        with loss_parallel():
-            with autocast(run.train.precision, device):
-                # gradients are averaged over data-parallel ranks, so that each must see `data` times its share
-                loss = summed_loss(model(batch.tokens, batch.positions), batch.targets) * (run.parallel.data / counted)
-            loss.backward()  # type: ignore[no-untyped-call]
-        total += plain(loss.detach())
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.train.clip_grad)
+    counted = _over_data(session, torch.tensor(sum(batch.counted for batch in batches), device=session.world.device))
+    # gradients are averaged over data-parallel ranks, so that each must see `data` times its share
+    loss = run_micro_batches(session, batches, run.parallel.data / counted, train=True)
+    settle(session.parameters, mesh)
+    grad_norm = clip(session.parameters, run.train.clip_grad, mesh)
     set_learning_rate(session.optimizer, rate)
     session.optimizer.step()
     session.optimizer.zero_grad()
-    if session.mesh is not None and run.parallel.data > 1:
-        dist.all_reduce(total, group=session.mesh.get_group("dp"))
-        total /= run.parallel.data
-    return total, grad_norm
+    return _over_all(session, loss) / run.parallel.data, grad_norm
+
+
+def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
+    """The micro-batches of one step forward and, to train, backward; their summed losses times `factor`, shape ().
+
+    Zero on every process but those of the pipeline's last stage.
+    """
+    device = session.world.device
+    batches = [batch.to(device) for batch in batches]
+    with loss_parallel(), torch.set_grad_enabled(train):
+        if session.pipeline is not None:
+            return session.pipeline.run(batches, factor, train)
+        (stage,) = session.stages
+        total = torch.zeros((), device=device)
+        for number, batch in enumerate(batches):
+            if train:
+                before_backward(stage, number == len(batches) - 1, session.plan.run.parallel.zero_stage)
+            loss = stage(batch.tokens, batch.positions, batch.targets).sum() * factor
+            if train:
+                loss.backward()
+            total += loss.detach()
+    return total
+
+
+def _over_data(session: Session, value: Tensor) -> Tensor:
+    """The sum over data-parallel ranks (a collective call)."""
+    if session.mesh is not None and session.plan.run.parallel.data > 1:
+        dist.all_reduce(value, group=session.mesh.get_group("dp"))
+    return value
+
+
+def _over_all(session: Session, value: Tensor) -> Tensor:
+    """The sum over data-parallel ranks and pipeline stages (a collective call)."""
+    if session.mesh is not None and session.plan.run.parallel.pipeline > 1:
+        dist.all_reduce(value, group=session.mesh.get_group("pp"))
+    return _over_data(session, value)
+
+
+def validation_loss(session: Session, samples: int) -> float:
+    """Mean loss in nats a token over the first validation samples (a collective call, equal on all ranks).
+
+    Whole global batches pass through the layout; what goes past `samples` weighs nothing.
+    """
+    run, form = session.plan.run, session.plan.form
+
+    def read(numbers: range) -> Batch:
+        return masked(read_batch(session.plan.valid, form, numbers), max(0, samples - numbers.start))
+
+    steps = -(-samples // run.train.global_batch_size)
+    numbers = islice(_numbers(session, 0), steps * run.accumulation)
+    total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
+    for stage in session.stages:
+        stage.eval()
+    with closing(prefetched(read, numbers, threads=1, ahead=2 * run.accumulation)) as batches:
+        for step in batched(batches, run.accumulation):
+            total[0] += _over_all(session, run_micro_batches(session, step, 1.0, train=False))
+            counted = torch.tensor(sum(batch.counted for batch in step), device=total.device)
+            total[1] += _over_data(session, counted)
+    for stage in session.stages:
+        stage.train()
+        drop_gathered(stage)
+    return float(total[0] / total[1])
 
 
 def _validate(session: Session, progress: Progress) -> dict[str, Any]:
     train, valid = session.plan.run.train, session.plan.valid
-    count = validation_samples(valid, train)
-    form, micro = session.plan.form, train.micro_batch_size
-    loss = mean_loss(session.model, valid, count, micro, train.precision, form, session.mesh)
+    loss = validation_loss(session, min(valid.per_epoch, train.eval_batches * train.global_batch_size))
     if session.world.rank == 0:
         print(
             f"validation at iteration {progress.iteration} | lm loss: {loss:.6E} | perplexity: {math.exp(loss):.4f}",

@@ -61,8 +61,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        batch, tokens, _ = x.shape
-        qkv = self.c_attn(x).view(batch, tokens, -1, 3, self.head_size)  # (B, T, C) -> (B, T, nh, 3, hs)
+        qkv = self.c_attn(x)  # (B, T, C) -> (B, T, 3C); T is its own: x may be a slice of the sequence
+        batch, tokens, _ = qkv.shape
+        qkv = qkv.view(batch, tokens, -1, 3, self.head_size)  # (B, T, nh, 3, hs)
         q, k, v = qkv.transpose(1, 2).unbind(dim=3)  # (B, nh, T, 3, hs) -> three of (B, nh, T, hs)
         y = self.core(q, k, v).transpose(1, 2).reshape(batch, tokens, -1)  # (B, nh, T, hs) -> (B, T, nh * hs)
         out: Tensor = self.drop(self.c_proj(y))
@@ -126,19 +127,31 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding(self.vocab_rows, settings.n_embd)
         self.wpe = nn.Embedding(settings.seq_len, settings.n_embd)
         self.drop = nn.Dropout(settings.dropout)
-        self.h = nn.ModuleList(Block(settings) for _ in range(settings.n_layer))
+        self.h = nn.ModuleDict({str(layer): Block(settings) for layer in range(settings.n_layer)})
         self.ln_f = nn.LayerNorm(settings.n_embd)
         self.head = Head(self.vocab_rows)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, V) logits."""
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, C)."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C) + (T, C) or (B, T, C)
-        for block in self.h:
+        x: Tensor = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C) + (T, C) or (B, T, C)
+        return x
+
+    def blocks(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        for block in self.h.values():
             x = block(x)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, V)."""
         logits: Tensor = self.head(self.ln_f(x), self.wte.weight)
         return logits
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, V) logits."""
+        return self.logits(self.blocks(self.embed(tokens, positions)))
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """AdamW and its learning rate, as GPT-2 recipes have them."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,14 +22,15 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
     return train.min_lr + (train.lr - train.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def make_optimizer(model: nn.Module, train: TrainSettings) -> torch.optim.AdamW:
-    """AdamW over `model`; weight decay on matrices, none on biases and LayerNorm (everything of one dimension).
+def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices, none on biases and LayerNorm (everything of one dimension).
 
     Its state exists from the start, all zeros, so that a checkpoint can be loaded into it in place.
     """
+    parameters = list(parameters)
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in model.parameters() if parameter.dim() > 1]},
-        {"params": [parameter for parameter in model.parameters() if parameter.dim() <= 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
+        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
         groups,
@@ -38,7 +40,7 @@ def make_optimizer(model: nn.Module, train: TrainSettings) -> torch.optim.AdamW:
         weight_decay=train.weight_decay,
         fused=True,
     )
-    for parameter in model.parameters():
+    for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, requires_grad=False),

@@ -42,12 +42,34 @@ class Plan:
             f"sequence {run.model.seq_len}",
             "parameters": f"{parameter_count(run.model):,} (vocabulary {run.model.vocab_size:,}; "
             f"{parameter_count(run.model, padded):,} padded to {padded:,})",
-            "layout": f"data {run.parallel.data} x tensor {run.parallel.tensor} = {run.world_size} processes",
+            "layout": run.parallel.factors + self._layout_notes(),
             "batch": f"{train.micro_batch_size} micro x {run.accumulation} accumulation x {run.parallel.data} data = "
             f"{train.global_batch_size} samples = {train.global_batch_size * run.model.seq_len:,} tokens",
             "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * run.model.seq_len:,} tokens",
         }
         return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), "", *self._data_table(samples)])
+
+    def _layout_notes(self) -> str:
+        """What else there is to say of the layout."""
+        from training.pipeline import bubble_share, stage_layers
+
+        run, parallel = self.run, self.run.parallel
+        notes = []
+        if parallel.tensor > 1 and parallel.sequence_parallel:
+            notes.append("sequence parallel")
+        if parallel.data > 1:
+            same = " (as ZeRO 1: a pipeline scatters gradients once a step)"
+            notes.append(
+                f"ZeRO {parallel.zero_stage}{same if parallel.zero_stage == 2 and parallel.pipeline > 1 else ''}"
+            )
+        if parallel.pipeline > 1:
+            layers = stage_layers(run.model.n_layer, parallel.pipeline * parallel.virtual_stages)
+            idle = bubble_share(parallel.pipeline, parallel.virtual_stages, run.accumulation)
+            each = "+".join(str(len(stage)) for stage in layers)
+            notes.append(f"{parallel.schedule}, {each} layers, idle {idle:.1%} of the time")
+        if run.train.recompute != "none":
+            notes.append(f"{run.train.recompute} recompute")
+        return "".join(f"; {note}" for note in notes)
 
     def _data_table(self, samples: int) -> list[str]:
         """A line for each part of each corpus, columns aligned."""

@@ -32,12 +32,43 @@ class ModelSettings(Section):
 
 
 class ParallelSettings(Section):
-    """How a model is spread: world size = data x tensor."""
+    """How a model is spread: world size = pipeline x data x tensor."""
 
     tensor: PositiveInt = 1
     """Tensor-parallel ranks; divides n_head."""
+    sequence_parallel: bool = False
+    """Cut what lies between the split matrices (LayerNorm, dropout, residuals) along the sequence over the
+    tensor-parallel ranks: less memory, the same communication."""
+    pipeline: PositiveInt = 1
+    """Pipeline stages, each some consecutive layers; with virtual stages, the ranks that hold them."""
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
+    """Order of the micro-batches in the pipeline."""
+    virtual_stages: PositiveInt = 1
+    """Stages a rank with interleaved_1f1b: smaller bubbles, more communication."""
     data: PositiveInt = 1
     """Data-parallel ranks."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """What data-parallel ranks share out instead of each keeping all: 1 the optimiser's state, 2 and gradients, 3 and
+    parameters. More saves memory and costs communication."""
+    offload: bool = False
+    """Keep parameters, gradients and optimiser state in the CPU's memory (GPUs only, zero_stage 1 to 3)."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if (self.virtual_stages > 1) != (self.schedule == "interleaved_1f1b"):
+            raise ValueError(
+                f"virtual_stages {self.virtual_stages} with schedule {self.schedule}: "
+                "interleaved_1f1b needs 2 or more, the others 1"
+            )
+        if self.offload and not (self.zero_stage and self.data > 1):
+            raise ValueError("offload needs zero_stage 1, 2 or 3 and data 2 or more")
+        return self
+
+    @property
+    def factors(self) -> str:
+        """`pipeline 1 x data 2 x tensor 4 = 8 processes`."""
+        size = self.pipeline * self.data * self.tensor
+        return f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor} = {size} processes"
 
 
 class TrainSettings(Section):
@@ -45,10 +76,12 @@ class TrainSettings(Section):
 
     iterations: PositiveInt
     """Optimiser steps."""
-    micro_batch_size: PositiveInt = 4
-    """Samples in one forward pass of one data-parallel rank."""
-    global_batch_size: PositiveInt = 8
-    """Samples an optimiser step; micro_batch_size x data x accumulation."""
+    micro_batch_size: Annotated[int, Field(ge=0)] = 0
+    """Samples in one forward pass of one data-parallel rank. 0: what the other two leave, else 4."""
+    accumulation: Annotated[int, Field(ge=0)] = 0
+    """Micro-batches of one data-parallel rank in an optimiser step. 0: what the other two leave, else 1."""
+    global_batch_size: Annotated[int, Field(ge=0)] = 0
+    """Samples an optimiser step: micro_batch_size x accumulation x data. 0: that product."""
     lr: PositiveFloat = 1.5e-4
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-5
@@ -63,6 +96,11 @@ class TrainSettings(Section):
     """AdamW's denominator term."""
     clip_grad: PositiveFloat = 1.0
     """Largest norm of the global gradient."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Compute activations anew in the backward pass instead of keeping them: selective all but the results of matrix
+    products and attention, full everything inside a layer."""
+    compile: bool | None = None
+    """torch.compile for every layer; leave out for: on GPUs."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 autocast on GPUs that have it, else float32; parameters are always float32."""
     seed: Annotated[int, Field(ge=0)] = 1234
@@ -111,7 +149,7 @@ class ModelRun(Section):
     @property
     def world_size(self) -> int:
         """Processes of the job."""
-        return self.parallel.data * self.parallel.tensor
+        return self.parallel.pipeline * self.parallel.data * self.parallel.tensor
 
     @property
     def accumulation(self) -> int:
@@ -127,17 +165,47 @@ class ModelRun(Section):
         return data
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.model.n_head % self.parallel.tensor:
+    def _layout_fits(self) -> Self:
+        model, parallel = self.model, self.parallel
+        for name, value in (("n_head", model.n_head), ("seq_len", model.seq_len)):
+            if value % parallel.tensor and (name == "n_head" or parallel.sequence_parallel):
+                raise ValueError(
+                    f"parallel.tensor {parallel.tensor} does not divide model.{name} {value}; choose a divisor"
+                )
+        stages = parallel.pipeline * parallel.virtual_stages
+        if stages > model.n_layer:
             raise ValueError(
-                f"parallel.tensor {self.parallel.tensor} does not divide model.n_head {self.model.n_head}; "
-                "choose a divisor"
+                f"parallel.pipeline {parallel.pipeline} x parallel.virtual_stages {parallel.virtual_stages} = {stages} "
+                f"stages, but model.n_layer is {model.n_layer}"
             )
-        step = self.train.micro_batch_size * self.parallel.data
-        if self.train.global_batch_size % step:
+        return self
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> Self:
+        """Micro x accumulation x data = global: of the three in `train`, what is left out follows from the others."""
+        train, data = self.train, self.parallel.data
+        micro, accumulation, whole = train.micro_batch_size, train.accumulation, train.global_batch_size
+        if not micro:
+            micro = whole // (accumulation * data) if whole and accumulation else 4
+        if not accumulation:
+            accumulation = whole // (micro * data) if whole else 1
+        if micro * accumulation * data != (whole or micro * accumulation * data) or not accumulation * micro:
             raise ValueError(
-                f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
-                f"train.micro_batch_size {self.train.micro_batch_size} x parallel.data {self.parallel.data} = {step}"
+                f"train.global_batch_size {whole} is not train.micro_batch_size {train.micro_batch_size or micro} x "
+                f"train.accumulation {train.accumulation or 'any'} x parallel.data {data}; "
+                "give two of the three, and the third follows"
+            )
+        whole = micro * accumulation * data
+        derived = {
+            "micro_batch_size": micro,
+            "global_batch_size": whole,
+        }  # so that a change of `data` leaves it the same
+        object.__setattr__(self, "train", train.model_copy(update=derived))  # frozen for everybody else
+        rounds = max(1, accumulation // self.parallel.pipeline)
+        if self.parallel.virtual_stages > 1 and accumulation % rounds:
+            raise ValueError(
+                f"train.accumulation {accumulation} does not suit interleaved_1f1b over parallel.pipeline "
+                f"{self.parallel.pipeline}: choose a multiple"
             )
         return self
 

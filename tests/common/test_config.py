@@ -5,6 +5,7 @@ import yaml
 
 from common.config import describe, load_settings, write_settings
 from common.errors import ConfigError
+from common.settings import ModelRun
 from tests.conftest import ROOT
 
 SMALL = """
@@ -40,7 +41,43 @@ def written(folder: Path, text: str) -> Path:
         (
             "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
             " train: {iterations: 1, micro_batch_size: 3, global_batch_size: 8}}}",
-            "global_batch_size 8 is not a multiple of train.micro_batch_size 3 x parallel.data 1 = 3",
+            "global_batch_size 8 is not train.micro_batch_size 3 x train.accumulation any x parallel.data 1; give two",
+        ),
+        (
+            "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
+            " train: {iterations: 1, micro_batch_size: 2, accumulation: 3, global_batch_size: 8}}}",
+            "global_batch_size 8 is not train.micro_batch_size 2 x train.accumulation 3 x parallel.data 1; give two",
+        ),
+        (
+            "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
+            " train: {iterations: 1, accumulation: 3, global_batch_size: 2}}}",
+            "global_batch_size 2 is not",
+        ),
+        (
+            "models: {a: {model: {n_layer: 3, n_head: 4, n_embd: 8},"
+            " parallel: {pipeline: 2, virtual_stages: 2, schedule: interleaved_1f1b}, train: {iterations: 1}}}",
+            "parallel.pipeline 2 x parallel.virtual_stages 2 = 4 stages, but model.n_layer is 3",
+        ),
+        (
+            "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8}, parallel: {schedule: interleaved_1f1b},"
+            " train: {iterations: 1}}}",
+            "interleaved_1f1b needs 2 or more",
+        ),
+        (
+            "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8},"
+            " parallel: {pipeline: 2, virtual_stages: 2, schedule: interleaved_1f1b},"
+            " train: {iterations: 1, accumulation: 5}}}",
+            "train.accumulation 5 does not suit interleaved_1f1b",
+        ),
+        (
+            "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8, seq_len: 30},"
+            " parallel: {tensor: 4, sequence_parallel: true}, train: {iterations: 1}}}",
+            "parallel.tensor 4 does not divide model.seq_len 30",
+        ),
+        (
+            "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8}, parallel: {offload: true},"
+            " train: {iterations: 1}}}",
+            "offload needs zero_stage 1, 2 or 3 and data 2 or more",
         ),
         ("train_tokenizer: {vocab_size: 256}", "train_tokenizer.vocab_size: 257 entries at least"),
         (
@@ -109,3 +146,25 @@ def test_every_configuration_we_ship_is_valid(path: Path) -> None:
 def test_the_reference_page_is_the_one_the_settings_give() -> None:
     page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert describe().rstrip() in page, "run: python -m common.config > docs/config.md"
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "expected"),
+    [
+        ({}, 1, (4, 1, 4)),
+        ({"global_batch_size": 24}, 2, (4, 3, 24)),
+        ({"micro_batch_size": 2}, 3, (2, 1, 6)),
+        ({"accumulation": 5}, 1, (4, 5, 20)),
+        ({"micro_batch_size": 2, "accumulation": 3}, 2, (2, 3, 12)),
+        ({"micro_batch_size": 2, "global_batch_size": 12}, 2, (2, 3, 12)),
+        ({"accumulation": 3, "global_batch_size": 12}, 2, (2, 3, 12)),
+        ({"micro_batch_size": 2, "accumulation": 3, "global_batch_size": 12}, 2, (2, 3, 12)),
+    ],
+)
+def test_two_of_the_batch_sizes_give_the_third(
+    given: dict[str, int], data: int, expected: tuple[int, int, int]
+) -> None:
+    model = {"n_layer": 1, "n_head": 1, "n_embd": 8}
+    run = ModelRun.model_validate({"model": model, "parallel": {"data": data}, "train": {"iterations": 1, **given}})
+    assert (run.train.micro_batch_size, run.accumulation, run.train.global_batch_size) == expected
+    assert ModelRun.model_validate(run.model_dump()) == run

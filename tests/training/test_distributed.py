@@ -56,7 +56,9 @@ def test_an_empty_environment_is_one_process() -> None:
 
 
 def test_a_job_of_the_wrong_size_names_both_keys() -> None:
-    with pytest.raises(ConfigError, match=r"parallel.data 2 x models.big.parallel.tensor 4 = 8 processes, but 1 were"):
+    with pytest.raises(
+        ConfigError, match=r"models.big.parallel: pipeline 1 x data 2 x tensor 4 = 8 processes, but 1 were"
+    ):
         check_world_size(read_launch({}), ParallelSettings(data=2, tensor=4), "big")
 
 

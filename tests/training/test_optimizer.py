@@ -31,7 +31,7 @@ def test_a_run_without_warm_up_begins_at_the_peak() -> None:
 
 def test_biases_and_norms_do_not_decay() -> None:
     model = GPT2(ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=4, vocab_size=16))
-    optimizer = make_optimizer(model, TrainSettings(iterations=1, weight_decay=0.5))
+    optimizer = make_optimizer(model.parameters(), TrainSettings(iterations=1, weight_decay=0.5))
     decayed, spared = optimizer.param_groups
     assert decayed["weight_decay"] == 0.5 and spared["weight_decay"] == 0.0
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -46,7 +46,7 @@ def test_the_ready_made_state_is_the_one_that_adamw_would_make() -> None:
     for ready in (True, False):
         model = GPT2(settings)
         model.load_state_dict(weights)
-        optimizer = make_optimizer(model, TrainSettings(iterations=1, lr=0.1))
+        optimizer = make_optimizer(model.parameters(), TrainSettings(iterations=1, lr=0.1))
         if not ready:
             optimizer.state.clear()
         for _ in range(3):

@@ -1,6 +1,7 @@
-"""Every layout is the single process, cut: same losses, same gradient norms, and each rank holds only its part."""
+"""Layouts beyond those of test_parity.py: masked losses, dropout, a change of layout in the middle."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +12,23 @@ from common.settings import ModelSettings
 from tests.training.helpers import launch_ok, make_run
 from tests.training.worker import steps
 from training.distributed import World
-from training.parallel import place
+from training.tensors import place
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4
-DRY = {"dropout": 0.0}  # masks differ between layouts
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def run_layout(folder: Path, data: int, tensor: int, save_at: int = 0, **train: object) -> list[dict[str, Any]]:
-    """The job's results by rank, in a fresh run folder or one that holds a checkpoint already."""
-    config = make_run(folder, model=DRY, parallel={"data": data, "tensor": tensor}, train=train)
-    if data * tensor == 1:
+def run_layout(
+    folder: Path, parallel: dict[str, Any], save_at: int = 0, dropout: float = 0.0, **train: object
+) -> list[dict[str, Any]]:
+    """4 steps: the job's results by rank, in a fresh run folder or one that holds a checkpoint already."""
+    config = make_run(folder, model={"dropout": dropout, "n_layer": 3}, parallel=parallel, train=train)
+    size = parallel.get("pipeline", 1) * parallel.get("data", 1) * parallel.get("tensor", 1)
+    if size == 1:
         return [steps(config, ALONE, save_at)]
-    launch_ok(data * tensor, "tests.training.worker", config, folder / "seen", "--save-at", save_at)
-    return [json.loads((folder / f"seen.{rank}.json").read_text()) for rank in range(data * tensor)]
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The single process' run, with a checkpoint of iteration 2 of 4."""
-    folder = tmp_path_factory.mktemp("single")
-    return folder, run_layout(folder, 1, 1, save_at=2)[0]
-
-
-@pytest.fixture(scope="module")
-def tensor_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The same run over two tensor-parallel processes, with its checkpoint."""
-    folder = tmp_path_factory.mktemp("tensor2")
-    return folder, run_layout(folder, 1, 2, save_at=2)
+    launch_ok(size, "tests.training.worker", config, folder / "seen", "--save-at", save_at)
+    return [json.loads((folder / f"seen.{rank}.json").read_text()) for rank in range(size)]
 
 
 def assert_same_course(seen: dict[str, Any], expected: dict[str, Any], first: int = 0) -> None:
@@ -48,71 +37,53 @@ def assert_same_course(seen: dict[str, Any], expected: dict[str, Any], first: in
     assert seen["norm"] == pytest.approx(expected["norm"][first:], rel=TOLERANCE)
 
 
-def assert_shapes(shapes: dict[str, list[int]], tensor: int) -> None:
-    """Local shapes of a 32-wide model with 4 heads under `tensor` ranks; vocabulary 257 padded to 128 x tensor."""
-    rows = -(-257 // (128 * tensor)) * 128  # rows of each rank
-    assert shapes["wte.weight"] == [rows, 32]
-    assert shapes["wpe.weight"] == [16, 32]
-    assert shapes["h.1.attn.c_attn.weight"] == [3 * 32 // tensor, 32]
-    assert shapes["h.1.attn.c_attn.bias"] == [3 * 32 // tensor]
-    assert shapes["h.1.attn.c_proj.weight"] == [32, 32 // tensor]
-    assert shapes["h.1.attn.c_proj.bias"] == [32]
-    assert shapes["h.0.mlp.c_fc.weight"] == [128 // tensor, 32]
-    assert shapes["h.0.mlp.c_proj.weight"] == [32, 128 // tensor]
-    assert shapes["ln_f.weight"] == [32]
-
-
-def test_the_single_process_learns(single: tuple[Path, dict[str, Any]]) -> None:
-    losses = single[1]["loss"]
+def test_the_single_process_learns(tmp_path: Path) -> None:
+    losses = run_layout(tmp_path, {})[0]["loss"]
     assert losses[0] == pytest.approx(5.55, abs=0.05)  # ln 257
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_two_tensor_parallel_processes_equal_one(
-    single: tuple[Path, dict[str, Any]], tensor_two: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    for seen in tensor_two[1]:
-        assert_same_course(seen, single[1])
-        assert_shapes(seen["shapes"], tensor=2)
-
-
-def test_two_data_parallel_processes_equal_one(single: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    for seen in run_layout(tmp_path, 2, 1):
-        assert_same_course(seen, single[1])
-        assert_shapes(seen["shapes"], tensor=1)
-
-
-def test_two_by_two_processes_equal_one_also_where_documents_keep_apart(tmp_path: Path) -> None:
+def test_two_by_two_processes_equal_one_where_documents_keep_apart(tmp_path: Path) -> None:
     """The masked targets differ in number from rank to rank and from micro-batch to micro-batch."""
     apart = {"reset_position_ids": True, "eod_mask_loss": True}
-    (single,) = run_layout(tmp_path / "1", 1, 1, **apart)
-    for seen in run_layout(tmp_path / "4", 2, 2, **apart):
+    (single,) = run_layout(tmp_path / "1", {}, **apart)
+    for seen in run_layout(tmp_path / "4", {"data": 2, "pipeline": 2, "zero_stage": 1}, **apart):
         assert_same_course(seen, single)
-        assert_shapes(seen["shapes"], tensor=2)
+    for seen in run_layout(tmp_path / "2", {"tensor": 2, "sequence_parallel": True}, **apart):
+        assert_same_course(seen, single)
 
 
-def copy_checkpoint(source: Path, target: Path) -> None:
-    checkpoint = source / "models" / "tiny" / "iter_0000002"
-    copy = target / "models" / "tiny" / "iter_0000002"
-    copy.mkdir(parents=True)
-    for file in checkpoint.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+def test_a_checkpoint_continues_on_any_other_layout(tmp_path: Path) -> None:
+    """Moments of the optimiser and the padded embedding included: 257 rows are 384 on one rank and 512 on two."""
+    (single,) = run_layout(tmp_path / "single", {})
+    first = {"tensor": 2, "pipeline": 2, "sequence_parallel": True}
+    run_layout(tmp_path / "start", first, save_at=2)
+    for number, layout in enumerate(({}, {"data": 2, "zero_stage": 3}, {"tensor": 2, "data": 2, "zero_stage": 1})):
+        folder = tmp_path / str(number)
+        shutil.copytree(*(part / "models" / "tiny" / "iter_0000002" for part in (tmp_path / "start", folder)))
+        for seen in run_layout(folder, layout):
+            assert_same_course(seen, single, first=2)
 
 
-def test_a_checkpoint_of_two_tensor_ranks_continues_on_one_process(
-    single: tuple[Path, dict[str, Any]], tensor_two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"parallel": {"tensor": 2}, "recompute": "full"},
+        {"parallel": {"pipeline": 2, "data": 2, "zero_stage": 3}, "recompute": "selective"},
+    ],
+)
+def test_dropout_is_repeatable_bit_for_bit_and_the_same_when_layers_are_computed_anew(
+    tmp_path: Path, layout: dict[str, Any]
 ) -> None:
-    copy_checkpoint(tensor_two[0], tmp_path)
-    assert_same_course(run_layout(tmp_path, 1, 1)[0], single[1], first=2)
-
-
-def test_a_checkpoint_of_one_process_continues_on_two_tensor_ranks(
-    single: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    copy_checkpoint(single[0], tmp_path)
-    for seen in run_layout(tmp_path, 1, 2):
-        assert_same_course(seen, single[1], first=2)
-        assert_shapes(seen["shapes"], tensor=2)
+    courses = []
+    for number, recompute in enumerate(("none", layout["recompute"], layout["recompute"])):
+        seen = run_layout(tmp_path / str(number), layout["parallel"], dropout=0.2, recompute=recompute)
+        assert all(rank["loss"] == seen[0]["loss"] for rank in seen)
+        courses.append(seen[0])
+    assert courses[1] == courses[2]
+    assert courses[0]["loss"] == courses[1]["loss"]
+    dry = run_layout(tmp_path / "dry", {})[0]
+    assert courses[0]["loss"][1:] != pytest.approx(dry["loss"][1:], rel=TOLERANCE)
 
 
 def test_place_fills_missing_vocabulary_rows_with_zeros() -> None:

@@ -116,7 +116,7 @@ def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_as
         ("train.split=1,99999,0", "leaves no document for train"),
         ("model.seq_len=100000", "lower model.seq_len"),
         ("model.vocab_size=300", "made with a vocabulary of 257, but models.tiny.model.vocab_size is 300"),
-        ("parallel.tensor=2", "models.tiny.parallel.data 1 x models.tiny.parallel.tensor 2 = 2 processes, but 1"),
+        ("parallel.tensor=2", "pipeline 1 x data 1 x tensor 2 = 2 processes, but 1"),
         ("model.n_hed=2", "unknown key 'models.tiny.model.n_hed' (did you mean 'n_head'?)"),
     ],
 )

@@ -7,9 +7,10 @@ import torch
 
 from tests.training.helpers import make_run, settings_of
 from training.distributed import World
-from training.loop import open_session, step_batches, train_step
+from training.loop import open_session, step_batches, train_step, validation_loss
+from training.pipeline import autocast
 from training.plan import make_plan
-from training.validation import autocast, mean_loss, validation_samples
+from training.validation import sum_of_losses
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -21,7 +22,7 @@ def losses(config: Path, validate: bool) -> list[float]:
     for iteration in (1, 2, 3):
         seen.append(float(train_step(session, iteration, next(steps), 0.01)[0]))
         if validate:
-            mean_loss(session.model, session.plan.valid, 5, 2, "float32", session.plan.form)
+            validation_loss(session, 5)
     return seen
 
 
@@ -30,12 +31,15 @@ def test_a_validation_run_changes_nothing_that_follows(tmp_path: Path) -> None:
     assert losses(config, validate=True) == losses(config, validate=False)
 
 
-def test_validation_is_repeatable_and_takes_the_whole_part_at_most(tmp_path: Path) -> None:
-    plan = make_plan(settings_of(make_run(tmp_path, train={"eval_batches": 1000})), "tiny")
-    assert validation_samples(plan.valid, plan.run.train) == plan.valid.per_epoch
-    session = open_session(plan, ALONE)
-    first, second = (mean_loss(session.model, plan.valid, 5, batch, "float32", plan.form) for batch in (2, 5))
-    assert first == pytest.approx(second, rel=1e-6)
+def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Path) -> None:
+    """11 samples are no multiple of a global batch of 8, nor of a micro-batch of 4."""
+    seen = []
+    for micro in (2, 4):
+        plan = make_plan(settings_of(make_run(tmp_path / str(micro), train={"micro_batch_size": micro})), "tiny")
+        seen.append(validation_loss(open_session(plan, ALONE), 11))
+    assert seen[0] == pytest.approx(seen[1], rel=1e-6)
+    model = open_session(plan, ALONE).stages[0].model
+    assert seen[0] == pytest.approx(sum_of_losses(model, plan.valid, 11, 3, "float32") / (11 * 16), rel=1e-6)
 
 
 def test_bfloat16_is_near_float32_and_auto_is_float32_on_a_cpu(tmp_path: Path) -> None:

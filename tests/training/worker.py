@@ -2,20 +2,34 @@
 
 import argparse
 import json
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.helpers import settings_of
 from training import checkpoint
 from training.checkpoint import Progress
 from training.distributed import World, read_launch, started
-from training.loop import open_session, step_batches, train_step
+from training.loop import open_session, step_batches, train_step, validation_loss
 from training.optimizer import learning_rate
-from training.parallel import plain
 from training.plan import make_plan
-from training.validation import mean_loss
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what processes send each other, by the operator's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if operator.namespace in ("c10d", "_c10d_functional"):
+            self.counts[operator._opname] += 1
+        return operator(*args, **(kwargs or {}))
 
 
 def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
@@ -26,25 +40,26 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
     progress = Progress(0, 0)
     folder = settings.run_folder("tiny")
     if newest := checkpoint.newest(folder):
-        checkpoint.load(newest, session.model, session.optimizer)
+        checkpoint.load(newest, session.parameters, session.optimizer)
         progress = newest.progress
     seen: dict[str, Any] = {"loss": [], "norm": []}
     train = plan.run.train
     batches = step_batches(session, progress.consumed_samples)
     for iteration in range(progress.iteration + 1, train.iterations + 1):
         rate = learning_rate(iteration - 1, train)
-        loss, norm = train_step(session, iteration, next(batches), rate)
+        with Collectives() if iteration == train.iterations else nullcontext() as counter:
+            loss, norm = train_step(session, iteration, next(batches), rate)
         seen["loss"].append(float(loss))
-        seen["norm"].append(float(plain(norm)))
+        seen["norm"].append(float(norm))
         progress = Progress(iteration, progress.consumed_samples + train.global_batch_size)
         if iteration == save_at:
-            checkpoint.save(folder, session.model, session.optimizer, progress, plan)
+            checkpoint.save(folder, session.parameters, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
-    micro = train.micro_batch_size
-    seen["valid"] = mean_loss(session.model, plan.valid, 7, micro, train.precision, plan.form, session.mesh)
+    seen["collectives"] = counter.counts if counter else {}
+    seen["valid"] = validation_loss(session, 7)
     seen["shapes"] = {
         name: list((parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape)
-        for name, parameter in session.model.named_parameters()
+        for name, parameter in session.parameters.items()
     }
     return seen
 

@@ -1,0 +1,217 @@
+"""Every layout against the single process: 20 steps from one checkpoint, on real text, dropout 0, float32.
+
+    python -m tests.training.parity            # the table of docs/parallelism.md
+
+A layout equals the single process when every loss and gradient norm is within 1e-4 of it, relatively, and the merged
+parameters, too. float32 sums in another order differ by 1e-7; the optimiser amplifies that, and a wrong split is off by
+1e-2 and more. The key bias is left out: its gradient is mathematically zero, so that its value is rounding alone.
+"""
+
+import json
+import math
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.training.helpers import launch_ok, make_run, settings_of
+from tests.training.worker import steps
+from training import checkpoint
+from training.checkpoint import Progress
+from training.distributed import World
+from training.loop import open_session
+from training.plan import make_plan
+
+ALONE = World(0, 1, torch.device("cpu"))
+TOLERANCE = 1e-4
+MODEL = {"n_layer": 5, "n_head": 4, "n_embd": 32, "seq_len": 16, "dropout": 0.0}  # 5 layers: no even split
+TRAIN = {"iterations": 20, "global_batch_size": 8, "micro_batch_size": 2, "lr": 2e-3}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to spread the model."""
+
+    tensor: int = 1
+    sequence: bool = False
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    data: int = 1
+    zero: int = 0
+    recompute: str = "none"
+
+    @property
+    def processes(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def virtual(self) -> int:
+        return 2 if self.schedule == "interleaved_1f1b" else 1
+
+    def __str__(self) -> str:
+        parts = [f"tp{self.tensor}" + "+sp" * self.sequence] * (self.tensor > 1)
+        parts += [f"pp{self.pipeline} {self.schedule}"] * (self.pipeline > 1)
+        parts += [f"dp{self.data} zero{self.zero}"] * (self.data > 1)
+        parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
+        return ", ".join(parts) or "single"
+
+    def sections(self) -> dict[str, Any]:
+        """The configuration's sections `parallel` and `train`."""
+        parallel = {
+            "tensor": self.tensor,
+            "sequence_parallel": self.sequence,
+            "pipeline": self.pipeline,
+            "schedule": self.schedule,
+            "virtual_stages": self.virtual,
+            "data": self.data,
+            "zero_stage": self.zero,
+        }
+        return {"parallel": parallel, "train": {**TRAIN, "recompute": self.recompute}}
+
+
+# A covering set: every value of every axis, alone and together with others. The first ones run in every test run; they
+# have few tensor-parallel processes, whose Python takes seconds.
+QUICK = [
+    Layout(tensor=2, sequence=True),
+    Layout(data=2, zero=2),
+    Layout(data=2, zero=3, recompute="full"),
+    Layout(pipeline=2, schedule="gpipe", data=2, zero=1, recompute="selective"),
+    Layout(pipeline=2, schedule="interleaved_1f1b", data=2, zero=0),
+    Layout(tensor=2, sequence=True, pipeline=2, data=2, zero=1),
+]
+LAYOUTS = [
+    *QUICK,
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=4, sequence=True),
+    Layout(tensor=2, sequence=True, recompute="selective"),
+    Layout(data=2, zero=0),
+    Layout(data=2, zero=1),
+    Layout(pipeline=2),
+    Layout(pipeline=2, schedule="gpipe", recompute="full"),
+    Layout(tensor=2, data=2, zero=3),
+    Layout(tensor=2, sequence=True, data=2, zero=2, recompute="full"),
+    Layout(pipeline=2, data=2, zero=2),
+    Layout(pipeline=2, schedule="interleaved_1f1b", data=2, zero=3),
+    Layout(tensor=2, pipeline=2, schedule="gpipe", recompute="selective"),
+    Layout(tensor=2, sequence=True, pipeline=2, schedule="interleaved_1f1b"),
+    Layout(tensor=4, sequence=True, pipeline=2),
+    Layout(tensor=2, pipeline=2, schedule="interleaved_1f1b", data=2, zero=3, recompute="full"),
+]
+
+
+@dataclass
+class Seen:
+    """What the ranks of a run saw, and the weights it ended with."""
+
+    ranks: list[dict[str, Any]]
+    weights: dict[str, torch.Tensor] = field(repr=False)
+
+
+def write_seed(folder: Path) -> Path:
+    """The checkpoint that all layouts start from, written by a single process."""
+    session = open_session(make_plan(settings_of(make_run(folder, model=MODEL, train=TRAIN)), "tiny"), ALONE)
+    return checkpoint.save(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), session.plan)
+
+
+def run_layout(layout: Layout, seed: Path, folder: Path) -> Seen:
+    """20 steps of a layout from the seed checkpoint."""
+    config = make_run(folder, model=MODEL, **layout.sections())
+    shutil.copytree(seed, folder / "models" / "tiny" / seed.name)
+    last = TRAIN["iterations"]
+    if layout.processes == 1:
+        ranks = [steps(config, ALONE, save_at=last)]
+    else:
+        launch_ok(layout.processes, "tests.training.worker", config, folder / "seen", "--save-at", last)
+        ranks = [json.loads((folder / f"seen.{rank}.json").read_text()) for rank in range(layout.processes)]
+    saved = checkpoint.read_manifest(checkpoint.iteration_folder(folder / "models" / "tiny", last))
+    return Seen(ranks, checkpoint.read_weights(saved))
+
+
+def differences(seen: Seen, single: Seen) -> dict[str, float]:
+    """The largest relative differences of loss, gradient norm, validation loss and merged parameters."""
+    alone = single.ranks[0]
+
+    def largest(key: str) -> float:
+        pairs = [(a, b) for rank in seen.ranks for a, b in zip(rank[key], alone[key], strict=True)]
+        return max(abs(a - b) / abs(b) for a, b in pairs)
+
+    return {
+        "loss": largest("loss"),
+        "norm": largest("norm"),
+        "valid": max(abs(rank["valid"] - alone["valid"]) / alone["valid"] for rank in seen.ranks),
+        "weights": max(
+            float((_without_key_bias(name, seen.weights[name]) - _without_key_bias(name, whole)).norm())
+            / max(float(_without_key_bias(name, whole).norm()), 1e-30)
+            for name, whole in single.weights.items()
+        ),
+    }
+
+
+def _without_key_bias(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """c_attn's rows are [head, (q, k, v), dim]."""
+    if name.endswith("c_attn.bias"):
+        return weight.view(MODEL["n_head"], 3, -1)[:, [0, 2]]
+    return weight
+
+
+def expected_shapes(layout: Layout, rank: int) -> dict[str, list[int]]:
+    """What rank `rank` must hold: ranks are (pp, dp, tp) with tp fastest."""
+    tensor = layout.tensor
+    data_rank, pipeline_rank = rank // tensor % layout.data, rank // tensor // layout.data
+    stages = layout.pipeline * layout.virtual
+    edges = [math.ceil(MODEL["n_layer"] * stage / stages) for stage in range(stages + 1)]
+    width, rows = MODEL["n_embd"], math.ceil(257 / (128 * tensor)) * 128
+    norm = {"weight": [width], "bias": [width]}
+    block = {
+        "ln_1": norm,
+        "attn.c_attn": {"weight": [3 * width // tensor, width], "bias": [3 * width // tensor]},
+        "attn.c_proj": {"weight": [width, width // tensor], "bias": [width]},
+        "ln_2": norm,
+        "mlp.c_fc": {"weight": [4 * width // tensor, width], "bias": [4 * width // tensor]},
+        "mlp.c_proj": {"weight": [width, 4 * width // tensor], "bias": [width]},
+    }
+    shapes: dict[str, list[int]] = {}
+    for stage in range(pipeline_rank, stages, layout.pipeline):
+        if stage in (0, stages - 1):
+            shapes["wte.weight"] = [rows, width]
+        if stage == 0:
+            shapes["wpe.weight"] = [MODEL["seq_len"], width]
+        if stage == stages - 1:
+            shapes |= {f"ln_f.{name}": shape for name, shape in norm.items()}
+        for layer in range(edges[stage], edges[stage + 1]):
+            shapes |= {
+                f"h.{layer}.{module}.{name}": shape
+                for module, parameters in block.items()
+                for name, shape in parameters.items()
+            }
+    if layout.zero:
+        for name, (first, *rest) in shapes.items():
+            size = math.ceil(first / layout.data)
+            shapes[name] = [max(0, min(first, size * (data_rank + 1)) - size * data_rank), *rest]
+    return shapes
+
+
+def main() -> int:
+    """Run all layouts and print their table."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        seed = write_seed(folder / "start")
+        single = run_layout(Layout(), seed, folder / "single")
+        for number, layout in enumerate(LAYOUTS):
+            found = differences(run_layout(layout, seed, folder / str(number)), single)
+            figures = " | ".join(f"{found[key]:.1e}" for key in ("loss", "norm", "valid", "weights"))
+            rows.append(f"| {layout} | {layout.processes} | {figures} |")
+            print(rows[-1], file=sys.stderr, flush=True)
+    print("| layout | processes | loss | gradient norm | validation loss | parameters |\n|---|---|---|---|---|---|")
+    print("\n".join(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Every layout is the single process, cut: same losses, norms and weights, and each rank holds only its part."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.parity import LAYOUTS, QUICK, TOLERANCE, Layout, Seen, differences, expected_shapes, run_layout
+from tests.training.parity import write_seed as written_seed
+
+# what a step of two micro-batches gathers and scatters, in groups: five layers and the rest of the model
+GATHERED = {0: (0, 0), 1: (6, 6), 2: (6, 12), 3: (2 * (6 + 5), 12)}
+
+
+@pytest.fixture(scope="module")
+def seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_seed(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def single(seed: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return run_layout(Layout(), seed, tmp_path_factory.mktemp("single") / "run")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(layout, id=str(layout), marks=[pytest.mark.slow] * (layout not in QUICK)) for layout in LAYOUTS],
+)
+def test_a_layout_equals_the_single_process(layout: Layout, seed: Path, single: Seen, tmp_path: Path) -> None:
+    seen = run_layout(layout, seed, tmp_path)
+    for rank, result in enumerate(seen.ranks):
+        assert result["shapes"] == expected_shapes(layout, rank), rank
+    if layout.tensor == layout.pipeline == 1:
+        counts = seen.ranks[0]["collectives"]
+        assert (
+            tuple(counts.get(f"_{name}_base_", 0) for name in ("allgather", "reduce_scatter")) == GATHERED[layout.zero]
+        )
+    for name, difference in differences(seen, single).items():
+        assert difference <= TOLERANCE, name

@@ -1,0 +1,63 @@
+"""Layers computed anew, and compiled ones, give the same step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.helpers import make_run, settings_of
+from training.distributed import World
+from training.loop import open_session, step_batches, train_step
+from training.plan import make_plan
+from training.recompute import recompute
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def course(folder: Path, dropout: float = 0.1, **train: object) -> list[float]:
+    """The losses of three steps."""
+    config = make_run(folder, model={"dropout": dropout}, train=train)
+    session = open_session(make_plan(settings_of(config), "tiny"), ALONE)
+    batches = step_batches(session, 0)
+    return [float(train_step(session, iteration, next(batches), 0.01)[0]) for iteration in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_a_step_is_the_same_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    assert course(tmp_path / kind, recompute=kind) == course(tmp_path / "none")
+
+
+def test_full_keeps_the_input_of_a_layer_alone_and_selective_the_matrix_products() -> None:
+    kept = {}
+    for kind in ("none", "selective", "full"):
+        torch.manual_seed(0)
+        layer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(0.1))
+        if kind != "none":
+            recompute(layer, kind)
+        x = torch.randn(8, 64, requires_grad=True)
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            layer(x)
+        weights = {parameter.data_ptr() for parameter in layer.parameters()}
+        kept[kind] = sum(size for pointer, size in sizes.items() if pointer not in {*weights, x.data_ptr()})
+    assert kept["full"] < kept["none"]
+    assert kept["selective"] < kept["none"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
+@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+def test_a_compiled_step_is_the_plain_one(tmp_path: Path, kind: str) -> None:
+    from torch._dynamo.utils import counters
+
+    plain = course(tmp_path / "plain", dropout=0.0)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = course(tmp_path / "compiled", dropout=0.0, compile=True, recompute=kind)
+    assert compiled == pytest.approx(plain, rel=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]

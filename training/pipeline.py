@@ -1,0 +1,124 @@
+"""Pipeline parallelism: which layers a process holds, and the schedule of its micro-batches.
+
+    pipeline = Pipeline(stages, run, mesh, device)
+    loss = pipeline.run(batches, factor, train=True)
+
+A stage is some consecutive layers of a GPT-2; the first one also embeds, the last one computes the loss. The
+schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B with several stages a
+process (Narayanan et al. 2021), where stage i is on process i modulo their number.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from common.settings import ModelRun
+from training.batches import Batch
+from training.model import GPT2, summed_loss
+from training.tensors import local
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of the matrix products; parameters stay float32."""
+    if precision == "auto":
+        precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def stage_layers(n_layer: int, stages: int) -> list[range]:
+    """The layers of each stage, as even as can be; earlier stages get the odd ones, the last one has the head to do."""
+    edges = [-(-n_layer * stage // stages) for stage in range(stages + 1)]
+    return [range(edges[stage], edges[stage + 1]) for stage in range(stages)]
+
+
+def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> float:
+    """The share of a step's time that a process waits: (p - 1) / (v m + p - 1), equal for GPipe and 1F1B."""
+    return (pipeline - 1) / (virtual_stages * micro_batches + pipeline - 1)
+
+
+class Stage(nn.Module):
+    """A GPT-2 from which everything is gone that other stages do."""
+
+    def __init__(
+        self, model: GPT2, layers: range, first: bool = True, last: bool = True, precision: str = "float32"
+    ) -> None:
+        super().__init__()
+        self.model, self.first, self.last, self.precision = model, first, last, precision
+        gone = [f"h.{layer}" for layer in model.h if int(layer) not in layers]
+        gone += ["wpe", "drop"] * (not first) + ["ln_f", "head"] * (not last) + ["wte"] * (not first and not last)
+        for name in gone:
+            parent, _, child = name.rpartition(".")
+            delattr(model.get_submodule(parent), child)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
+        """(B, T) tokens or (B, T, C) of the stage before -> (B, T, C), or the summed loss, shape (1,)."""
+        with autocast(self.precision, x.device):
+            if self.first:
+                x = self.model.embed(x, positions)
+            x = self.model.blocks(x)
+            if not self.last:
+                return x
+            assert targets is not None
+            return local(summed_loss(self.model.logits(x), targets)).reshape(1)
+
+
+class Pipeline:
+    """The stages of all processes at work together: `run` is a collective call over the `pp` axis."""
+
+    def __init__(self, stages: Sequence[Stage], run: ModelRun, mesh: DeviceMesh, device: torch.device) -> None:
+        parallel, rank = run.parallel, mesh.get_local_rank("pp")
+        micro, slices = run.train.micro_batch_size, parallel.tensor if parallel.sequence_parallel else 1
+        tokens = torch.empty(micro, run.model.seq_len, dtype=torch.long, device="meta")
+        hidden = torch.empty(micro, run.model.seq_len // slices, run.model.n_embd, device="meta", requires_grad=True)
+        parts = [
+            PipelineStage(
+                stage,
+                rank + place * parallel.pipeline,
+                parallel.pipeline * parallel.virtual_stages,
+                device,
+                input_args=(tokens if stage.first else hidden,),
+                output_args=(torch.empty(1, device="meta", requires_grad=True) if stage.last else hidden,),
+                group=mesh.get_group("pp"),
+            )
+            for place, stage in enumerate(stages)
+        ]
+        self.first, self.last = stages[0].first, stages[-1].last
+        self._factor: Tensor | float = 1.0
+        self._nothing = torch.zeros((), device=device)
+        options: dict[str, Any] = {
+            "n_microbatches": run.accumulation,
+            "loss_fn": lambda loss, _targets: loss.sum() * self._factor,
+            "scale_grads": False,
+        }
+        if parallel.schedule == "interleaved_1f1b":
+            self._schedule: Any = ScheduleInterleaved1F1B(list(parts), **options)
+        else:
+            kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[parallel.schedule]
+            self._schedule = kind(parts[0], **options)
+
+    def run(self, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
+        """One step's micro-batches forward and, to train, backward: their losses times `factor`, summed, shape ().
+
+        Zero on every process but those of the last stage.
+        """
+        self._factor = factor
+        arguments: list[Tensor] = []
+        options: dict[str, Any] = {}
+        losses: list[Tensor] = []
+        if self.first:
+            arguments.append(torch.cat([batch.tokens for batch in batches]))
+            if batches[0].positions is not None:
+                options["positions"] = torch.cat([batch.positions for batch in batches if batch.positions is not None])
+        if self.last:
+            options["targets"] = torch.cat([batch.targets for batch in batches])
+            options |= {"target": options["targets"], "losses": losses}
+        if train:
+            self._schedule.step(*arguments, **options, return_outputs=False)
+        else:
+            self._schedule.eval(*arguments, **options, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else self._nothing.clone()
