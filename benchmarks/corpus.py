@@ -9,8 +9,8 @@ Each prints a table for docs/benchmarks.md; ratios are within one run on one mac
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
+from benchmarks.machine import run_one
 from common import cli
 
 _NAMES = {
@@ -26,14 +26,7 @@ _NAMES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    parser = cli.parser("benchmarks.corpus", __doc__)
-    verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    modules = {name: import_module(f"benchmarks.{name}") for name in _NAMES}
-    for name, summary in _NAMES.items():
-        modules[name].add_options(verbs.add_parser(name, help=summary))
-    arguments = parser.parse_args(argv)
-    print(modules[arguments.name].measure(arguments))
-    return 0
+    return run_one("corpus", __doc__, _NAMES, argv)
 
 
 if __name__ == "__main__":

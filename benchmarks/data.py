@@ -109,7 +109,7 @@ def our_samples(prefix: Path) -> Callable[[int], object]:
 
 def reading(prefix: Path) -> list[dict[str, str]]:
     """Rows of tokens a second."""
-    from training.batches import prefetched
+    from common.workers import threaded_map
 
     rows = []
     for state in ("cold", "warm"):
@@ -127,7 +127,7 @@ def reading(prefix: Path) -> list[dict[str, str]]:
                     while file.read(1 << 24):
                         pass
             started = time.perf_counter()
-            for _ in prefetched(sample, range(_READ), threads, ahead=64):
+            for _ in threaded_map(sample, range(_READ), threads, in_flight=64):
                 pass
             rate = _READ * _SEQ_LEN / (time.perf_counter() - started)
             first = first or rate

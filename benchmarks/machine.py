@@ -1,12 +1,30 @@
-"""What every benchmark shares: the table it prints, and the line that says on what machine and when."""
+"""What every benchmark shares: how it is called, the table it prints, the line that says on what machine and when."""
 
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
 from tabulate import tabulate
+
+from common import cli
+
+
+def run_one(area: str, doc: str | None, names: Mapping[str, str], argv: Sequence[str] | None) -> int:
+    """`python -m benchmarks.AREA NAME`: measure with the module benchmarks.NAME, print its table.
+
+    `names` says in a line what each NAME compares. Returns the exit code.
+    """
+    parser = cli.parser(f"benchmarks.{area}", doc)
+    verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    modules = {name: import_module(f"benchmarks.{name}") for name in names}
+    for name, summary in names.items():
+        modules[name].add_options(verbs.add_parser(name, help=summary))
+    arguments = parser.parse_args(argv)
+    print(modules[arguments.name].measure(arguments))
+    return 0
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:

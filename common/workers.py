@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -43,13 +43,19 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
             raise ToolkitError("a worker process died (out of memory?); try fewer --workers") from None
 
 
-def threaded_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`ordered_map` over threads, the calling one among them, for a function that lets other threads run."""
-    if workers <= 1:
+def threaded_map(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, in_flight: int | None = None
+) -> Generator[Result, None, None]:
+    """`map(function, items)` by threads beside the calling one, for a function that lets other threads run.
+
+    `in_flight` items (4 a thread) are at work before they are asked for; 0 threads: the calling one does it. An error
+    is raised where its result is due. Close the iterator to stop the threads.
+    """
+    if threads < 1:
         yield from map(function, items)
         return
-    with ThreadPoolExecutor(workers - 1) as pool:
-        yield from _in_order(pool, function, items, 4 * workers)
+    with ThreadPoolExecutor(threads, thread_name_prefix="worker") as pool:
+        yield from _in_order(pool, function, items, in_flight or 4 * threads)
 
 
 def _in_order(

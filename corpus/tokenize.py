@@ -92,7 +92,7 @@ def tokenize(
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
     meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
     documents = stats.counted(read_shards(inputs, bad))
-    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(documents), workers)
+    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(documents), workers - 1)
     with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, optional_writer(rejects) as reject:
         with Meter("tokenize", "tokens") as meter:
             for batch in encoded:

@@ -5,12 +5,10 @@ for batch in prefetched(partial(read_batch, samples, form), numbers, threads=2, 
     loss = summed_loss(model(batch.tokens, batch.positions), batch.targets)
 """
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +16,6 @@ import torch
 from torch import Tensor
 
 from training.model import IGNORED
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Readable(Protocol):
@@ -97,23 +92,3 @@ def micro_batches(consumed: int, micro: int, data_rank: int, data_size: int) -> 
     The union of all ranks' next `accumulation` ranges is the next global batch, whatever the layout.
     """
     return (range(first, first + micro) for first in count(consumed + data_rank * micro, data_size * micro))
-
-
-def prefetched(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int
-) -> Generator[Result, None, None]:
-    """`map(function, items)` by threads, in order, `ahead` results at work before they are asked for.
-
-    An error of `function` is raised where its result is due. Close the iterator to stop the threads.
-    """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="reader")
-    pending: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)

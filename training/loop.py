@@ -19,9 +19,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 from common.config import write_settings
 from common.files import read_rows, write_json
 from common.settings import Settings
-from common.workers import batched
+from common.workers import batched, threaded_map
 from training import checkpoint
-from training.batches import Batch, masked, micro_batches, prefetched, read_batch
+from training.batches import Batch, masked, micro_batches, read_batch
 from training.checkpoint import Manifest, Progress
 from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, log_line
 from training.data_parallel import before_backward, drop_gathered
@@ -162,9 +162,7 @@ def step_batches(session: Session, consumed: int) -> Iterator[list[Batch]]:
     read = partial(
         read_batch, session.plan.train, replace(session.plan.form, pinned=session.world.device.type == "cuda")
     )
-    with closing(
-        prefetched(read, _numbers(session, consumed), run.train.readers, ahead=2 * run.accumulation)
-    ) as batches:
+    with closing(threaded_map(read, _numbers(session, consumed), run.train.readers, 2 * run.accumulation)) as batches:
         yield from batched(batches, run.accumulation)
 
 
@@ -243,7 +241,7 @@ def validation_loss(session: Session, samples: int) -> float:
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
     for stage in session.stages:
         stage.eval()
-    with closing(prefetched(read, numbers, threads=1, ahead=2 * run.accumulation)) as batches:
+    with closing(threaded_map(read, numbers, 1, 2 * run.accumulation)) as batches:
         for step in batched(batches, run.accumulation):
             total[0] += _over_all(session, run_micro_batches(session, step, 1.0, train=False))
             counted = torch.tensor(sum(batch.counted for batch in step), device=total.device)

@@ -5,7 +5,8 @@ from functools import partial
 
 import torch
 
-from training.batches import BatchForm, Readable, prefetched, read_batch
+from common.workers import threaded_map
+from training.batches import BatchForm, Readable, read_batch
 from training.model import GPT2, summed_loss
 from training.pipeline import autocast
 
@@ -18,7 +19,7 @@ def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int, p
     model.eval()
     numbers = (range(first, min(first + batch_size, count)) for first in range(0, count, batch_size))
     read = partial(read_batch, samples, BatchForm(end_of_text=-1))
-    with closing(prefetched(read, numbers, threads=1, ahead=4)) as batches:
+    with closing(threaded_map(read, numbers, 1)) as batches:
         for batch in batches:
             tokens, targets = batch.tokens.to(device), batch.targets.to(device)
             with autocast(precision, device):

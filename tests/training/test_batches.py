@@ -1,10 +1,5 @@
 """From samples to batches: shapes, the options around end-of-text, threads that read ahead."""
 
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import closing
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.batches import BatchForm, prefetched, read_batch
+from training.batches import BatchForm, read_batch
 from training.data import Corpus, Samples
 from training.model import IGNORED
 
@@ -53,49 +48,6 @@ def test_the_options_are_those_of_a_loop_over_the_tokens(tokens: list[int]) -> N
         assert batch.positions is not None and batch.positions[row].tolist() == positions
         assert batch.targets[row].tolist() == targets
     assert batch.counted == int((batch.targets != IGNORED).sum())
-
-
-def test_results_come_in_order_and_are_made_ahead_of_their_use() -> None:
-    asked: list[int] = []
-    gate = threading.Event()
-
-    def slow(number: int) -> int:
-        asked.append(number)
-        if number == 0:
-            gate.wait(60)  # the others overtake it
-        return number
-
-    with closing(prefetched(slow, count(), threads=2, ahead=5)) as results:
-        threading.Thread(target=lambda: (time.sleep(0.05), gate.set())).start()
-        assert next(results) == 0
-        assert [next(results) for _ in range(20)] == list(range(1, 21))
-        for _ in range(6000):
-            if max(asked) == 25:  # 5 ahead of what was taken
-                break
-            time.sleep(0.01)
-    assert max(asked) == 25
-    assert list(prefetched(str, range(7), threads=3, ahead=9)) == list("0123456")
-
-
-def test_an_error_is_raised_where_its_result_is_due_and_the_threads_end() -> None:
-    def fails(number: int) -> int:
-        return 1 // (3 - number)
-
-    results = prefetched(fails, count(), threads=2, ahead=4)
-    assert [next(results) for _ in range(3)] == [0, 0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
-
-
-def test_an_iterator_that_is_closed_stops_its_threads() -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(10)
-
-    results = prefetched(str, numbers(), threads=3, ahead=4)
-    next(results)
-    results.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 
 
 @pytest.mark.gpu
