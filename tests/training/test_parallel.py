@@ -77,12 +77,12 @@ def test_dropout_is_repeatable_bit_for_bit_and_the_same_when_layers_are_computed
 ) -> None:
     courses = []
     for number, recompute in enumerate(("none", layout["recompute"], layout["recompute"])):
-        seen = run_layout(tmp_path / str(number), layout["parallel"], dropout=0.2, recompute=recompute)
+        seen = run_layout(tmp_path / str(number), layout["parallel"], dropout=0.2, recompute=recompute, iterations=2)
         assert all(rank["loss"] == seen[0]["loss"] for rank in seen)
         courses.append(seen[0])
     assert courses[1] == courses[2]
     assert courses[0]["loss"] == courses[1]["loss"]
-    dry = run_layout(tmp_path / "dry", {})[0]
+    dry = run_layout(tmp_path / "dry", {}, iterations=2)[0]
     assert courses[0]["loss"][1:] != pytest.approx(dry["loss"][1:], rel=TOLERANCE)
 
 
