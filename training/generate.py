@@ -1,28 +1,35 @@
-"""Continue a text.
+"""Continue texts.
 
     python -m training.generate --checkpoint merged/tiny --prompt "The list of" --max-tokens 64
+    python -m training.generate --checkpoint merged/tiny --prompts prompts.txt --output continued.jsonl
     python -m training.generate --checkpoint results/demo/models/tiny --temperature 0
 
---checkpoint is a Hugging Face folder, a training run (its newest checkpoint) or one iter_* folder. Without --prompt it
-reads prompts from the terminal, a line each, until `stop`. The same seed gives the same text. A text ends early at
-end-of-text.
+--checkpoint is a Hugging Face folder, a training run (its newest checkpoint) or one iter_* folder. --prompts has one
+prompt a line, or, as .jsonl, one object with a "prompt" a line; each result is that object with its "text", a line of
+JSON. Without either it reads prompts from the terminal, a line each, until `stop` or the end. The same seed gives the
+same text, whatever other prompts there are. A text ends early at end-of-text.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orjson
+
 from common import cli
 from common.errors import InputError
-from common.files import write_text
+from common.files import Document, optional_writer, read_lines, write_text
 from common.settings import GenerateSettings
+from common.workers import batched
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from common.tokenizer import Tokenizer
     from training.model import GPT2
+
+_BATCH = 8  # texts at a time; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
 
 
 def choose(logits: "Tensor", options: GenerateSettings, generator: "Generator") -> int:
@@ -31,33 +38,79 @@ def choose(logits: "Tensor", options: GenerateSettings, generator: "Generator") 
 
     if options.temperature == 0:
         return int(logits.argmax())
-    ordered, ids = (logits.double() / options.temperature).sort(descending=True, stable=True)
+    ids = torch.arange(len(logits))
+    if options.top_k:  # a sort of all costs more than choosing those to sort; equals of the k-th go by their order
+        ids = (logits >= logits.topk(min(options.top_k, len(logits))).values[-1]).nonzero()[:, 0]
+    ordered, order = (logits[ids].double() / options.temperature).sort(descending=True, stable=True)
     if options.top_k:
-        ordered, ids = ordered[: options.top_k], ids[: options.top_k]
+        ordered, order = ordered[: options.top_k], order[: options.top_k]
     probabilities = ordered.softmax(dim=0)
     before = probabilities.cumsum(dim=0) - probabilities  # probability of everything likelier
     probabilities[before >= options.top_p] = 0.0  # never the likeliest, which has nothing before it
-    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
+    return int(ids[order[torch.multinomial(probabilities, 1, generator=generator)]])
 
 
-def generate(model: "GPT2", tokenizer: "Tokenizer", prompt: str, options: GenerateSettings) -> str:
-    """The prompt and its continuation, at most `max_tokens` tokens more."""
+def continue_tokens(
+    model: "GPT2", prompts: Sequence[Sequence[int]], options: GenerateSettings, end_of_text: int
+) -> list[list[int]]:
+    """The tokens behind each prompt, at most `max_tokens`, in one batch; ids above `end_of_text` are never chosen.
+
+    An end-of-text stands before each prompt: a text stands behind the end of the one before. Each text has the random
+    numbers that it would have alone.
+    """
     import torch
 
-    tokens = [int(token) for token in tokenizer.encode(prompt)]
-    begin = [tokenizer.end_of_text]  # a text stands behind the end of the one before
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(options.seed)
-    model.eval()
-    for _ in range(options.max_tokens):
-        context = (begin + tokens)[-model.settings.seq_len :]
-        with torch.no_grad():
-            logits = model(torch.tensor([context], device=device))[0, -1].cpu()
-        token = choose(logits[: tokenizer.vocab_size], options, generator)
-        if token == tokenizer.end_of_text:
-            break
-        tokens.append(token)
-    return tokenizer.decode(tokens)
+    from training.kv_cache import remembering
+
+    texts = [[end_of_text, *prompt] for prompt in prompts]
+    generators = [torch.Generator().manual_seed(options.seed) for _ in prompts]
+    growing = list(range(len(prompts)))
+    with remembering(model, len(prompts), max(map(len, texts)) + options.max_tokens) as next_logits:
+        for _ in range(options.max_tokens):
+            logits = next_logits(texts).cpu()
+            tokens = {row: choose(logits[row, : end_of_text + 1], options, generators[row]) for row in growing}
+            growing = [row for row in growing if tokens[row] != end_of_text]
+            if not growing:
+                break
+            for row in growing:
+                texts[row].append(tokens[row])
+    return [text[1 + len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def generate(model: "GPT2", tokenizer: "Tokenizer", prompts: Sequence[str], options: GenerateSettings) -> Iterator[str]:
+    """Each prompt and its continuation, at most `max_tokens` tokens more, in the order of the prompts.
+
+    Raises InputError, before anything is computed, for a prompt that the model's context cannot hold.
+    """
+    encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
+    room = model.settings.seq_len - 1  # an end-of-text stands before it
+    for number, tokens in enumerate(encoded, start=1):
+        if len(tokens) > room:
+            raise InputError(f"prompt {number}: {len(tokens):,} tokens, the model has room for {room:,}; shorten it")
+    return (
+        tokenizer.decode(prompt + more)
+        for batch in batched(encoded, _BATCH)
+        for prompt, more in zip(batch, continue_tokens(model, batch, options, tokenizer.end_of_text), strict=True)
+    )
+
+
+def read_prompts(path: Path) -> list[Document]:
+    """Objects with a string under "prompt": the lines of a .jsonl file, or made of the lines of any other.
+
+    Raises InputError for a file without a line, or with one that is no prompt.
+    """
+    records = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            record = orjson.loads(line) if ".jsonl" in path.suffixes else {"prompt": line.decode()}
+        except ValueError as error:  # of JSON, or of UTF-8
+            raise InputError(f"{path}:{number}: {error}") from None
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise InputError(f"{path}:{number}: not a JSON object with a string under 'prompt'")
+        records.append(record)
+    if not records:
+        raise InputError(f"{path}: no prompts; write one a line")
+    return records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,27 +118,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     defaults = GenerateSettings()
     parser = cli.parser("training.generate", __doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="model to use")
-    parser.add_argument("--prompt", metavar="TEXT", help="text to continue; leave out to type prompts")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="text to continue; leave out to type prompts")
+    source.add_argument("--prompts", type=Path, metavar="FILE", help="texts to continue, a line each; - for stdin")
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, metavar="N")
     parser.add_argument("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy")
     parser.add_argument("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all")
     parser.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P")
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the text there too")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write what is printed there too")
     arguments = parser.parse_args(argv)
     options = _options(vars(arguments))
+    records = [] if arguments.prompts is None else read_prompts(arguments.prompts)
 
     from training.load import load_model, require_tokenizer
 
     model, tokenizer = load_model(arguments.checkpoint)
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
-    if arguments.prompt is None:
+    if arguments.prompts is not None:
+        texts = generate(model, tokenizer, [record["prompt"] for record in records], options)
+        with optional_writer(arguments.output) as write:
+            for record, text in zip(records, texts, strict=True):
+                result = {**record, "text": text}
+                print(orjson.dumps(result).decode(), flush=True)
+                write(result)
+    elif arguments.prompt is not None:
+        (text,) = generate(model, tokenizer, [arguments.prompt], options)
+        print(text)
+        if arguments.output is not None:
+            write_text(arguments.output, text + "\n")
+    else:
         _interactive(model, tokenizer, options)
-        return 0
-    text = generate(model, tokenizer, arguments.prompt, options)
-    print(text)
-    if arguments.output is not None:
-        write_text(arguments.output, text + "\n")
     return 0
 
 
@@ -108,7 +171,10 @@ def _interactive(model: "GPT2", tokenizer: "Tokenizer", options: GenerateSetting
         line = sys.stdin.readline()
         if not line or line.strip() == "stop":
             return
-        print(generate(model, tokenizer, line.rstrip("\n"), options), flush=True)
+        try:
+            print(*generate(model, tokenizer, [line.rstrip("\n")], options), flush=True)
+        except InputError as error:  # of this prompt; the next may be better
+            print(f"error: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":
