@@ -13,6 +13,7 @@ from common import cli
 
 _NAMES = {
     "data": "the order of an epoch against megatron-core's C++ helper",
+    "generate": "tokens a second against transformers.generate, and without the cache of keys and values",
 }
 
 

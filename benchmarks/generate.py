@@ -1,0 +1,99 @@
+"""Generating: tokens a second, ours with and without its cache, against `transformers.generate` with its own.
+
+One random model of 124M, float32, greedy, one prompt; a second row of ours continues 8 prompts together, that one among
+them. The rows take turns on all cores, after a warm-up, and a ratio is the median over the rounds. Every row must give
+that prompt the same tokens.
+"""
+
+import argparse
+import time
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import table
+from common.cli import positive_int
+from common.errors import ToolkitError
+from common.settings import GenerateSettings, ModelSettings
+
+_GPT2 = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024, dropout=0.0)
+_TINY = ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=256, dropout=0.0)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--tiny", action="store_true", help="a tiny model instead of 124M, to see that it runs")
+    parser.add_argument("--prompt-tokens", type=positive_int, default=32, metavar="N", help="default 32")
+    parser.add_argument("--tokens", type=positive_int, default=128, metavar="N", help="new tokens (default 128)")
+    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="turns of each row (default 5)")
+
+
+def measure(arguments: argparse.Namespace) -> str:
+    """Rows of tokens a second."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from training.generate import continue_tokens
+    from training.hf import to_hugging_face
+    from training.load import model_from
+    from training.model import GPT2, initial_value
+
+    settings = _TINY if arguments.tiny else _GPT2
+    with torch.device("meta"):
+        names = GPT2(settings).named_parameters()
+    weights = {name: initial_value(name, parameter.shape, settings, 1) for name, parameter in names}
+    ours = model_from(settings, weights)
+    same: dict[str, Any] = settings.model_dump(include={"vocab_size", "n_embd", "n_layer", "n_head"})
+    same |= {"n_positions": settings.seq_len, "attn_implementation": "sdpa"}
+    theirs: Any = GPT2LMHeadModel(GPT2Config(**same)).eval()  # type: ignore[no-untyped-call]
+    theirs.load_state_dict(to_hugging_face(weights, settings), strict=False)
+    theirs.tie_weights()
+    del weights
+
+    count, end = arguments.tokens, settings.vocab_size - 1
+    prompts = torch.randint(end, (8, arguments.prompt_tokens), generator=torch.Generator().manual_seed(1)).tolist()
+    options = GenerateSettings(max_tokens=count, temperature=0)
+    first = torch.tensor([[end, *prompts[0]]])
+
+    def peer() -> list[list[int]]:
+        ids = {"eos_token_id": end, "pad_token_id": end}
+        found = theirs.generate(
+            first, attention_mask=torch.ones_like(first), max_new_tokens=count, do_sample=False, **ids
+        )
+        return [found[0, first.shape[1] :].tolist()]
+
+    def without_cache() -> list[list[int]]:
+        text = first
+        for _ in range(count):
+            with torch.inference_mode():
+                text = torch.cat([text, ours(text)[:, -1:].argmax(dim=-1)], dim=1)
+        return [text[0, first.shape[1] :].tolist()]
+
+    rows = {
+        "transformers.generate": peer,
+        "training.generate": lambda: continue_tokens(ours, prompts[:1], options, end),
+        "training.generate, 8 prompts": lambda: continue_tokens(ours, prompts, options, end),
+        "ours without a cache": without_cache,
+    }
+    expected = peer()[0]
+    seconds: dict[str, list[float]] = {label: [] for label in rows}
+    made = {}
+    for _ in range(arguments.rounds + 1):  # the first is the warm-up
+        for label, run in rows.items():
+            started = time.perf_counter()
+            texts = run()
+            seconds[label].append(time.perf_counter() - started)
+            made[label] = sum(map(len, texts))
+            if texts[0] != expected:
+                raise ToolkitError(f"{label}: another text than transformers.generate's")
+    rate = {label: [made[label] / second for second in taken[1:]] for label, taken in seconds.items()}
+    return table(
+        [
+            {
+                "generating": label,
+                "new tokens": f"{made[label]:,}",
+                "tokens/s": f"{median(rates):,.1f}",
+                "ratio": f"{median(r / p for r, p in zip(rates, rate['transformers.generate'], strict=True)):.2f}",
+            }
+            for label, rates in rate.items()
+        ]
+    )
