@@ -7,6 +7,8 @@ that prompt the same tokens.
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -17,11 +19,15 @@ from common.settings import GenerateSettings, ModelSettings
 
 _GPT2 = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024, dropout=0.0)
 _TINY = ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=256, dropout=0.0)
+_PEER = "transformers.generate"
+_ROWS = ("training.generate", "training.generate, 8 prompts", "ours without a cache")
+_Run = Callable[[int], list[list[int]]]  # number of new tokens -> those of each text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--tiny", action="store_true", help="a tiny model instead of 124M, to see that it runs")
+    parser.add_argument("--row", choices=_ROWS, action="append", help="beside transformers.generate (default: all)")
     parser.add_argument("--prompt-tokens", type=positive_int, default=32, metavar="N", help="default 32")
     parser.add_argument("--tokens", type=positive_int, default=128, metavar="N", help="new tokens (default 128)")
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="turns of each row (default 5)")
@@ -51,48 +57,46 @@ def measure(arguments: argparse.Namespace) -> str:
 
     count, end = arguments.tokens, settings.vocab_size - 1
     prompts = torch.randint(end, (8, arguments.prompt_tokens), generator=torch.Generator().manual_seed(1)).tolist()
-    options = GenerateSettings(max_tokens=count, temperature=0)
     first = torch.tensor([[end, *prompts[0]]])
 
-    def peer() -> list[list[int]]:
+    def peer(count: int) -> list[list[int]]:
         ids = {"eos_token_id": end, "pad_token_id": end}
         found = theirs.generate(
             first, attention_mask=torch.ones_like(first), max_new_tokens=count, do_sample=False, **ids
         )
         return [found[0, first.shape[1] :].tolist()]
 
-    def without_cache() -> list[list[int]]:
+    def cached(texts: list[list[int]], count: int) -> list[list[int]]:
+        return continue_tokens(ours, texts, GenerateSettings(max_tokens=count, temperature=0), end)
+
+    def without_cache(count: int) -> list[list[int]]:
         text = first
         for _ in range(count):
             with torch.inference_mode():
                 text = torch.cat([text, ours(text)[:, -1:].argmax(dim=-1)], dim=1)
         return [text[0, first.shape[1] :].tolist()]
 
-    rows = {
-        "transformers.generate": peer,
-        "training.generate": lambda: continue_tokens(ours, prompts[:1], options, end),
-        "training.generate, 8 prompts": lambda: continue_tokens(ours, prompts, options, end),
-        "ours without a cache": without_cache,
-    }
-    expected = peer()[0]
-    seconds: dict[str, list[float]] = {label: [] for label in rows}
-    made = {}
-    for _ in range(arguments.rounds + 1):  # the first is the warm-up
+    runs = (partial(cached, prompts[:1]), partial(cached, prompts), without_cache)
+    own: dict[str, _Run] = dict(zip(_ROWS, runs, strict=True))
+    rows: dict[str, _Run] = {_PEER: peer, **{label: own[label] for label in arguments.row or _ROWS}}
+    for run in rows.values():
+        run(2)  # a pass over the prompt and one behind it
+    rate: dict[str, list[float]] = {label: [] for label in rows}
+    made: dict[str, list[list[int]]] = {}
+    for _ in range(arguments.rounds):
         for label, run in rows.items():
             started = time.perf_counter()
-            texts = run()
-            seconds[label].append(time.perf_counter() - started)
-            made[label] = sum(map(len, texts))
-            if texts[0] != expected:
-                raise ToolkitError(f"{label}: another text than transformers.generate's")
-    rate = {label: [made[label] / second for second in taken[1:]] for label, taken in seconds.items()}
+            made[label] = run(count)
+            rate[label].append(sum(map(len, made[label])) / (time.perf_counter() - started))
+            if made[label][0] != made[_PEER][0]:
+                raise ToolkitError(f"{label}: another text than {_PEER}'s")
     return table(
         [
             {
                 "generating": label,
-                "new tokens": f"{made[label]:,}",
+                "new tokens": f"{sum(map(len, made[label])):,}",
                 "tokens/s": f"{median(rates):,.1f}",
-                "ratio": f"{median(r / p for r, p in zip(rates, rate['transformers.generate'], strict=True)):.2f}",
+                "ratio": f"{median(r / p for r, p in zip(rates, rate[_PEER], strict=True)):.2f}",
             }
             for label, rates in rate.items()
         ]
