@@ -7,26 +7,20 @@ Each prints a table for docs/benchmarks.md; ratios are within one run on one mac
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
+from benchmarks.machine import run_one
 from common import cli
 
 _NAMES = {
     "data": "the order of an epoch against megatron-core's C++ helper",
+    "step": "an optimiser step against transformers and a plain loop, and on 2 processes",
     "generate": "tokens a second against transformers.generate, and without the cache of keys and values",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    parser = cli.parser("benchmarks.training", __doc__)
-    verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    modules = {name: import_module(f"benchmarks.{name}") for name in _NAMES}
-    for name, summary in _NAMES.items():
-        modules[name].add_options(verbs.add_parser(name, help=summary))
-    arguments = parser.parse_args(argv)
-    print(modules[arguments.name].measure(arguments))
-    return 0
+    return run_one("training", __doc__, _NAMES, argv)
 
 
 if __name__ == "__main__":
