@@ -60,6 +60,7 @@ def test_every_row_trains_from_the_loss_of_a_guess(
     assert float(losses[-1]) < float(losses[0]) - 0.2
 
 
+@pytest.mark.slow
 def test_a_row_of_two_processes_runs_as_often_as_it_is_asked_to(job: Job) -> None:
     two = job._replace(parallel=ParallelSettings(data=2), micro_batches=2)
     times = seconds({"two": (step.ours, two)}, steps=2, rounds=3)

@@ -143,7 +143,7 @@ def kill_and_finish(finished: Path, folder: Path, after: float) -> None:
     assert not list((folder / "results").rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("after", [3.0, 6.0])
+@pytest.mark.parametrize("after", [pytest.param(3.0, marks=pytest.mark.slow), 6.0])
 def test_a_killed_run_ends_with_the_same_bytes(finished: Path, tmp_path: Path, after: float) -> None:
     kill_and_finish(finished, tmp_path, after)
 
