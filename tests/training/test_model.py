@@ -27,11 +27,11 @@ def reference_model() -> GPT2LMHeadModel:
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = GPT2LMHeadModel(config)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        model = GPT2LMHeadModel(config)
         for parameter in model.parameters():
-            parameter.add_(torch.empty_like(parameter).normal_(0, 0.1, generator=generator))
+            parameter.add_(torch.empty_like(parameter).normal_(0, 0.1))
     return model
 
 
