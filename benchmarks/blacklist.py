@@ -5,19 +5,16 @@ formed, 66 endings, and a set of the URLs seen. Both read a list and write what 
 """
 
 import argparse
-import multiprocessing
 import random
 import re
-import resource
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from benchmarks.machine import table
+from benchmarks.machine import alone, peak_memory, table
 from common.cli import positive_int
 from common.settings import BlacklistSettings
 
@@ -123,13 +120,7 @@ def _timed(function: Callable[..., int], source: Path, target: Path, *rest: obje
     started = time.process_time()
     kept = function(source, target, *rest)
     seconds = time.process_time() - started
-    return kept, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _alone(function: Callable[..., int], source: Path, target: Path, *rest: object) -> Run:
-    """A call in a process of its own, so that memory is its own, too."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_timed, function, source, target, *rest).result()
+    return kept, seconds, peak_memory()
 
 
 def measure(arguments: argparse.Namespace) -> str:
@@ -144,15 +135,15 @@ def measure(arguments: argparse.Namespace) -> str:
         runs: dict[str, list[Run]] = {}
         for turn in range(arguments.rounds):
             for label, run in (
-                ("published recipe", _alone(recipe, small, folder / "recipe.txt")),
-                ("corpus.blacklist", _alone(ours, small, folder / "ours.txt", 1)),
-                ("corpus.blacklist, 1,000 shards", _alone(ours, small, folder / f"shards{turn}", 1000)),
+                ("published recipe", alone(_timed, recipe, small, folder / "recipe.txt")),
+                ("corpus.blacklist", alone(_timed, ours, small, folder / "ours.txt", 1)),
+                ("corpus.blacklist, 1,000 shards", alone(_timed, ours, small, folder / f"shards{turn}", 1000)),
             ):
                 runs.setdefault(label, []).append(run)
         counts = dict.fromkeys(runs, arguments.count)
         if arguments.large:
             label = f"corpus.blacklist, {arguments.large:,} URLs, 1,000 shards"
-            runs[label] = [_alone(ours, lists[arguments.large], folder / "large", 1000)]
+            runs[label] = [alone(_timed, ours, lists[arguments.large], folder / "large", 1000)]
             counts[label] = arguments.large
     peer = [seconds for _, seconds, _ in runs["published recipe"]]
     rows = []

@@ -9,17 +9,15 @@ Without a folder: Python's own documentation, and lists of frequent words in oth
 import argparse
 import gzip
 import hashlib
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.machine import table
+from benchmarks.machine import alone, table
 from common.cli import positive_int
 from common.errors import InputError
 from common.files import document_writer, read_documents, short_hash
@@ -131,11 +129,6 @@ def _timed(function: Callable[..., None], source: Path, target: Path, last: int)
     return Run(frozenset(document["id"] for document in read_documents(target)), seconds)
 
 
-def _alone(function: Callable[..., None], source: Path, target: Path, last: int) -> Run:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_timed, function, source, target, last).result()
-
-
 def measure(arguments: argparse.Namespace) -> str:
     """Rows of documents a second, and of decisions like those of the recipe."""
     sets = {folder.name: read_texts(folder) for folder in arguments.texts or ()} or {"packaged": packaged_texts()}
@@ -159,7 +152,7 @@ def measure(arguments: argparse.Namespace) -> str:
                     ("corpus.clean", ours, 1),
                     ("corpus.clean, 2 workers", ours, 2),
                 ):
-                    runs.setdefault(label, []).append(_alone(function, source, target, last))
+                    runs.setdefault(label, []).append(alone(_timed, function, source, target, last))
         peer = runs["plain recipe"]
         for label, results in runs.items():
             unlike = len(results[0].kept ^ peer[0].kept)

@@ -7,17 +7,15 @@ is a slice of a plain memory map at random places, without borders of documents 
 """
 
 import argparse
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.machine import peak_memory, table
+from benchmarks.machine import alone, peak_memory, table
 from common.cli import positive_int
 from corpus.index.layout import HEADER, MAGIC
 
@@ -82,12 +80,7 @@ def megatron(prefix: Path) -> dict[str, float]:
 def _memory_of_imports(function: Callable[[Path], dict[str, float]], folder: Path) -> float:
     """Peak memory in bytes of the same work on a dataset of a few documents: the libraries."""
     write_dataset(folder / "small", 50)
-    return _alone(function, folder / "small")["memory"]
-
-
-def _alone(function: Callable[[Path], dict[str, float]], prefix: Path) -> dict[str, float]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, prefix).result()
+    return alone(function, folder / "small")["memory"]
 
 
 def plain_map(prefix: Path) -> Callable[[int], object]:
@@ -148,7 +141,7 @@ def measure(arguments: argparse.Namespace) -> str:
         folder = Path(name)
         write_dataset(folder / "corpus", arguments.documents)
         for label, function in {**peers, "training.data": ours}.items():
-            runs = [_alone(function, folder / "corpus") for _ in range(arguments.rounds)]
+            runs = [alone(function, folder / "corpus") for _ in range(arguments.rounds)]
             best = min(runs, key=lambda run: run["open"] + run["order"])
             seconds = best["open"] + best["order"]
             first = first or seconds

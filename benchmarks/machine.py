@@ -2,14 +2,19 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from tabulate import tabulate
 
 from common import cli
+
+Result = TypeVar("Result")
 
 
 def run_one(area: str, doc: str | None, names: Mapping[str, str], argv: Sequence[str] | None) -> int:
@@ -45,3 +50,9 @@ def peak_memory() -> int:
     """Largest resident memory of this process so far, in bytes; getrusage's would begin with the parent's."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def alone(function: Callable[..., Result], *arguments: object) -> Result:
+    """A call in a process of its own, so that its memory is its own, too."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

@@ -7,14 +7,11 @@ It collects Python's garbage after every shard, which is nearly all of its time,
 """
 
 import argparse
-import multiprocessing
 import os
-import resource
 import shutil
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -24,7 +21,7 @@ from unittest.mock import patch
 
 import psutil
 
-from benchmarks.machine import table
+from benchmarks.machine import alone, peak_memory, table
 from common.cli import positive_int
 from common.files import fsync
 
@@ -113,13 +110,12 @@ def _timed(function: Callable[[list[Path], Path], None], inputs: list[Path], out
     before, started = psutil.Process().memory_info().rss, time.perf_counter()
     function(inputs, output)
     seconds = time.perf_counter() - started
-    return Run(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, before)
+    return Run(seconds, peak_memory(), before)
 
 
 def _alone(function: Callable[[list[Path], Path], None], inputs: list[Path], output: Path) -> Run:
     """A merge in a process of its own, so that memory is its own, too; what it wrote is removed."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        run = pool.submit(_timed, function, inputs, output).result()
+    run = alone(_timed, function, inputs, output)
     for path in output.parent.glob("out.*"):
         path.unlink()
     return run

@@ -12,13 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from benchmarks.machine import table
+from benchmarks.machine import alone, table
 
 _SLOW = 10  # clients far below the others fetch this many times fewer pages
 
@@ -87,8 +85,7 @@ def _fetching(port: int, pages: int, rounds: int) -> str:
         for name, (client, divisor) in every.items():
             work = hosts(pages // divisor)
             count = sum(map(len, work))
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                seconds, cpu = process.submit(clients.timed, client, work).result()
+            seconds, cpu = alone(clients.timed, client, work)
             rates[name].append((count / seconds, cpu / count * 1000))
     medians = {name: [median(column) for column in zip(*found, strict=True)] for name, found in rates.items()}
     peer = medians["requests, 32 threads"][0]

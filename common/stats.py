@@ -49,8 +49,9 @@ class Stats:
             self.sizes_in[size.bit_length()] += 1
             yield document
 
-    def keep(self, size: int) -> None:
-        """Count one surviving document of `size` bytes."""
+    def keep(self, document: Document) -> None:
+        """Count one surviving document."""
+        size = len(document["text"].encode())
         self.documents_out += 1
         self.bytes_out += size
         self.sizes_out[size.bit_length()] += 1

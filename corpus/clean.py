@@ -80,7 +80,7 @@ def clean(
                     reject(rejected)
                     languages.update([finding] if reason == "language" else [])
                 else:
-                    stats.keep(len(document["text"].encode()))
+                    stats.keep(document)
                     write(document)
             meter.advance(len(batch))
         bad.check()

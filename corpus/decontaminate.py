@@ -152,7 +152,7 @@ def cut(
                         stats.drop(reason, document)
                         reject({**document, "reason": reason})
                     else:
-                        stats.keep(len(document["text"].encode()))
+                        stats.keep(document)
                         write(document)
                 meter.advance(len(batch))
         bad.check()

@@ -148,7 +148,7 @@ def ingest(sources: Sequence[SourceSettings], outputs: Sequence[Path], max_bad_s
     with sharded_writer(outputs) as write, Meter("ingest", "documents") as meter:
         for document in documents:
             if document["text"].strip():
-                stats.keep(len(document["text"].encode()))
+                stats.keep(document)
                 write(int(document["id"], 16) % len(outputs), document)
             else:
                 stats.drop("empty", document)

@@ -53,7 +53,7 @@ def outcome_writer(
                 return
             record: Document = outcome["record"]
             stats.bytes_in += outcome["bytes"]
-            stats.keep(len(record["text"].encode()))
+            stats.keep(record)
             extractors[record["extractor"]] += 1
             write(record)
 

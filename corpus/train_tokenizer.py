@@ -32,7 +32,7 @@ def _texts(inputs: Sequence[Path], share: float, stats: Stats, bad: BadLines) ->
     with Meter("train_tokenizer", "documents") as meter:
         for document in stats.counted(read_shards(inputs, bad)):
             if int(short_hash(document["id"]), 16) < share * 2**64:
-                stats.keep(len(document["text"].encode()))
+                stats.keep(document)
                 yield document["text"]
             else:
                 stats.reasons["share"] += 1

@@ -1,8 +1,10 @@
 """From samples to batches on their way to a device, read by threads ahead of their use.
 
-numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
-for batch in prefetched(partial(read_batch, samples, form), numbers, threads=2, ahead=16):
-    loss = summed_loss(model(batch.tokens, batch.positions), batch.targets)
+    numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
+    for batch in threaded_map(partial(read_batch, samples, form), numbers, threads=2, in_flight=16):
+        loss = summed_loss(model(batch.tokens, batch.positions), batch.targets)
+
+The threads are `common.workers`'.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 from heapq import heappop, heappush
 
 import numpy as np
@@ -73,12 +74,7 @@ class Blend:
         for corpus, weight in enumerate(self.weights):
             self._place[self._corpus == corpus] = np.arange(weight)
 
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a sample's input."""
-        return self.parts[0].seq_len
-
-    @property
+    @cached_property
     def identity(self) -> str:
         """What tells these corpora and weights from others; that of the corpus where there is one."""
         if len(self.parts) == 1:

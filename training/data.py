@@ -53,8 +53,9 @@ class Corpus:
         if isinstance(dataset.tokens.base, mmap):
             # samples lie far apart: what the kernel would read ahead of one is never used, and costs 8 times the read
             dataset.tokens.base.madvise(MADV_RANDOM)
-        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(dataset.lengths, dtype=np.int64)])
-        edges = edges[dataset.document_index]  # (D + 1,): a document may be several sequences, or none
+        bounds = np.append(dataset.pointers, dataset.tokens.nbytes)  # (S + 1,) of the sequences, in bytes
+        # (D + 1,): a document may be several sequences, or none
+        edges = bounds[dataset.document_index] // dataset.dtype.itemsize
         return cls(prefix, dataset.tokens, edges[:-1], np.diff(edges))
 
     @classmethod
@@ -190,9 +191,10 @@ class Samples:
 
     def lay_out(self, epoch: int) -> Epoch:
         """The order of one epoch."""
-        documents = np.arange(self.part.start, self.part.stop, dtype=np.int64)
         samples: npt.NDArray[np.int64] | range = range(self.per_epoch)
-        if self.seed is not None:
+        if self.seed is None:
+            documents = np.arange(self.part.start, self.part.stop, dtype=np.int64)
+        else:
             documents = permutation(self.documents, self.seed, epoch, 0) + self.part.start
             samples = permutation(self.per_epoch, self.seed, epoch, 1)
         return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)

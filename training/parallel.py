@@ -1,7 +1,9 @@
 """How one GPT-2 is spread over many processes: the model file knows nothing of this one.
 
-mesh = make_mesh(parallel, device.type)     # axes (pp, dp, tp); tensor-parallel ranks are adjacent
-stages = build_model(run, mesh, device)     # this process' part, on its device, with its initial values
+    mesh = make_mesh(parallel, device.type)     # axes (pp, dp, tp); tensor-parallel ranks are adjacent
+    stages = build_model(run, mesh, device)     # this process' part, on its device, with its initial values
+
+`parallelize` applies a layout, all of it, in order.
 """
 
 import torch

@@ -23,7 +23,7 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
         # A bad line was skipped and counted when the shard was described.
         for place, document in enumerate(stats.counted(read_documents(shard, BadLines(1.0)))):
             if (removal := removals.pop(place, None)) is None:
-                stats.keep(len(document["text"].encode()))
+                stats.keep(document)
                 keep(document)
             else:
                 removed = {**document, **removal}

@@ -23,7 +23,7 @@ def test_parts_of_a_step_add_up_to_the_whole() -> None:
             if number % 3:
                 stats.drop("odd" if number % 2 else "even", document)
             else:
-                stats.keep(len(document["text"]))
+                stats.keep(document)
     parts[1].add(parts[0])
     seconds = {"seconds": 0}
     assert parts[1].as_dict() | seconds == whole.as_dict() | seconds

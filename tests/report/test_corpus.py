@@ -19,7 +19,7 @@ def run_folder(folder: Path) -> Path:
             if number == shard:
                 stats.drop("short", {"id": f"{7 - shard}", "url": f"http://a.example/{shard}", "text": "<b>short</b>"})
             else:
-                stats.keep(size)
+                stats.keep({"text": "x" * size})
         stats.finish(folder / "clean" / f"000{shard}.stats.json")
     Stats("dedup", documents_in=14, documents_out=12, sizes_out=Counter({9: 12})).finish(
         folder / "dedup/0000.stats.json"
