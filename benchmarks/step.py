@@ -109,8 +109,8 @@ LAYOUTS = {
     "data 2, ZeRO 0": ParallelSettings(data=2),
 }
 
-Steps = Iterator["Tensor"]
-"""Each `next` is one optimiser step, and gives its loss, still on the device."""
+Steps = Iterator["Tensor | float"]
+"""Each `next` is one optimiser step, and gives its loss, which may still be on the device."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -135,13 +135,14 @@ def write_dataset(job: Job) -> None:
 def ours(job: Job) -> Steps:
     """The trainer's own step."""
     from training.distributed import read_launch, started
-    from training.loop import open_session, step_batches, train_step
     from training.plan import make_plan
+    from training.session import open_session
+    from training.step import step_batches, train_step
 
     with started(read_launch(), job.folder) as world:
         session = open_session(make_plan(job.settings, "step"), world)
         for iteration, batches in enumerate(step_batches(session, 0), 1):
-            yield train_step(session, iteration, batches, _RATE)[0]
+            yield train_step(session, iteration, batches, _RATE).loss
 
 
 # ------------------------------------------------------------------------------------------------ peers

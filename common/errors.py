@@ -5,6 +5,7 @@ ToolkitError
 ├── ConfigError        a key of the configuration, named with its full path
 ├── EmptyResultError   a step that would end with no documents at all
 ├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
+├── TrainingError      a run that cannot go on: numbers that are not finite, a loss that leaps, a folder taken over
 └── JobError           a submitted job that failed; the message quotes the end of its log
 """
 
@@ -38,6 +39,10 @@ class EmptyResultError(ToolkitError):
 
 class CheckpointError(ToolkitError):
     """A checkpoint that is absent, incomplete or does not fit the model."""
+
+
+class TrainingError(ToolkitError):
+    """A training run that must not go on: its numbers are not finite, its loss leaps, another job has its folder."""
 
 
 class JobError(ToolkitError):

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from common.errors import CheckpointError, InputError
 from common.files import fsync, read_json, write_json, write_text
 from common.settings import ModelRun, TokenizeSettings
+from training.distributed import gathered
 from training.model import GPT2, padded_vocab_size
 from training.plan import Plan
 from training.tensors import place, plain, true_shape
@@ -49,6 +50,8 @@ class Progress:
     """Optimiser steps done."""
     consumed_samples: int
     """Samples of the training order used up."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """What `training.guard` remembers."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def save(
             "format": FORMAT,
             "iteration": progress.iteration,
             "consumed_samples": progress.consumed_samples,
+            "guard": progress.guard,
             "vocab_size": run.model.vocab_size,
             "padded_vocab_size": padded_vocab_size(run.model.vocab_size, run.parallel.tensor),
             "model": run.model.model_dump(mode="json"),
@@ -186,7 +190,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest(
             path=folder,
-            progress=Progress(raw["iteration"], raw["consumed_samples"]),
+            progress=Progress(raw["iteration"], raw["consumed_samples"], raw.get("guard", {})),
             run=ModelRun.model_validate({key: raw[key] for key in ("model", "parallel", "train")}),
             tokenize=TokenizeSettings.model_validate(raw["tokenize"]),
             data=raw["data"],
@@ -219,7 +223,7 @@ def newest(run_folder: Path) -> Manifest | None:
     A collective call: ranks share the reading and agree on the answer. None where there is no complete checkpoint.
     """
     rank, size = _rank(), _size()
-    for folder in _gathered(iterations(run_folder))[0]:  # rank 0's list: a network folder may look different elsewhere
+    for folder in gathered(iterations(run_folder))[0]:  # rank 0's list: a network folder may look different elsewhere
         problem = ""
         manifest: Manifest | None = None
         try:
@@ -227,7 +231,7 @@ def newest(run_folder: Path) -> Manifest | None:
             verify(manifest, slice(rank, None, size))
         except CheckpointError as error:
             problem = str(error)
-        problems: list[str] = _gathered(problem)
+        problems: list[str] = gathered(problem)
         if manifest is not None and not any(problems):
             return manifest
         if rank == 0:
@@ -300,15 +304,6 @@ def _barrier() -> None:
         dist.barrier()
 
 
-def _gathered(value: Any) -> list[Any]:
-    """`value` of every rank."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -321,4 +316,4 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
         name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
         for name in names[_rank() :: _size()]
     }
-    return {name: digest for part in _gathered(mine) for name, digest in sorted(part.items())}
+    return {name: digest for part in gathered(mine) for name, digest in sorted(part.items())}

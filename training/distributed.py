@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError, JobError, ToolkitError
 from common.files import write_text
@@ -138,6 +138,17 @@ def started(launch: Launch, folder: Path) -> Iterator[World]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def gathered(value: Any) -> list[Any]:
+    """`value` of every rank, in order (a collective call)."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _choose_device(launch: Launch) -> "torch.device":

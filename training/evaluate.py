@@ -50,7 +50,7 @@ def evaluate(model: "GPT2", samples: "Samples") -> dict[str, Any]:
     import torch
 
     from training.model import summed_loss
-    from training.pipeline import autocast
+    from training.precision import autocast
     from training.validation import sum_of_losses
 
     tail = samples.tail()
@@ -111,7 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_dataset(data: Path) -> bool:
-    return data.with_name(data.name + ".idx").is_file()
+    from corpus.index import suffixed
+
+    return suffixed(data, ".idx").is_file()
 
 
 def _check_data(data: Path, part: str) -> None:

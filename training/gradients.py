@@ -28,10 +28,10 @@ def settle(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> N
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
             parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    if mesh is None or mesh["pp"].size() == 1 or TIED not in parameters:
+    stages = _pipeline(mesh)
+    if stages is None or TIED not in parameters:
         return
-    rank, size = mesh.get_local_rank("pp"), mesh["pp"].size()
-    other = dist.get_global_rank(mesh.get_group("pp"), size - 1 - rank)
+    other = dist.get_global_rank(stages.get_group(), stages.size() - 1 - stages.get_local_rank())
     mine = local(parameters[TIED].grad)  # type: ignore[arg-type]
     theirs = torch.empty_like(mine)
     operations = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
@@ -40,18 +40,32 @@ def settle(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> N
     mine += theirs
 
 
-def clip(parameters: Mapping[str, nn.Parameter], largest: float, mesh: DeviceMesh | None) -> Tensor:
-    """Scale the gradients down to a norm of `largest` over the whole model, where it is more; returns the norm.
+def unscale(parameters: Mapping[str, nn.Parameter], scale: float) -> None:
+    """Divide all gradients by the loss scale."""
+    if scale != 1:
+        for parameter in parameters.values():
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(1 / scale)
 
-    A collective call; the result is a plain tensor, equal on all ranks.
-    """
-    pipelined = mesh is not None and mesh["pp"].size() > 1
-    repeated = pipelined and mesh is not None and mesh.get_local_rank("pp") > 0  # the last stage's copy counts once
+
+def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> Tensor:
+    """The 2-norm of the whole model's gradient (a collective call): a plain tensor, equal on all ranks."""
+    stages = _pipeline(mesh)
+    repeated = stages is not None and stages.get_local_rank() > 0  # the last stage's copy counts once
     counted = [p.grad for name, p in parameters.items() if p.grad is not None and not (repeated and name == TIED)]
     norm = plain(torch.nn.utils.get_total_norm(counted))
-    if pipelined and mesh is not None:
+    if stages is not None:
         squared = norm**2
-        dist.all_reduce(squared, group=mesh.get_group("pp"))
+        dist.all_reduce(squared, group=stages.get_group())
         norm = squared.sqrt()
-    torch.nn.utils.clip_grads_with_norm_(parameters.values(), largest, norm)
     return norm
+
+
+def clip(parameters: Mapping[str, nn.Parameter], largest: float, norm: Tensor) -> None:
+    """Scale the gradient, whose global norm is `norm`, to a norm of at most `largest`."""
+    torch.nn.utils.clip_grads_with_norm_(parameters.values(), largest, norm)
+
+
+def _pipeline(mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """The axis of pipeline stages; None where there is one stage."""
+    return mesh["pp"] if mesh is not None and mesh["pp"].size() > 1 else None

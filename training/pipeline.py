@@ -9,7 +9,6 @@ process (Narayanan et al. 2021), where stage i is on process i modulo their numb
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,14 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from common.settings import ModelRun
 from training.batches import Batch
 from training.model import GPT2, summed_loss
+from training.precision import autocast
 from training.tensors import local
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The precision of the matrix products; parameters stay float32."""
-    if precision == "auto":
-        precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:

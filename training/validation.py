@@ -8,7 +8,7 @@ import torch
 from common.workers import threaded_map
 from training.batches import BatchForm, Readable, read_batch
 from training.model import GPT2, summed_loss
-from training.pipeline import autocast
+from training.precision import autocast
 
 
 @torch.no_grad()

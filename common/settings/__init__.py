@@ -22,10 +22,12 @@ from common.settings.training import (
     ClusterSettings,
     DataSettings,
     GenerateSettings,
+    LogSettings,
     ModelRun,
     ModelSettings,
     ParallelSettings,
     TrainSettings,
+    WatchSettings,
 )
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "DedupSettings",
     "GenerateSettings",
     "GopherSettings",
+    "LogSettings",
     "ModelRun",
     "ModelSettings",
     "ParallelSettings",
@@ -47,5 +50,6 @@ __all__ = [
     "TokenizeSettings",
     "TrainSettings",
     "TrainTokenizerSettings",
+    "WatchSettings",
     "closest",
 ]

@@ -88,6 +88,13 @@ class TrainSettings(Section):
     """Learning rate at the end of the cosine, and after it."""
     warmup: Share = 0.01
     """Share of the iterations over which the learning rate rises."""
+    warmup_iterations: Annotated[int, Field(ge=0)] = 0
+    """Iterations over which the learning rate rises. 0: the share above."""
+    lr_decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
+    """How the learning rate falls after the warm-up: to min_lr at decay_iterations, not at all, or with the inverse
+    square root of the iteration, never below min_lr."""
+    decay_iterations: Annotated[int, Field(ge=0)] = 0
+    """Iteration at which min_lr is reached; it is held from there on. 0: the last one."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW decay of matrices; none on biases and LayerNorm."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -101,8 +108,15 @@ class TrainSettings(Section):
     products and attention, full everything inside a layer."""
     compile: bool | None = None
     """torch.compile for every layer; leave out for: on GPUs."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 autocast on GPUs that have it, else float32; parameters are always float32."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the matrix products; parameters, their gradients and moments are always float32. auto: bfloat16 on GPUs that
+    have it, else float32."""
+    initial_loss_scale: PositiveFloat = 2.0**32
+    """float16: what the loss is multiplied by at first. It halves at overflows and doubles when there were none."""
+    loss_scale_window: PositiveInt = 1000
+    """float16: steps without an overflow after which the loss scale doubles."""
+    hysteresis: PositiveInt = 2
+    """float16: overflows before the loss scale halves."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Seed of the initial weights, dropout and data order."""
     split: str = "949,50,1"
@@ -121,6 +135,37 @@ class TrainSettings(Section):
     """Global batches in a validation run (the whole split where it is smaller)."""
     save_interval: PositiveInt = 1000
     """Iterations between two checkpoints; one more is written at the end."""
+    async_save: bool = False
+    """Write checkpoints while training goes on, from a copy in the CPU's memory."""
+    keep_last: Annotated[int, Field(ge=0)] = 0
+    """Newest checkpoints to keep, older ones are removed. 0: all."""
+    keep_every: Annotated[int, Field(ge=0)] = 0
+    """Checkpoints of every such iteration are kept for good, whatever keep_last says. 0: none."""
+
+
+class WatchSettings(Section):
+    """What the trainer looks out for while nobody watches."""
+
+    non_finite: Literal["stop", "skip"] = "stop"
+    """What to do at a loss or gradient that is NaN or infinite: stop before the weights are touched, or leave out that
+    step (ten in a row stop the run, too). float16 skips, and stops when its loss scale has come down to 1."""
+    spike: Annotated[float, Field(ge=0)] = 1.0
+    """Nats by which a loss must exceed the mean of the 100 before it to be called a spike. 0: no loss is."""
+    spike_reaction: Literal["warn", "skip", "stop"] = "warn"
+    """What to do at a spike: say so, leave out that step too, or stop before the weights are touched."""
+    silence_seconds: Annotated[float, Field(ge=0)] = 600
+    """Seconds without progress after which every process writes the stacks of its threads. 0: never."""
+
+
+class LogSettings(Section):
+    """Where a run's figures go besides its log and its CSV files."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files into RUN/tensorboard."""
+    wandb: str = ""
+    """Weights & Biases project; empty for none. WANDB_MODE=offline keeps everything on this machine."""
+    peak_tflops: Annotated[float, Field(ge=0)] = 0
+    """Dense peak of one device in TFLOP/s, what MFU is a share of. 0: known from the device's name, where it is."""
 
 
 class DataSettings(Section):
@@ -143,6 +188,12 @@ class ModelRun(Section):
     """Layout."""
     train: TrainSettings
     """Optimisation."""
+    finetune: Path | None = None
+    """Hugging Face folder of the GPT-2 whose weights training starts from, instead of random ones."""
+    watch: WatchSettings = WatchSettings()
+    """Reactions to numbers and processes that go wrong."""
+    log: LogSettings = LogSettings()
+    """Figures of the run."""
     time_limit_minutes: PositiveInt = 24 * 60
     """Wall-clock limit of one job."""
 
@@ -196,10 +247,8 @@ class ModelRun(Section):
                 "give two of the three, and the third follows"
             )
         whole = micro * accumulation * data
-        derived = {
-            "micro_batch_size": micro,
-            "global_batch_size": whole,
-        }  # so that a change of `data` leaves it the same
+        # accumulation stays as it was given: where it was not, it follows a change of `data` in a resolved file
+        derived = {"micro_batch_size": micro, "global_batch_size": whole}
         object.__setattr__(self, "train", train.model_copy(update=derived))  # frozen for everybody else
         rounds = max(1, accumulation // self.parallel.pipeline)
         if self.parallel.virtual_stages > 1 and accumulation % rounds:

@@ -23,8 +23,8 @@ from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
 from training.distributed import World
-from training.loop import open_session
 from training.plan import make_plan
+from training.session import open_session
 
 ALONE = World(0, 1, torch.device("cpu"))
 TOLERANCE = 1e-4

@@ -18,8 +18,9 @@ from training.blend import Blend
 from training.checkpoint import Manifest, Progress
 from training.data import Corpus, Samples
 from training.distributed import World
-from training.loop import Session, open_session, step_batches, train_step
 from training.plan import make_plan
+from training.session import Session, open_session
+from training.step import step_batches, train_step
 
 ALONE = World(0, 1, torch.device("cpu"))
 

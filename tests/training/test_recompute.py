@@ -7,9 +7,10 @@ import torch
 
 from tests.training.helpers import make_run, settings_of
 from training.distributed import World
-from training.loop import open_session, step_batches, train_step
 from training.plan import make_plan
 from training.recompute import recompute
+from training.session import open_session
+from training.step import step_batches, train_step
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -19,7 +20,7 @@ def course(folder: Path, dropout: float = 0.1, **train: object) -> list[float]:
     config = make_run(folder, model={"dropout": dropout}, train=train)
     session = open_session(make_plan(settings_of(config), "tiny"), ALONE)
     batches = step_batches(session, 0)
-    return [float(train_step(session, iteration, next(batches), 0.01)[0]) for iteration in (1, 2, 3)]
+    return [train_step(session, iteration, next(batches), 0.01).loss for iteration in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("kind", ["selective", "full"])

@@ -7,9 +7,10 @@ import torch
 
 from tests.training.helpers import make_run, settings_of
 from training.distributed import World
-from training.loop import open_session, step_batches, train_step, validation_loss
-from training.pipeline import autocast
 from training.plan import make_plan
+from training.precision import autocast
+from training.session import open_session
+from training.step import step_batches, train_step, validation_loss
 from training.validation import sum_of_losses
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -20,7 +21,7 @@ def losses(config: Path, validate: bool) -> list[float]:
     seen = []
     steps = step_batches(session, 0)
     for iteration in (1, 2, 3):
-        seen.append(float(train_step(session, iteration, next(steps), 0.01)[0]))
+        seen.append(train_step(session, iteration, next(steps), 0.01).loss)
         if validate:
             validation_loss(session, 5)
     return seen

@@ -14,9 +14,10 @@ from tests.training.helpers import settings_of
 from training import checkpoint
 from training.checkpoint import Progress
 from training.distributed import World, read_launch, started
-from training.loop import open_session, step_batches, train_step, validation_loss
 from training.optimizer import learning_rate
 from training.plan import make_plan
+from training.session import open_session
+from training.step import step_batches, train_step, validation_loss
 
 
 class Collectives(TorchDispatchMode):
@@ -48,9 +49,9 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
     for iteration in range(progress.iteration + 1, train.iterations + 1):
         rate = learning_rate(iteration - 1, train)
         with Collectives() if iteration == train.iterations else nullcontext() as counter:
-            loss, norm = train_step(session, iteration, next(batches), rate)
-        seen["loss"].append(float(loss))
-        seen["norm"].append(float(norm))
+            step = train_step(session, iteration, next(batches), rate)
+        seen["loss"].append(step.loss)
+        seen["norm"].append(step.grad_norm)
         progress = Progress(iteration, progress.consumed_samples + train.global_batch_size)
         if iteration == save_at:
             checkpoint.save(folder, session.parameters, session.optimizer, progress, plan)

@@ -1,0 +1,51 @@
+"""What one process holds while it trains, built in the layout of the plan."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from training.distributed import World
+from training.optimizer import make_optimizer
+from training.parallel import build_model, make_mesh, named_parameters
+from training.pipeline import Pipeline, Stage
+from training.plan import Plan
+from training.randomness import RandomStreams
+
+
+@dataclass
+class Session:
+    """Everything one process holds while it trains."""
+
+    plan: Plan
+    world: World
+    mesh: DeviceMesh | None
+    stages: list[Stage]
+    pipeline: Pipeline | None
+    parameters: dict[str, nn.Parameter]
+    """The parameters of this process, by name, as the optimiser has them."""
+    optimizer: torch.optim.AdamW
+    streams: RandomStreams
+
+    @property
+    def data_rank(self) -> int:
+        """This process' place on the data-parallel axis."""
+        return self.mesh.get_local_rank("dp") if self.mesh else 0
+
+
+def open_session(plan: Plan, world: World) -> Session:
+    """Build the model, its optimiser and its random streams in the plan's layout (a collective call)."""
+    run, parallel = plan.run, plan.run.parallel
+    mesh = make_mesh(parallel, world.device.type)
+    stages = build_model(run, mesh, world.device)
+    pipeline = Pipeline(stages, run, mesh, world.device) if mesh and parallel.pipeline > 1 else None
+    ranks = tuple(mesh.get_local_rank(axis) for axis in ("pp", "dp", "tp")) if mesh else (0, 0, 0)
+    own = ranks if parallel.sequence_parallel else ranks[:2]
+    streams = RandomStreams(run.train.seed, own, world.device)
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        for stage in stages:
+            streams.attach(stage, ranks[2])
+    parameters = named_parameters(stages)
+    optimizer = make_optimizer(parameters.values(), run.train)
+    return Session(plan, world, mesh, stages, pipeline, parameters, optimizer, streams)
