@@ -97,8 +97,7 @@ def run_training(settings: dict[str, Any], name: str, folder: str) -> None:
     os.chdir(folder)
 
     def main() -> int:
-        train(validate(settings, "submitted configuration"), name)
-        return 0
+        return train(validate(settings, "submitted configuration"), name)
 
     if code := cli.run(main):
         sys.exit(code)  # so that Slurm calls the job FAILED

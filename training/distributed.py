@@ -56,6 +56,8 @@ class World:
     rank: int
     size: int
     device: "torch.device"
+    job: str = "single"
+    """`Launch.key`."""
 
 
 def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
@@ -111,7 +113,7 @@ def started(launch: Launch, folder: Path) -> Iterator[World]:
 
     device = _choose_device(launch)
     if launch.size == 1:
-        yield World(0, 1, device)
+        yield World(0, 1, device, launch.key)
         return
     if launch.nodes == 1 and "lo" in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's host name often resolves to nowhere
@@ -127,7 +129,7 @@ def started(launch: Launch, folder: Path) -> Iterator[World]:
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        yield World(launch.rank, launch.size, device)
+        yield World(launch.rank, launch.size, device, launch.key)
     except RuntimeError as error:
         # NCCL's errors have a class of their own, gloo's are told by the source file they name.
         if isinstance(error, dist.DistError) or "/gloo/" in str(error):

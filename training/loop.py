@@ -11,14 +11,17 @@ from common.settings import Settings
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.diagnosis import first_non_finite
-from training.distributed import World, one_voice
+from training.distributed import World, gathered, one_voice
 from training.guard import Guard
+from training.heartbeat import Heartbeat
 from training.journal import Journal
 from training.optimizer import learning_rate
+from training.owner import Owner
 from training.plan import Plan
 from training.saver import Saver
 from training.session import Session, open_session
 from training.step import step_batches, train_step, validation_loss
+from training.stop import LEAVE, SAVE, Stop
 
 
 def run_training(settings: Settings, plan: Plan, world: World) -> bool:
@@ -38,26 +41,31 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             _write_done(folder, newest)
         return True
 
+    owner = Owner(folder, world.rank, world.job)
+    owner.take()
     if world.rank == 0:
         print(plan, flush=True)
         write_settings(settings, folder / "settings.yaml")
         (folder / "done.json").unlink(missing_ok=True)  # more iterations were asked for: it is not done any more
-    session = open_session(plan, world)
-    progress = Progress(0, 0)
-    if newest is not None:
-        checkpoint.load(newest, session.parameters, session.optimizer)
-        progress = newest.progress
-        if world.rank == 0:
-            print(f"resumed from {newest.path}", flush=True)
-    with one_voice(world.rank):
-        progress, last = _iterate(session, folder, progress)
+    with Stop(folder, owner) as stop, Heartbeat(folder, world.rank, plan.run.watch.silence_seconds) as heartbeat:
+        session = open_session(plan, world)
+        progress = Progress(0, 0)
+        if newest is not None:
+            checkpoint.load(newest, session.parameters, session.optimizer)
+            progress = newest.progress
+            if world.rank == 0:
+                print(f"resumed from {newest.path}", flush=True)
+        progress, last = _iterate(session, folder, progress, stop, heartbeat)
     done = progress.iteration >= train.iterations
     if done and world.rank == 0:
         _write_done(folder, checkpoint.read_manifest(last))
+    owner.leave()
     return done
 
 
-def _iterate(session: Session, folder: Path, progress: Progress) -> tuple[Progress, Path]:
+def _iterate(
+    session: Session, folder: Path, progress: Progress, stop: Stop, heartbeat: Heartbeat
+) -> tuple[Progress, Path]:
     """Iterate, report, validate and save until the last iteration, or until asked to stop."""
     run, train, valid = session.plan.run, session.plan.run.train, session.plan.valid
     guard = Guard(run, progress.guard)
@@ -68,25 +76,37 @@ def _iterate(session: Session, folder: Path, progress: Progress) -> tuple[Progre
         closing(step_batches(session, progress.consumed_samples)) as steps,
     ):
         for iteration in range(progress.iteration + 1, train.iterations + 1):
+            heartbeat.beat(iteration, "data")
             asked = time.perf_counter()
             batches = next(steps)
             waited = time.perf_counter() - asked
+            heartbeat.beat(iteration, "step")
             rate = learning_rate(iteration - 1, train)
-            step = train_step(session, iteration, batches, rate, guard.scale, guard.accepts)
-            guard.check(iteration, partial(first_non_finite, session, batches))
+            step = train_step(session, iteration, batches, rate, guard.scale, guard.accepts, stop.wanted())
+            with one_voice(session.world.rank):
+                if step.stop == LEAVE:
+                    raise stop.owner.gone()
+                guard.check(iteration, partial(first_non_finite, session, batches))
             progress = Progress(iteration, progress.consumed_samples + train.global_batch_size, guard.state())
             journal.step(step, rate, waited)
             if guard.spike:
                 journal.say(f"warning: iteration {iteration}: {guard.spike}")
 
-            last = iteration == train.iterations
-            if last or iteration % train.log_interval == 0:
+            ends = iteration == train.iterations or step.stop == SAVE
+            if ends or iteration % train.log_interval == 0:
                 journal.report(progress, guard)
             with journal.pause():
-                if validation_samples and (last or iteration % train.eval_interval == 0):
+                if validation_samples and (iteration == train.iterations or iteration % train.eval_interval == 0):
+                    heartbeat.beat(iteration, "validation")
                     journal.validated(progress, validation_loss(session, validation_samples))
-                if last or iteration % train.save_interval == 0:
+                if ends or iteration % train.save_interval == 0:
+                    heartbeat.beat(iteration, "save")
                     saver.save(progress)
+            if step.stop == SAVE:
+                reasons = " and ".join(sorted({reason for reason in gathered(stop.reason) if reason}))
+                journal.say(f"asked to stop by {reasons}: stopped after iteration {iteration}; start again to go on")
+                stop.followed()
+                break
     assert saver.newest is not None
     return progress, saver.newest
 

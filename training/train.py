@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
 
 Results are in <run>/models/<name>: iter_* checkpoints, train.csv, valid.csv, settings.yaml, done.json at the end. The
-same command continues a run that was stopped, from its newest complete checkpoint.
+same command continues a run that was stopped, from its newest complete checkpoint. SIGTERM, SIGUSR2 or a file named
+`stop` in that folder end it after the step in hand, with a checkpoint and exit code 75: start it again.
 """
 
 import sys
@@ -16,10 +17,14 @@ from common.config import load_settings
 from common.settings import Settings
 from training.distributed import check_world_size, one_voice, read_launch, started
 from training.plan import make_plan
+from training.stop import RESUME_ME
 
 
-def train(settings: Settings, name: str) -> None:
-    """Train the model `name`; every process of the job calls this, and finds out itself which one it is."""
+def train(settings: Settings, name: str) -> int:
+    """Train the model `name`; every process of the job calls this, and finds out itself which one it is.
+
+    Returns the exit code: 0, or RESUME_ME where the run was asked to stop before its end.
+    """
     launch = read_launch()
     folder = settings.run_folder(name)
     with one_voice(launch.rank):
@@ -29,7 +34,7 @@ def train(settings: Settings, name: str) -> None:
     from training.loop import run_training  # torch, seconds of import: after everything that can be wrong without it
 
     with started(launch, folder) as world:
-        run_training(settings, plan, world)
+        return 0 if run_training(settings, plan, world) else RESUME_ME
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with one_voice(read_launch().rank):
         settings = load_settings(arguments.config, arguments.overrides, model=arguments.model)
-    train(settings, arguments.model)
-    return 0
+    return train(settings, arguments.model)
 
 
 if __name__ == "__main__":
