@@ -9,17 +9,27 @@ from torch import nn
 
 from common.settings import TrainSettings
 
+_FUSED = ("cpu", "cuda")  # devices with AdamW in one kernel
+
 
 def learning_rate(iteration: int, train: TrainSettings) -> float:
-    """The rate of 0-based `iteration`: linear warm-up to `lr`, cosine to `min_lr`, which is then held.
+    """The rate of 0-based `iteration`: a linear rise to `lr`, then `lr_decay`; it never rises again.
 
-    The cosine runs over the iterations after the warm-up, so it ends at `min_lr` exactly at the last one.
+    Cosine and line span the iterations after the warm-up, so that they are at `min_lr` exactly at the last one. The
+    inverse square root, Megatron-LM's, goes through `lr` at the end of the warm-up; it is cut off after the last one.
     """
-    warmup = round(train.warmup * train.iterations)
+    warmup = train.warmup_end
     if iteration < warmup:
         return train.lr * (iteration + 1) / warmup
-    progress = min(1.0, (iteration - warmup) / max(1, train.iterations - 1 - warmup))
-    return train.min_lr + (train.lr - train.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+    if train.lr_decay == "constant":
+        return train.lr
+    if iteration >= train.decay_end:
+        return train.min_lr
+    if train.lr_decay == "inverse_sqrt":
+        return max(train.min_lr, train.lr * math.sqrt(max(1, warmup) / (iteration + 1)))
+    progress = (iteration - warmup) / max(1, train.decay_end - 1 - warmup)
+    left = 1 - progress if train.lr_decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return train.min_lr + (train.lr - train.min_lr) * left
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.AdamW:
@@ -38,7 +48,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> 
         betas=train.betas,
         eps=train.eps,
         weight_decay=train.weight_decay,
-        fused=True,
+        fused=all(parameter.device.type in _FUSED for parameter in parameters),
     )
     for parameter in parameters:
         optimizer.state[parameter] = {

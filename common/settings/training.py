@@ -85,16 +85,16 @@ class TrainSettings(Section):
     lr: PositiveFloat = 1.5e-4
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-5
-    """Learning rate at the end of the cosine, and after it."""
+    """Least learning rate after the warm-up, at most lr."""
     warmup: Share = 0.01
     """Share of the iterations over which the learning rate rises."""
     warmup_iterations: Annotated[int, Field(ge=0)] = 0
     """Iterations over which the learning rate rises. 0: the share above."""
     lr_decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
-    """How the learning rate falls after the warm-up: to min_lr at decay_iterations, not at all, or with the inverse
-    square root of the iteration, never below min_lr."""
+    """How the learning rate falls after the warm-up: to min_lr at decay_iterations, not at all, or as
+    lr x sqrt(warm-up / iteration), never below min_lr."""
     decay_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iteration at which min_lr is reached; it is held from there on. 0: the last one."""
+    """Iteration at which cosine and linear are down to min_lr; behind it inverse_sqrt is, too. 0: the last one."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW decay of matrices; none on biases and LayerNorm."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -141,6 +141,29 @@ class TrainSettings(Section):
     """Newest checkpoints to keep, older ones are removed. 0: all."""
     keep_every: Annotated[int, Field(ge=0)] = 0
     """Checkpoints of every such iteration are kept for good, whatever keep_last says. 0: none."""
+
+    @property
+    def warmup_end(self) -> int:
+        """Iterations of the warm-up."""
+        return self.warmup_iterations or round(self.warmup * self.iterations)
+
+    @property
+    def decay_end(self) -> int:
+        """Iterations after which the rate is min_lr for good."""
+        return self.decay_iterations or self.iterations
+
+    @model_validator(mode="after")
+    def _rates_fall(self) -> Self:
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; give one that is lr at most")
+        if self.decay_iterations and self.lr_decay == "constant":
+            raise ValueError(f"decay_iterations {self.decay_iterations}, but lr_decay constant has no end; remove one")
+        if 0 < self.decay_iterations < self.warmup_end:
+            raise ValueError(
+                f"decay_iterations {self.decay_iterations} is before the end of the warm-up, "
+                f"{self.warmup_end} iterations; raise it, or shorten the warm-up"
+            )
+        return self
 
 
 class WatchSettings(Section):
