@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -43,7 +44,9 @@ def write_corpus(prefix: Path, documents: list[np.ndarray], vocab_size: int | No
             writer.add_document(document)
 
 
-def write_config(folder: Path, model: dict[str, Any], parallel: dict[str, Any], train: dict[str, Any]) -> Path:
+def write_config(
+    folder: Path, model: dict[str, Any], parallel: dict[str, Any], train: dict[str, Any], **others: Any
+) -> Path:
     """A configuration file with one model, `tiny`, whose results go to `folder`."""
     tiny = {
         "model": {"n_layer": 2, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY, **model},
@@ -59,6 +62,7 @@ def write_config(folder: Path, model: dict[str, Any], parallel: dict[str, Any], 
             "eval_batches": 1,
             **train,
         },
+        **others,
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
@@ -66,9 +70,9 @@ def write_config(folder: Path, model: dict[str, Any], parallel: dict[str, Any], 
     return path
 
 
-def make_run(folder: Path, *, documents: int = 60, **sections: dict[str, Any]) -> Path:
+def make_run(folder: Path, *, documents: int = 60, **sections: Any) -> Path:
     """A corpus and a configuration for it; returns the configuration's path."""
-    config = write_config(folder, sections.get("model", {}), sections.get("parallel", {}), sections.get("train", {}))
+    config = write_config(folder, **{"model": {}, "parallel": {}, "train": {}, **sections})
     write_corpus(load_settings(config).dataset_prefix, byte_documents(documents))
     return config
 
@@ -110,26 +114,61 @@ def _task(rank: int, size: int, module: str, arguments: list[str], output: Path)
     sys.exit(run_main(importlib.import_module(module).main, *arguments))
 
 
-def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
-    """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder)
+class Job:
+    """A command running as the `size` tasks of one job; what is left of it is killed at the end of `with`."""
+
+    def __init__(self, size: int, module: str, *arguments: object) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._output = Path(self._folder.name)
         words = [str(argument) for argument in arguments]
-        tasks = [_PROCESSES.Process(target=_task, args=(rank, size, module, words, output)) for rank in range(size)]
-        for task in tasks:
+        self.tasks = [
+            _PROCESSES.Process(target=_task, args=(rank, size, module, words, self._output)) for rank in range(size)
+        ]
+
+    def __enter__(self) -> "Job":
+        for task in self.tasks:
             task.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.signal(signal.SIGKILL)
+        for task in self.tasks:
+            task.join()
+        self._folder.cleanup()
+
+    def signal(self, number: int, *ranks: int) -> None:
+        """Send a signal to some ranks, or to all."""
+        for task in [self.tasks[rank] for rank in ranks] or self.tasks:
+            if task.pid is not None and task.is_alive():
+                os.kill(task.pid, number)
+
+    def wait(self, timeout: float = 120) -> list[Finished]:
+        """How each task ended; one that hangs has no return code."""
         deadline = time.monotonic() + timeout
         results = []
-        for rank, task in enumerate(tasks):
+        for rank, task in enumerate(self.tasks):
             task.join(max(0.0, deadline - time.monotonic()))
-            texts = [
-                path.read_text() if (path := output / f"{rank}.{name}").exists() else "" for name in ("out", "err")
-            ]
-            results.append(Finished(task.exitcode, *texts))
-        for task in tasks:
-            task.kill()
-            task.join()
-    return results
+            results.append(Finished(task.exitcode, self.said(rank, "out"), self.said(rank, "err")))
+        return results
+
+    def said(self, rank: int, stream: str) -> str:
+        """What a task has written to `out` or `err` so far."""
+        path = self._output / f"{rank}.{stream}"
+        return path.read_text() if path.exists() else ""
+
+
+def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
+    """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
+    with Job(size, module, *arguments) as job:
+        return job.wait(timeout)
+
+
+def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
+    """Look until something is so."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
 
 
 def launch_ok(size: int, module: str, *arguments: object) -> list[Finished]:
