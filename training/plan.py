@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from common.errors import ConfigError, InputError
 from common.settings import ModelRun, Settings, TokenizeSettings
 from training.blend import Blend
-from training.data import Corpus, Samples, split_documents
+from training.data import PARTS, Corpus, Samples, split_documents
 
 if TYPE_CHECKING:
     from training.batches import BatchForm
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model's settings, the data they will be trained and validated on, and how its tokens were made."""
+    """A model's settings, the data it will be trained, validated and tested on, and how its tokens were made."""
 
     name: str
     run: ModelRun
     tokenize: TokenizeSettings
     train: Blend
     valid: Blend
+    test: Blend | None
+    """None where a corpus has not even one sample of it."""
 
     @property
     def form(self) -> "BatchForm":
@@ -76,7 +78,8 @@ class Plan:
         table: list[tuple[str, ...]] = [
             ("data", "part", "share", "documents", "tokens", "samples", "of the run", "epochs")
         ]
-        for name, blend in (("train", self.train), ("valid", self.valid)):
+        parts = {"train": self.train, "valid": self.valid} | ({"test": self.test} if self.test else {})
+        for name, blend in parts.items():
             for corpus, part in enumerate(blend.parts):
                 share = f"{blend.weights[corpus] / blend.period:.1%}"
                 row = (
@@ -89,10 +92,11 @@ class Plan:
                 run = (_thousands(taken), f"{taken / part.per_epoch:.2f}") if name == "train" else ("", "")
                 table.append((*row, *run))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return [
+        lines = [
             "  ".join(f"{cell:{'<' if place < 2 else '>'}{widths[place]}}" for place, cell in enumerate(row)).rstrip()
             for row in table
         ]
+        return lines if self.test else [*lines, f"no test part: train.split {self.run.train.split} leaves no sample"]
 
 
 def _thousands(number: int) -> str:
@@ -102,14 +106,14 @@ def _thousands(number: int) -> str:
 def make_plan(settings: Settings, name: str) -> Plan:
     """Open the corpora and check them against the model `name`.
 
-    Raises InputError or ConfigError when a corpus is absent, too small for one sample, made with another vocabulary,
-    or split so that nothing is left for a part.
+    Raises InputError or ConfigError when a corpus is absent, made with another vocabulary, or split so that a part gets
+    no document, or training and validation not one sample. A test part may be smaller: it is for the record alone.
     """
     try:
         run, datasets = settings.model_run(name), settings.datasets(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    parts: dict[str, list[Samples]] = {"train": [], "valid": []}
+    parts: dict[str, list[Samples]] = {part: [] for part in PARTS}
     ends: dict[int, Path] = {}
     for source in datasets:
         corpus = Corpus.open(source.prefix)
@@ -119,13 +123,13 @@ def make_plan(settings: Settings, name: str) -> Plan:
                 corpus.check_end_of_text(f"models.{name}.train.{key}")
         ends.setdefault(corpus.end_of_text, source.prefix)
         for part, documents in split_documents(run.train.split, corpus.documents, source.prefix).items():
-            if part in parts:
-                samples = Samples(corpus, documents, run.model.seq_len, run.train.seed if part == "train" else None)
-                if documents:
-                    samples.require_one(part)
-                parts[part].append(samples)
+            samples = Samples(corpus, documents, run.model.seq_len, run.train.seed if part == "train" else None)
+            if documents and part != "test":
+                samples.require_one(part)
+            parts[part].append(samples)
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
         raise InputError(f"{closing} close their documents: one model needs one vocabulary")
     weights = [source.weight for source in datasets]
-    return Plan(name, run, settings.tokenize, Blend(parts["train"], weights), Blend(parts["valid"], weights))
+    train, valid, test = (Blend(parts[part], weights) for part in PARTS)
+    return Plan(name, run, settings.tokenize, train, valid, test if test.per_epoch else None)

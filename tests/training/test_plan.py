@@ -44,7 +44,25 @@ def test_a_table_says_what_the_run_makes_of_each_corpus(tmp_path: Path, corpora:
         samples = (tokens - 1) // 16
         numbers = [documents, tokens, samples, taken]
         assert row == [str(prefix), "train", share, *(f"{n:,}" for n in numbers), f"{taken / samples:.2f}"]
-    assert [row[:4] for row in valid] == [[str(books), "valid", "75.0%", "2"], [str(web), "valid", "25.0%", "10"]]
+    assert [row[:4] for row in valid] == [
+        [str(prefix), part, *rest]
+        for part in ("valid", "test")
+        for prefix, rest in ((books, ["75.0%", "2"]), (web, ["25.0%", "10"]))
+    ]
+
+
+def test_the_test_part_is_the_last_documents_in_their_own_order(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
+    test = blended(tmp_path, (corpora[0], 1), split="90,5,5").test
+    assert test is not None
+    assert np.array_equal(test.sample(0), np.concatenate(byte_documents(40)[-2:])[:17])
+
+
+@pytest.mark.parametrize("split", ["90,10,0", "39,0,1"])
+def test_a_run_without_one_whole_test_sample_has_no_test_part_and_says_so(tmp_path: Path, split: str) -> None:
+    write_corpus(tmp_path / "web", [*byte_documents(39), np.array([1, 2, 256], np.uint16)])
+    plan = blended(tmp_path, (tmp_path / "web", 1), split=split)
+    assert plan.test is None
+    assert str(plan).splitlines()[-1] == f"no test part: train.split {split} leaves no sample"
 
 
 def test_the_validation_of_a_blend_ends_before_a_corpus_is_seen_twice(
