@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.errors import CheckpointError
-from training.hf import PREFIX, read_settings
+from training.hf import PREFIX
+from training.hf_config import read_settings
 from training.model import GPT2
 
 TOLERANCE = 1e-4  # largest difference allowed, relative to the largest logit: float32 sums in another order

@@ -8,7 +8,7 @@ from torch import Tensor
 from common.errors import InputError
 from common.settings import ModelSettings, TokenizeSettings
 from common.tokenizer import Tokenizer, vocabulary_files
-from training import checkpoint, hf
+from training import checkpoint, hf, hf_config
 from training.model import GPT2
 
 
@@ -35,7 +35,7 @@ def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
 
     Raises CheckpointError when the folder is neither a Hugging Face GPT-2 nor holds a complete checkpoint.
     """
-    if hf.is_folder(path):
+    if hf_config.is_folder(path):
         settings, weights = hf.read_folder(path)
         tokenizer = hf.read_tokenizer(path)
     else:

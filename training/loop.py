@@ -12,6 +12,7 @@ from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.diagnosis import first_non_finite
 from training.distributed import World, gathered, one_voice
+from training.finetune import load_start
 from training.guard import Guard
 from training.heartbeat import Heartbeat
 from training.journal import Journal
@@ -55,6 +56,9 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             progress = newest.progress
             if world.rank == 0:
                 print(f"resumed from {newest.path}", flush=True)
+        elif plan.run.finetune is not None:
+            with one_voice(world.rank):
+                load_start(session.parameters, plan.run, plan.name, plan.run.finetune)
         progress, last = _iterate(session, folder, progress, stop, heartbeat)
     done = progress.iteration >= train.iterations
     if done and world.rank == 0:

@@ -8,6 +8,7 @@ from common.errors import ConfigError, InputError
 from common.settings import ModelRun, Settings, TokenizeSettings
 from training.blend import Blend
 from training.data import PARTS, Corpus, Samples, split_documents
+from training.finetune import check_start
 
 if TYPE_CHECKING:
     from training.batches import BatchForm
@@ -44,6 +45,7 @@ class Plan:
             f"sequence {run.model.seq_len}",
             "parameters": f"{parameter_count(run.model):,} (vocabulary {run.model.vocab_size:,}; "
             f"{parameter_count(run.model, padded):,} padded to {padded:,})",
+            "start": f"weights of {run.finetune}" if run.finetune else f"random weights, seed {train.seed}",
             "layout": run.parallel.factors + self._layout_notes(),
             "batch": f"{train.micro_batch_size} micro x {run.accumulation} accumulation x {run.parallel.data} data = "
             f"{train.global_batch_size} samples = {train.global_batch_size * run.model.seq_len:,} tokens",
@@ -108,6 +110,7 @@ def make_plan(settings: Settings, name: str) -> Plan:
 
     Raises InputError or ConfigError when a corpus is absent, made with another vocabulary, or split so that a part gets
     no document, or training and validation not one sample. A test part may be smaller: it is for the record alone.
+    A run without a checkpoint yet must fit the model that it starts from, too.
     """
     try:
         run, datasets = settings.model_run(name), settings.datasets(name)
@@ -127,6 +130,8 @@ def make_plan(settings: Settings, name: str) -> Plan:
             if documents and part != "test":
                 samples.require_one(part)
             parts[part].append(samples)
+    if run.finetune is not None and not any(settings.run_folder(name).glob("iter_*/manifest.json")):
+        check_start(run, name, run.finetune)
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
         raise InputError(f"{closing} close their documents: one model needs one vocabulary")

@@ -125,6 +125,19 @@ def test_a_model_with_data_of_its_own_needs_no_corpus_and_one_beside_the_corpus_
     assert "models.tiny.data: books.idx: no such file; give the PREFIX" in result.stdout + result.stderr
 
 
+@pytest.mark.slow
+def test_a_model_that_starts_from_another_one_waits_for_its_merge(folder: Path) -> None:
+    write_corpus(folder / "books", byte_documents(3))
+    model = "{model: {n_layer: 1, n_head: 1, n_embd: 8}, train: {iterations: 1}, data: [{prefix: books, weight: 1}]"
+    (folder / "two.yaml").write_text(
+        f"run: results/two\ntrain_models: [second]\nmodels:\n  first: {model}}}\n"
+        f"  second: {model}, finetune: results/two/merged/first}}\n"
+    )
+    result = snakemake("-n", "train_second", "--configfile", "two.yaml", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert jobs(result.stdout) == {"merge": 1, "train": 2, "train_second": 1, "total": 4}
+
+
 def test_decontamination_is_planned_when_evaluation_sets_are_named(folder: Path) -> None:
     (folder / "set.jsonl").write_text("{}")
     result = snakemake("-n", "all", "--config", "decontaminate={files: [set.jsonl]}", cwd=folder)

@@ -13,6 +13,12 @@ rule train:
             for source in settings.datasets(wildcards.model)
             for suffix in ("bin", "idx")
         ],
+        # A model merged by this workflow, or one that is there already.
+        start=lambda wildcards: [
+            f"{folder}/config.json"
+            for folder in [settings.models[wildcards.model].finetune]
+            if folder is not None
+        ],
     output:
         done=RUN / "models/{model}/done.json",
     log:

@@ -1,0 +1,54 @@
+"""Starting a run from the weights of a Hugging Face GPT-2 instead of random ones (`models.NAME.finetune`).
+
+`check_start` needs no torch: the plan calls it before anything is computed. `load_start` fills any layout.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import CheckpointError, ConfigError
+from common.settings import ModelRun
+from training.hf_config import CONFIG, is_folder, read_settings, weight_files
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def check_start(run: ModelRun, name: str, folder: Path) -> None:
+    """ConfigError when the model `name` cannot start from `folder`: it must have its sizes, and no more positions.
+
+    Positions that a shorter seq_len has no use for are left out; dropout is the run's own.
+    """
+    key = f"models.{name}.finetune"
+    if not is_folder(folder):
+        raise ConfigError(
+            f"{key}: {folder / CONFIG}: no such file; give a Hugging Face folder (python -m convert.merge_mp makes one)"
+        )
+    try:
+        theirs = read_settings(folder)
+        weight_files(folder)
+    except CheckpointError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    for size in ("n_layer", "n_head", "n_embd", "vocab_size", "seq_len"):
+        wanted, found = getattr(run.model, size), getattr(theirs, size)
+        if wanted > found if size == "seq_len" else wanted != found:
+            most = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {found}"
+            raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
+
+
+def load_start(parameters: Mapping[str, "nn.Parameter"], run: ModelRun, name: str, folder: Path) -> None:
+    """Fill the parameters of this process, by name and in whatever layout; tensors are read one at a time.
+
+    Raises what `check_start` raises, or CheckpointError for a tensor that is no GPT-2's, on all ranks alike.
+    """
+    from training import hf
+    from training.tensors import place
+
+    check_start(run, name, folder)  # the plan does not where it sees a checkpoint, and that one may be damaged
+    tensors = hf.read_tensors(folder)
+    try:
+        for tensor, whole in hf.each_tensor(tensors, read_settings(folder), parameters):
+            place(parameters[tensor], whole[: len(parameters[tensor])])  # the first positions, where there are fewer
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None

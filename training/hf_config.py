@@ -1,0 +1,95 @@
+"""config.json of Hugging Face's GPT-2 folders: which ones our model can follow, and our own. No torch in here."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.errors import CheckpointError, InputError
+from common.files import read_json
+from common.settings import ModelSettings
+
+CONFIG = "config.json"
+
+# What config.json must say, apart from sizes, for our model to be the same function.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "tie_word_embeddings": (True,),
+    "add_cross_attention": (False,),
+}
+
+
+def config_of(model: ModelSettings, end_of_text: int | None) -> dict[str, Any]:
+    """The config.json of one of our models."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **{key: values[0] for key, values in _FIXED.items()},
+        "vocab_size": model.vocab_size,
+        "n_positions": model.seq_len,
+        "n_ctx": model.seq_len,
+        "n_embd": model.n_embd,
+        "n_layer": model.n_layer,
+        "n_head": model.n_head,
+        "n_inner": None,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), model.dropout),
+        "initializer_range": 0.02,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "dtype": "float32",
+    }
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` looks like a Hugging Face model folder."""
+    return (path / CONFIG).is_file()
+
+
+def read_settings(folder: Path) -> ModelSettings:
+    """The architecture in config.json; CheckpointError names the key that our GPT-2 cannot follow."""
+    path = folder / CONFIG
+    try:
+        config = read_json(path)
+    except InputError as error:
+        raise CheckpointError(str(error)) from None
+    for key, allowed in _FIXED.items():
+        if config.get(key, allowed[0]) not in allowed:
+            raise CheckpointError(
+                f"{path}: {key} is {config[key]!r}, only {' or '.join(map(repr, allowed))} is supported"
+            )
+    try:
+        width = config["n_embd"]
+        if config.get("n_inner") not in (None, 4 * width):
+            raise CheckpointError(f"{path}: n_inner is {config['n_inner']}, only 4 x n_embd = {4 * width} is supported")
+        return ModelSettings(
+            n_layer=config["n_layer"],
+            n_head=config["n_head"],
+            n_embd=width,
+            seq_len=config["n_positions"],
+            vocab_size=config["vocab_size"],
+            dropout=config.get("resid_pdrop", 0.1),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{path}: key {error} is missing") from None
+    except ValidationError as errors:
+        problem = errors.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise CheckpointError(f"{path}: {where}{': ' if where else ''}{problem['msg']}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: model.safetensors, or the parts that its index names; all of them exist."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise CheckpointError(f"{folder}: no model.safetensors; save the model with safetensors first")
+    parts = read_json(index).get("weight_map", {})
+    files = [folder / name for name in sorted(set(parts.values()))]
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{file}: no such file, but {index.name} names it")
+    return files
