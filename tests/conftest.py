@@ -21,6 +21,15 @@ SHARED = ROOT.parent / "shared" / "data"
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`@pytest.mark.gpu`: skip where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the job, cluster or proxy settings of the shell that runs it."""

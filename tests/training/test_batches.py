@@ -52,8 +52,6 @@ def test_the_options_are_those_of_a_loop_over_the_tokens(tokens: list[int]) -> N
 
 @pytest.mark.gpu
 def test_pinned_batches_reach_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     form = BatchForm(END, reset_position_ids=True, pinned=True)
     batch = read_batch(samples_of(list(range(40)), 8), form, [0, 2])
     assert batch.tokens.is_pinned() and batch.positions is not None and batch.positions.is_pinned()

@@ -28,8 +28,6 @@ def draws(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_tensor_ranks_share_the_outside_and_differ_inside(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     (inside_0, outside_0), (inside_1, outside_1) = draws(0, 0, 5, device=device), draws(0, 1, 5, device=device)
     assert torch.equal(outside_0, outside_1)
     assert len(torch.cat([inside_0, inside_1, outside_0]).unique()) == 20  # nothing is drawn twice
