@@ -57,8 +57,7 @@ def run(main: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader of our output went away (`… | head`): not an error, but stdout must not be flushed again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -67,3 +66,16 @@ def run(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def say(text: str) -> None:
+    """Print a line at once; where its reader went away, say no more: for work that must not end for that."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _close_stdout()
+
+
+def _close_stdout() -> None:
+    """The reader of our output went away (`… | head`): what is still to be flushed must go somewhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

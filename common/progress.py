@@ -45,7 +45,12 @@ class Meter:
         if sys.stderr.isatty():
             self._interval = _BAR_INTERVAL
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = _Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar = _Bar(
+                *columns,
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),  # lines appear above the bar, but never leave a file for it
+            )
             self._task = self._bar.add_task(f"{self.label} ({self.unit})", total=self.total, completed=self.done)
             self._bar.start()
         # (time, items, bytes) at the last looks: rates are over the time since the oldest of them

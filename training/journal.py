@@ -1,26 +1,40 @@
-"""What a run tells: its log line, its curves, its validation.
+"""What a run tells: its log lines, its curves, its progress.
 
     with Journal(session, folder, progress) as journal:
         journal.step(step, rate, waited)                # after every step
         journal.report(progress, guard)                 # at intervals
         journal.validated(progress, loss)
 
-Every process has one; rank 0's speaks.
+Every process has one; rank 0's speaks: lines on stdout, rows of train.csv and valid.csv, TensorBoard, Weights & Biases,
+and on a terminal a progress bar on stderr.
 """
 
 import math
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from types import TracebackType
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from common.cli import say
+from common.files import write_json
+from common.progress import Meter
+from training.boards import Board, open_boards
 from training.checkpoint import Progress
-from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, log_line
+from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
+from training.distributed import gathered
+from training.flops import CONVENTION, flops_per_token, peak_tflops
 from training.guard import Guard
+from training.memory import memory
+from training.precision import precision_type
 from training.session import Session
-from training.step import Step
+from training.step import PARTS, Step
 
 
 class Journal:
@@ -28,23 +42,55 @@ class Journal:
 
     def __init__(self, session: Session, folder: Path, progress: Progress) -> None:
         self.session, self.folder = session, folder
+        run, device = session.plan.run, session.world.device
         self.speaks = session.world.rank == 0
+        self._flops, self._peak = flops_per_token(run.model), peak_tflops(device, run)
+        self._boards: list[Board] = open_boards(session.plan, folder, progress.iteration, self.speaks)
         self._curves: dict[str, Curve] = {}
+        self._meter: Meter | None = None
         if self.speaks:
             for name, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
                 self._curves[name] = Curve(folder / f"{name}.csv", columns, progress.iteration)
+            if sys.stderr.isatty():
+                self._meter = Meter(
+                    f"train {session.plan.name}", "iterations", run.train.iterations, progress.iteration
+                )
+        self.say(self._arithmetic())
+        self._reports = 0
+        self._first: tuple[float, int] | None = None  # when the first step was done, and steps since
         self._start()
 
     def __enter__(self) -> "Journal":
+        if self._meter is not None:
+            self._meter.__enter__()
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        pass
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._meter is not None:
+            self._meter.__exit__(kind, error, trace)
+        for board in self._boards:
+            board.close(kind is None)
 
     def _start(self) -> None:
         self._steps: list[Step] = []
         self._rate = self._waited = 0.0
         self._started = time.perf_counter()
+
+    def _arithmetic(self) -> str:
+        """What TFLOPs and MFU mean in this run."""
+        device, run = self.session.world.device, self.session.plan.run
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        precision = str(precision_type(run.train.precision, device)).removeprefix("torch.")
+        peak = f"peak {self._peak:g} TFLOP/s"
+        if not self._peak:
+            peak = f"no known peak, so no MFU (models.{self.session.plan.name}.log.peak_tflops sets one)"
+        return (
+            f"{'device':<12}{name}, {precision}, {peak}\n"
+            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP a token: {CONVENTION}, N without wpe and padding, "
+            "attention not halved, recompute not counted"
+        )
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -58,42 +104,103 @@ class Journal:
         self._steps.append(step)
         self._rate = rate
         self._waited += waited
+        self.session.timers.collect()
+        begun, count = self._first or (time.perf_counter(), -1)
+        self._first = begun, count + 1
+        if self._meter is not None:
+            self._meter.advance(note=f"loss {step.loss:.4f}")
 
     def report(self, progress: Progress, guard: Guard) -> None:
-        """The log line, and a row of train.csv, about the steps since the last report."""
-        run, count = self.session.plan.run, len(self._steps)
+        """Log lines, and a row of train.csv, about the steps since the last report (a collective call)."""
+        world, run, count = self.session.world, self.session.plan.run, len(self._steps)
+        parts = self.session.timers.take()  # waits for the device
         seconds = (time.perf_counter() - self._started) / count
-        finite = [step.loss for step in self._steps if math.isfinite(step.loss)]
-        row = {
-            "iteration": progress.iteration,
-            "consumed_samples": progress.consumed_samples,
-            "consumed_tokens": progress.consumed_samples * run.model.seq_len,
-            "learning_rate": self._rate,
-            "lm_loss": fmean(finite) if finite else math.nan,
-            "grad_norm": self._steps[-1].grad_norm,
-            "ms_per_iteration": round(seconds * 1000, 3),
-            "tokens_per_second": round(run.train.global_batch_size * run.model.seq_len / seconds, 1),
-            "data_wait_ms": round(self._waited * 1000 / count, 3),
-        }
+        used = memory(world.device)
+        *slowest, waited, peak_memory = self._largest(
+            [*(parts.get(part, 0.0) / count for part in PARTS), self._waited / count, list(used.values())[-1]]
+        )
+        everyone = gathered(used) if self._reports == 0 else []
+        self._reports += 1
         if self.speaks:
-            self._curves["train"].append(row)
-            print(log_line(row, run.train.iterations, run.train.global_batch_size), flush=True)
-        self._start()
-
-    def validated(self, progress: Progress, loss: float) -> None:
-        """A validation loss: a line, and a row of valid.csv."""
-        if self.speaks:
-            row: dict[str, Any] = {
+            taken = [step for step in self._steps if step.taken and math.isfinite(step.loss)]
+            tokens_per_second = run.train.global_batch_size * run.model.seq_len / seconds
+            tflops = self._flops * tokens_per_second / world.size / 1e12
+            row = {
                 "iteration": progress.iteration,
                 "consumed_samples": progress.consumed_samples,
-                "loss": loss,
-                "perplexity": math.exp(loss),
+                "consumed_tokens": progress.consumed_samples * run.model.seq_len,
+                "learning_rate": self._rate,
+                "lm_loss": fmean(step.loss for step in taken) if taken else math.nan,
+                "grad_norm": (taken or self._steps)[-1].grad_norm,
+                "ms_per_iteration": round(seconds * 1000, 3),
+                "tokens_per_second": round(tokens_per_second, 1),
+                "data_wait_ms": round(waited * 1000, 3),
+                "loss_scale": guard.scale,
+                "skipped": sum(not step.taken for step in self._steps),
+                "non_finite": sum(
+                    not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)) for step in self._steps
+                ),
+                "tflops": float(f"{tflops:.5g}"),
+                "mfu": round(tflops / self._peak, 5) if self._peak else None,
+                "memory_mb": round(peak_memory, 1),
             }
-            self._curves["valid"].append(row)
-            figures = f"lm loss: {loss:.6E} | perplexity: {math.exp(loss):.4f}"
-            print(f"validation at iteration {progress.iteration} | {figures}", flush=True)
+            self._curves["train"].append(row)
+            self.say(log_line(row, run.train.iterations, run.train.global_batch_size, self._left(progress, seconds)))
+            times = {part: value * 1000 for part, value in zip(PARTS, slowest, strict=True) if value}
+            self.say(figures_line("time (ms)", {**times, "batch generator": waited * 1000}, 2))
+            if everyone:
+                rank = max(range(world.size), key=lambda rank: list(everyone[rank].values())[-1])  # has taken most
+                head = f"[Rank {rank}] (after {progress.iteration} iterations) memory (MB)"
+                self.say(figures_line(head, everyone[rank], 1))
+            self._show("train", row)
+            self._show("time", {"iteration": progress.iteration, **times})
+        self._start()
+
+    def _largest(self, values: list[float]) -> list[float]:
+        """The largest of each value over all ranks (a collective call)."""
+        if self.session.world.size == 1:
+            return values
+        numbers = torch.tensor(values, dtype=torch.float64, device=self.session.world.device)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        largest: list[float] = numbers.tolist()
+        return largest
+
+    def _left(self, progress: Progress, seconds: float) -> float:
+        """Seconds to the last iteration, at the pace since this start's first step, with validation and saving."""
+        if self._first and self._first[1]:
+            begun, count = self._first
+            seconds = (time.perf_counter() - begun) / count
+        return seconds * (self.session.plan.run.train.iterations - progress.iteration)
+
+    def validated(self, progress: Progress, loss: float, part: str = "valid") -> None:
+        """The loss on a part of the data: a line, and a row of valid.csv, or for another part RUN/<part>.json."""
+        if not self.speaks:
+            return
+        row: dict[str, Any] = {
+            "iteration": progress.iteration,
+            "consumed_samples": progress.consumed_samples,
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700)),  # e^710 is beyond a float
+        }
+        if part in self._curves:
+            self._curves[part].append(row)
+        else:
+            write_json(self.folder / f"{part}.json", row)
+        name = "validation" if part == "valid" else part
+        figures = f"lm loss: {loss:.6E} | perplexity: {row['perplexity']:.4f}"
+        self.say(f"{name} at iteration {progress.iteration} | {figures}")
+        self._show(part, row)
+
+    def _show(self, part: str, row: Mapping[str, Any]) -> None:
+        figures = {
+            f"{part}/{name}": value
+            for name, value in row.items()
+            if name != "iteration" and value is not None and math.isfinite(value)
+        }
+        for board in self._boards:
+            board.show(figures, row["iteration"])
 
     def say(self, text: str) -> None:
         """One line of rank 0."""
         if self.speaks:
-            print(text, flush=True)
+            say(text)

@@ -5,6 +5,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from common.cli import say
 from common.config import write_settings
 from common.files import read_rows, write_json
 from common.settings import Settings
@@ -38,14 +39,14 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             checkpoint.check_fits(newest, plan)
     if newest is not None and newest.progress.iteration >= train.iterations:
         if world.rank == 0:
-            print(f"{newest.path}: already at iteration {newest.progress.iteration} of {train.iterations}", flush=True)
+            say(f"{newest.path}: already at iteration {newest.progress.iteration} of {train.iterations}")
             _write_done(folder, newest)
         return True
 
     owner = Owner(folder, world.rank, world.job)
     owner.take()
     if world.rank == 0:
-        print(plan, flush=True)
+        say(str(plan))
         write_settings(settings, folder / "settings.yaml")
         (folder / "done.json").unlink(missing_ok=True)  # more iterations were asked for: it is not done any more
     with Stop(folder, owner) as stop, Heartbeat(folder, world.rank, plan.run.watch.silence_seconds) as heartbeat:
@@ -55,7 +56,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             checkpoint.load(newest, session.parameters, session.optimizer)
             progress = newest.progress
             if world.rank == 0:
-                print(f"resumed from {newest.path}", flush=True)
+                say(f"resumed from {newest.path}")
         elif plan.run.finetune is not None:
             with one_voice(world.rank):
                 load_start(session.parameters, plan.run, plan.name, plan.run.finetune)

@@ -8,6 +8,7 @@ saver.newest                            # the folder of the last one, complete
 from pathlib import Path
 from types import TracebackType
 
+from common.cli import say
 from training import checkpoint
 from training.checkpoint import Progress
 from training.session import Session
@@ -33,4 +34,4 @@ class Saver:
         session = self.session
         self.newest = checkpoint.save(self.folder, session.parameters, session.optimizer, progress, session.plan)
         if session.world.rank == 0:
-            print(f"saved {self.newest}", flush=True)
+            say(f"saved {self.newest}")

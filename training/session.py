@@ -12,6 +12,7 @@ from training.parallel import build_model, make_mesh, named_parameters
 from training.pipeline import Pipeline, Stage
 from training.plan import Plan
 from training.randomness import RandomStreams
+from training.timers import Timers
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Session:
     """The parameters of this process, by name, as the optimiser has them."""
     optimizer: torch.optim.AdamW
     streams: RandomStreams
+    timers: Timers
 
     @property
     def data_rank(self) -> int:
@@ -48,4 +50,4 @@ def open_session(plan: Plan, world: World) -> Session:
             streams.attach(stage, ranks[2])
     parameters = named_parameters(stages)
     optimizer = make_optimizer(parameters.values(), run.train)
-    return Session(plan, world, mesh, stages, pipeline, parameters, optimizer, streams)
+    return Session(plan, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))

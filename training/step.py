@@ -1,7 +1,7 @@
 """One optimiser step in whatever layout, and the validation loss."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -18,6 +18,9 @@ from training.data_parallel import before_backward, drop_gathered
 from training.gradients import clip, global_norm, settle, unscale
 from training.optimizer import set_learning_rate
 from training.session import Session
+
+PARTS = ("forward-backward", "forward", "backward", "gradients", "optimizer")
+"""What is timed of a step. Pipeline schedules mix forward and backward passes: there they are not told apart."""
 
 
 class Step(NamedTuple):
@@ -72,16 +75,19 @@ def train_step(
     session.streams.start_iteration(iteration)
     counted = _over_data(session, torch.tensor(sum(batch.counted for batch in batches), device=session.world.device))
     # gradients are averaged over data-parallel ranks, so that each must see `data` times its share
-    loss = run_micro_batches(session, batches, scale * run.parallel.data / counted, train=True)
-    settle(session.parameters, mesh)
-    unscale(session.parameters, scale)
-    norm = global_norm(session.parameters, mesh)
-    step = _agree(session, _over_all(session, loss) / (run.parallel.data * scale), norm, stop)
+    with session.timers("forward-backward"):
+        loss = run_micro_batches(session, batches, scale * run.parallel.data / counted, train=True)
+    with session.timers("gradients"):
+        settle(session.parameters, mesh)
+        unscale(session.parameters, scale)
+        norm = global_norm(session.parameters, mesh)
+        step = _agree(session, _over_all(session, loss) / (run.parallel.data * scale), norm, stop)
     if accepts is None or accepts(step.loss, step.grad_norm):
-        clip(session.parameters, run.train.clip_grad, norm)
-        set_learning_rate(session.optimizer, rate)
-        session.optimizer.step()
-        session.optimizer.zero_grad()
+        with session.timers("optimizer"):
+            clip(session.parameters, run.train.clip_grad, norm)
+            set_learning_rate(session.optimizer, rate)
+            session.optimizer.step()
+            session.optimizer.zero_grad()
         return step
     return step._replace(taken=False)
 
@@ -102,6 +108,7 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     Zero on every process but those of the pipeline's last stage.
     """
     device = session.world.device
+    timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
     batches = [batch.to(device) for batch in batches]
     with loss_parallel(), torch.set_grad_enabled(train):
         if session.pipeline is not None:
@@ -111,9 +118,11 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
         for number, batch in enumerate(batches):
             if train:
                 before_backward(stage, number == len(batches) - 1, session.plan.run.parallel.zero_stage)
-            loss = stage(batch.tokens, batch.positions, batch.targets).sum() * factor
+            with timed("forward"):
+                loss = stage(batch.tokens, batch.positions, batch.targets).sum() * factor
             if train:
-                loss.backward()
+                with timed("backward"):
+                    loss.backward()
             total += loss.detach()
     return total
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from common import cli
 from common.config import load_settings
 from common.settings import Settings
+from training.boards import check_boards
 from training.distributed import check_world_size, one_voice, read_launch, started
 from training.plan import make_plan
 from training.stop import RESUME_ME
@@ -30,6 +31,7 @@ def train(settings: Settings, name: str) -> int:
     with one_voice(launch.rank):
         plan = make_plan(settings, name)
         check_world_size(launch, plan.run.parallel, name)
+        check_boards(plan.run, name)
     folder.mkdir(parents=True, exist_ok=True)
     from training.loop import run_training  # torch, seconds of import: after everything that can be wrong without it
 
