@@ -142,14 +142,14 @@ def started(launch: Launch, folder: Path) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def gathered(value: Any) -> list[Any]:
-    """`value` of every rank, in order (a collective call)."""
+def gathered(value: Any, group: Any = None) -> list[Any]:
+    """`value` of every rank, in order (a collective call over `group`, or over all ranks)."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 

@@ -12,6 +12,7 @@ from common.files import read_rows
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
 from training import checkpoint
+from training.checkpoint import saving
 from training.train import main
 
 TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}
@@ -36,7 +37,7 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     found = {key: torch.empty(entry.size) for key, entry in stored.items()}
-    with checkpoint._without_process_group_warning():
+    with saving._without_process_group_warning():
         load(found, checkpoint_id=path, no_dist=True)
     return found
 

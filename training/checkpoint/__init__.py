@@ -1,0 +1,35 @@
+"""Checkpoints that are whole or absent, and fit every layout: written (`saving`), described (`manifest`), found again
+(`finding`), thinned out (`keeping`).
+
+    RUN/iter_0000100/   __0_0.distcp …   tensors, written by all ranks (torch.distributed.checkpoint)
+                        .metadata        where each tensor lies in them
+                        manifest.json    written last: sizes, sha256, settings, position in the data
+    RUN/latest          the name of the newest one, for people and scripts
+"""
+
+from training.checkpoint.finding import at, check_fits, iteration_folder, iterations, newest
+from training.checkpoint.keeping import thin_out
+from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
+from training.checkpoint.replicas import Replicas, compare_replicas
+from training.checkpoint.saving import copy_tensors, load, read_weights, save, tensors_of, write
+
+__all__ = [
+    "Manifest",
+    "Progress",
+    "Replicas",
+    "at",
+    "check_fits",
+    "compare_replicas",
+    "copy_tensors",
+    "iteration_folder",
+    "iterations",
+    "load",
+    "newest",
+    "read_manifest",
+    "read_weights",
+    "save",
+    "tensors_of",
+    "thin_out",
+    "verify",
+    "write",
+]

@@ -1,0 +1,42 @@
+"""Which checkpoints of a run are kept."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from training.checkpoint.finding import iteration_of, iterations, problem_of
+from training.distributed import gathered
+
+
+def thin_out(run_folder: Path, keep_last: int, keep_every: int, sound: set[Path], group: Any = None) -> None:
+    """Remove the checkpoints that are older than the newest `keep_last` complete ones (a collective call).
+
+    Those of iterations that are multiples of `keep_every` stay; 0 keeps all, or none for good. Damaged ones do not
+    count. A checkpoint is read through to find that out, but those in `sound` are not; the ones found whole are added.
+    """
+    if not keep_last:
+        return
+    kept = 0
+    for folder in gathered(iterations(run_folder), group)[0]:
+        if kept < keep_last:
+            whole = not problem_of(folder, group, content=folder not in sound)
+            kept += whole
+            sound |= {folder} if whole else set()
+        elif not (keep_every and iteration_of(folder) % keep_every == 0):
+            sound.discard(folder)
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Under another name first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    condemned = folder.with_name(folder.name + ".tmp")
+    try:
+        shutil.rmtree(condemned, ignore_errors=True)
+        folder.rename(condemned)
+        shutil.rmtree(condemned)
+    except OSError as error:
+        print(f"warning: {folder}: not removed ({error.strerror})", file=sys.stderr)

@@ -1,0 +1,124 @@
+"""What a checkpoint says about itself: manifest.json, written last."""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import CheckpointError, InputError
+from common.files import read_json
+from common.settings import ModelRun, ParallelSettings, TokenizeSettings
+from training.checkpoint.files import THREADS
+from training.checkpoint.replicas import Replicas
+from training.model import padded_vocab_size
+from training.plan import Plan
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    iteration: int
+    """Optimiser steps done."""
+    consumed_samples: int
+    """Samples of the training order used up."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """What `training.guard` remembers."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says about itself."""
+
+    path: Path
+    progress: Progress
+    run: ModelRun
+    tokenize: TokenizeSettings
+    data: str
+    """`Blend.identity` of what it was trained on."""
+    files: Mapping[str, Mapping[str, Any]]
+    """`{"size": bytes, "sha256": hex}` by file name."""
+
+
+def describe(progress: Progress, plan: Plan, replicas: Replicas, files: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of manifest.json."""
+    run = plan.run
+    return {
+        "format": FORMAT,
+        "iteration": progress.iteration,
+        "consumed_samples": progress.consumed_samples,
+        "guard": progress.guard,
+        "vocab_size": run.model.vocab_size,
+        "padded_vocab_size": padded_vocab_size(run.model.vocab_size, run.parallel.tensor),
+        "model": run.model.model_dump(mode="json"),
+        "parallel": run.parallel.model_dump(mode="json"),
+        "train": run.train.model_dump(mode="json"),
+        "tokenize": plan.tokenize.model_dump(mode="json"),
+        "data": plan.train.identity,
+        "topology": topology(run.parallel),
+        "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
+        "torch": torch.__version__,
+        "files": files,
+    }
+
+
+def topology(parallel: ParallelSettings) -> dict[str, Any]:
+    """Which rank had which place: coordinates are (pp, dp, tp) by rank, tensor-parallel ranks are adjacent."""
+    pipeline, data, tensor = sizes = (parallel.pipeline, parallel.data, parallel.tensor)
+    places = [[pp, dp, tp] for pp in range(pipeline) for dp in range(data) for tp in range(tensor)]
+    return {"world_size": len(places), "axes": ["pp", "dp", "tp"], "sizes": sizes, "coordinates": places}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of one checkpoint; CheckpointError when it has none, or one that this version cannot read."""
+    path = folder / NAME
+    try:
+        raw = read_json(path)
+    except (InputError, OSError):
+        raise CheckpointError(f"{folder}: not a complete checkpoint (no readable {NAME})") from None
+    if raw.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {raw.get('format')}, this version reads format {FORMAT}")
+    try:
+        return Manifest(
+            path=folder,
+            progress=Progress(raw["iteration"], raw["consumed_samples"], raw.get("guard", {})),
+            run=ModelRun.model_validate({key: raw[key] for key in ("model", "parallel", "train")}),
+            tokenize=TokenizeSettings.model_validate(raw["tokenize"]),
+            data=raw["data"],
+            files=raw["files"],
+        )
+    except (KeyError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: written by another version of this toolkit ({problem})") from None
+
+
+def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = True) -> None:
+    """Compare files with the manifest, all of them or every nth; CheckpointError names the first that differs.
+
+    Without `content` sizes alone are compared.
+    """
+
+    def check(name: str) -> None:
+        path, expected = manifest.path / name, manifest.files[name]
+        try:
+            with path.open("rb") as file:
+                intact = path.stat().st_size == expected["size"]
+                if intact and content:
+                    intact = hashlib.file_digest(file, "sha256").hexdigest() == expected["sha256"]
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: missing from its checkpoint") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        if not intact:
+            raise CheckpointError(f"{path}: damaged (size or sha256 differs from {NAME})")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(check, sorted(manifest.files)[share]):
+            pass

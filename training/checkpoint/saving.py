@@ -1,0 +1,249 @@
+"""The tensors of a run on their way into a checkpoint and back.
+
+They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` and `step`, all with the true vocabulary rows only: padding
+belongs to a layout and is rebuilt on load. There is no random state to keep: dropout and data order are pure functions
+of seed and position. A checkpoint is written under a `.tmp` name and renamed when its manifest is on disk.
+"""
+
+import hashlib
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from common.errors import CheckpointError
+from common.files import fsync, write_json, write_text
+from training.checkpoint import manifest as manifests
+from training.checkpoint.files import Reader, Writer
+from training.checkpoint.finding import iteration_folder, iterations, problem_of
+from training.checkpoint.manifest import Manifest, Progress, describe
+from training.checkpoint.replicas import Replicas, compare_replicas
+from training.distributed import gathered
+from training.model import GPT2
+from training.plan import Plan
+from training.tensors import local, place, plain, true_shape
+
+Parameters = Mapping[str, nn.Parameter]
+Tensors = dict[str, Tensor]
+
+
+def save(
+    run_folder: Path, parameters: Parameters, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
+) -> Path:
+    """Write one checkpoint (a collective call) and return its folder; an older one of that iteration is replaced.
+
+    `parameters` are those of this process, by name.
+    """
+    tensors = tensors_of(parameters, optimizer, plan.run.model.vocab_size)
+    run_folder.mkdir(parents=True, exist_ok=True)
+    return write(run_folder, tensors, progress, plan, compare_replicas(parameters))
+
+
+def write(
+    run_folder: Path,
+    tensors: Tensors,
+    progress: Progress,
+    plan: Plan,
+    replicas: Replicas,
+    *,
+    copies: Tensors | None = None,
+    group: Any = None,
+    may_write: Callable[[], None] | None = None,
+) -> Path:
+    """Write `tensors`, or what `copy_tensors` made of them, as a checkpoint (a collective call over `group`).
+
+    `may_write` is called on all ranks before the finished checkpoint gets its name. Raises CheckpointError on all ranks
+    when the system does not take the files of one; nothing is left of them then, and older checkpoints stay.
+    """
+    final = iteration_folder(run_folder, progress.iteration)
+    temporary = final.with_name(final.name + ".tmp")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    def prepare() -> None:
+        if rank == 0:
+            for leftover in run_folder.glob("iter_*.tmp"):  # of a save or a removal that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            temporary.mkdir()
+
+    def publish() -> None:
+        if rank == 0:
+            write_json(temporary / manifests.NAME, describe(progress, plan, replicas, files))
+            _replace(temporary, final)
+            write_text(run_folder / "latest", final.name + "\n")
+
+    try:
+        _together(prepare, group)
+        files = _write_tensors(temporary, tensors, copies, group)
+        if may_write is not None:
+            may_write()
+        _together(publish, group)
+    except OSError as error:
+        if rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        found = gathered(iterations(run_folder), group)[0]
+        last = next((folder.name for folder in found if not problem_of(folder, group, content=False)), "none")
+        where = f" ({error.filename})" if error.filename else ""
+        raise CheckpointError(
+            f"{final}: not saved: {error.strerror or error}{where}; the last complete checkpoint is {last}"
+        ) from None
+    return final
+
+
+def _together(action: Callable[[], None], group: Any) -> None:
+    """`action()` on every rank; what goes wrong on one of them is raised on all (a collective call)."""
+    problem: Exception | None = None
+    try:
+        action()
+    except Exception as error:
+        problem = error
+    for found in filter(None, gathered(problem, group)):
+        raise found
+
+
+def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group: Any) -> dict[str, Any]:
+    """Sizes and hashes of all files, on all ranks (a collective call); OSError on all when one could not write."""
+    writer = Writer(folder)
+    try:
+        with _without_process_group_warning():
+            state_dict_saver.save(
+                tensors,
+                storage_writer=writer,
+                planner=_Planner(copies or {}),
+                process_group=group,
+                no_dist=not dist.is_initialized(),
+            )
+    except CheckpointException as failure:  # the library's word to all ranks for what went wrong on some
+        errors = [error for error, _ in failure.failures.values()]
+        raise next((error for error in errors if isinstance(error, OSError)), errors[0]) from None
+    metadata = folder / ".metadata"
+
+    def hash_metadata() -> None:
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            digest = hashlib.sha256(metadata.read_bytes()).hexdigest()
+            writer.files[metadata.name] = {"size": metadata.stat().st_size, "sha256": digest}
+
+    _together(hash_metadata, group)
+    return {name: digest for files in gathered(writer.files, group) for name, digest in sorted(files.items())}
+
+
+def _replace(temporary: Path, final: Path) -> None:
+    """Give a finished checkpoint its name. One that has it already is moved aside first: it is never half there."""
+    aside = final.with_name(final.name + ".old.tmp")
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+    temporary.rename(final)
+    fsync(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans with tensors, but writes their copies, where there are some."""
+
+    def __init__(self, copies: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.copies = copies
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Called by the library for what this rank is to write of a tensor."""
+        return self.copies[index.fqn] if self.copies else super().lookup_object(index)
+
+
+# ------------------------------------------------------------------------------------------------ what is saved
+
+
+def tensors_of(parameters: Parameters, optimizer: torch.optim.Optimizer, vocab_size: int) -> Tensors:
+    """The tensors of a run by their names in a checkpoint (a collective call); they share memory with the run's.
+
+    All but those that carry padding rows in a layout: of these, a rank has some rows of the others.
+    """
+    tensors = _live_tensors(parameters, optimizer)
+    for key, tensor in tensors.items():
+        shape = _without_padding(key, tensor, vocab_size)
+        if shape != tensor.shape:
+            tensors[key] = _spread(plain(tensor)[: shape[0]], tensor)
+    return tensors
+
+
+def copy_tensors(tensors: Tensors, buffers: Tensors) -> None:
+    """Copy what this process holds of `tensors` into the CPU's memory, into `buffers` that are made when they lack."""
+    device = "cpu"
+    for key, tensor in tensors.items():
+        mine = local(tensor)
+        device = mine.device.type
+        if key not in buffers:
+            buffers[key] = torch.empty(mine.shape, dtype=mine.dtype, pin_memory=device == "cuda")
+        buffers[key].copy_(mine, non_blocking=True)
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _live_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Tensors:
+    """Padding rows still on."""
+    tensors: Tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+        tensors["step"] = state["step"]  # equal for all parameters
+    return tensors
+
+
+def _without_padding(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
+    return true_shape(key.partition(".")[2], tensor, vocab_size)
+
+
+def _spread(whole: Tensor, like: Tensor) -> Tensor:
+    """`whole` cut along the last axis of `like`'s mesh, equal along the others: every rank holds some of its rows."""
+    if isinstance(like, DTensor):
+        placements = [*([Replicate()] * (like.device_mesh.ndim - 1)), Shard(0)]
+        return distribute_tensor(whole, like.device_mesh, placements, src_data_rank=None)
+    return whole
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Optimizer) -> None:
+    """Fill the parameters and moments of this process, in whatever layout, from a checkpoint (a collective call)."""
+    live = _live_tensors(parameters, optimizer)
+    target = dict(live)
+    for key, tensor in live.items():
+        shape = _without_padding(key, tensor, manifest.run.model.vocab_size)
+        if shape != tensor.shape:
+            target[key] = _spread(torch.empty(shape, dtype=tensor.dtype, device=tensor.device), tensor)
+    with _without_process_group_warning():
+        state_dict_loader.load(target, storage_reader=Reader(manifest.path), no_dist=not dist.is_initialized())
+    for key, tensor in live.items():
+        if target[key] is not tensor:
+            place(tensor, plain(target[key]))
+    for parameter in parameters.values():
+        optimizer.state[parameter]["step"].copy_(live["step"])
+
+
+def read_weights(manifest: Manifest) -> dict[str, Tensor]:
+    """The whole model of a checkpoint of any layout, in this process alone: {name: float32 tensor}, true vocabulary."""
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in GPT2(manifest.run.model).named_parameters()}
+    tensors: dict[str, Any] = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    with _without_process_group_warning():
+        state_dict_loader.load(tensors, storage_reader=Reader(manifest.path), no_dist=True)
+    return {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
+
+
+@contextmanager
+def _without_process_group_warning() -> Iterator[None]:
+    """The library warns when one process works alone, even when `no_dist` says that it is meant to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
