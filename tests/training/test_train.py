@@ -11,7 +11,6 @@ import yaml
 from common.files import read_rows
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
-from training import checkpoint
 from training.checkpoint import saving
 from training.train import main
 
