@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# tests run side by side: threads that wait for a core that another test has make tiny tensors ten times slower
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # a slow machine is no failure; the gate sees the same examples each time
 settings.register_profile(
     "project", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]

@@ -32,10 +32,6 @@ class Guard:
             LossScale(**state["loss_scale"]) if self.half and "loss_scale" in state else LossScale.of(run.train)
         )
         self.losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
-        self.skipped: int = state.get("skipped", 0)
-        """Steps that were left out, since the run began."""
-        self.non_finite: int = state.get("non_finite", 0)
-        """Steps whose loss or gradient was NaN or infinite, since the run began."""
         self.in_a_row: int = state.get("in_a_row", 0)
         self.spike = ""
         """What there is to say of a spike in this step."""
@@ -51,8 +47,6 @@ class Guard:
         scale = {"loss_scale": asdict(self.loss_scale)} if self.half else {}
         return {
             "losses": list(self.losses),
-            "skipped": self.skipped,
-            "non_finite": self.non_finite,
             "in_a_row": self.in_a_row,
             **scale,
         }
@@ -64,8 +58,6 @@ class Guard:
         self.spike = problem if finite else ""
         taken = not problem or harmless
         self.in_a_row = 0 if taken else self.in_a_row + 1
-        self.skipped += not taken
-        self.non_finite += not finite
         reaction = self.watch.spike_reaction if finite else self.watch.non_finite
         if self.half:
             self.loss_scale = self.loss_scale.after(not finite, self.train)

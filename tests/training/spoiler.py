@@ -1,26 +1,54 @@
-"""One process of a job with a layer on each pipeline stage that overflows; prints the first of them."""
+"""One process of a job in which numbers stop being finite; prints what it makes of that.
+
+`forward`: a layer on each of two pipeline stages overflows; where does it begin?
+`gradient`: one number in one gradient of the last rank does; is the step taken?
+"""
 
 from pathlib import Path
 
 import torch
 
 from tests.training.helpers import settings_of
+from training import step
 from training.diagnosis import first_non_finite
 from training.distributed import read_launch, started
+from training.guard import Guard
 from training.plan import make_plan
-from training.session import open_session
-from training.step import step_batches, train_step
+from training.session import Session, open_session
+from training.tensors import local
+
+
+def overflow_forward(session: Session) -> str:
+    with torch.no_grad():
+        for name in {"h.1.mlp.c_fc.weight", "h.3.mlp.c_fc.weight"} & session.parameters.keys():
+            session.parameters[name].fill_(1e38)
+    steps = step.step_batches(session, 0)
+    batches = next(steps)
+    steps.close()
+    step.train_step(session, 1, batches, 0.01, accepts=lambda loss, norm: False)
+    return first_non_finite(session, batches)
+
+
+def overflow_gradient(session: Session) -> str:
+    real, guard = step.settle, Guard(session.plan.run)
+
+    def settle(parameters, mesh):  # type: ignore[no-untyped-def]
+        real(parameters, mesh)
+        if session.world.rank == session.world.size - 1:
+            local([*parameters.values()][-1].grad).view(-1)[0] = torch.inf
+
+    step.settle = settle  # type: ignore[assignment]
+    steps = step.step_batches(session, 0)
+    before = {name: local(value).detach().clone() for name, value in session.parameters.items()}
+    taken = step.train_step(session, 1, next(steps), 0.01, guard.scale, guard.accepts).taken
+    steps.close()
+    same = all(torch.equal(local(value), before[name]) for name, value in session.parameters.items())
+    return f"taken {taken}, untouched {same}"
 
 
 def main(argv: list[str]) -> int:
-    with started(read_launch(), Path(argv[0]).parent) as world:
-        session = open_session(make_plan(settings_of(Path(argv[0])), "tiny"), world)
-        with torch.no_grad():
-            for name in {"h.1.mlp.c_fc.weight", "h.3.mlp.c_fc.weight"} & session.parameters.keys():
-                session.parameters[name].fill_(1e38)
-        steps = step_batches(session, 0)
-        batches = next(steps)
-        steps.close()
-        train_step(session, 1, batches, 0.01, accepts=lambda loss, norm: False)
-        print(first_non_finite(session, batches))
+    config = Path(argv[0])
+    with started(read_launch(), config.parent) as world:
+        session = open_session(make_plan(settings_of(config), "tiny"), world)
+        print({"forward": overflow_forward, "gradient": overflow_gradient}[argv[1]](session))
     return 0

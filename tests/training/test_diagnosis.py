@@ -55,5 +55,5 @@ def test_after_a_finite_forward_pass_the_gradient_nearest_to_the_loss_is_named(s
 
 def test_all_ranks_of_a_pipeline_name_the_same_layer(tmp_path: Path) -> None:
     config = make_run(tmp_path, model={"n_layer": 4}, parallel={"pipeline": 2, "data": 2})
-    for result in launch_ok(4, "tests.training.spoiler", config):
+    for result in launch_ok(4, "tests.training.spoiler", config, "forward"):
         assert result.stdout == "the output of h.1.mlp.c_fc\n"

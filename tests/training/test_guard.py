@@ -43,7 +43,6 @@ def test_steps_that_are_not_finite_can_be_left_out_but_not_ten_in_a_row() -> Non
     for _ in range(9):
         assert not judge.accepts(math.nan, 1.0)
         judge.check(1, where)
-    assert (judge.skipped, judge.non_finite) == (18, 18)
     judge.accepts(math.nan, 1.0)
     with pytest.raises(TrainingError, match="the 10th step in a row"):
         judge.check(1, where)
@@ -63,7 +62,6 @@ def test_a_loss_that_leaps_is_a_spike(reaction: str, taken: bool) -> None:
         assert "h.3" not in str(raised.value)
     else:
         judge.check(102, where)
-    assert judge.skipped == (not taken)
     assert judge.accepts(3.0, 1.0) and not judge.spike
 
 
@@ -112,13 +110,15 @@ def test_a_resumed_run_judges_as_the_one_that_went_on() -> None:
     losses = [3.0] * 60 + [math.inf] + [2.9] * 60 + [math.nan, 9.0]
     straight = guard("float16", spike=0.5, spike_reaction="skip")
     resumed = guard("float16", spike=0.5, spike_reaction="skip")
+    refused = 0
     for loss in losses:
         expected = straight.accepts(loss, 1.0)
         state = json.loads(json.dumps(resumed.state()))
         resumed = guard("float16", state, spike=0.5, spike_reaction="skip")
         assert resumed.accepts(loss, 1.0) is expected
         assert resumed.state() == straight.state()
-    assert straight.skipped == 3 and straight.non_finite == 2
+        refused += not expected
+    assert refused == 3
 
 
 def test_a_run_whose_weights_explode_stops_in_one_line_with_its_last_checkpoint(
