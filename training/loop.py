@@ -10,6 +10,7 @@ from common.config import write_settings
 from common.files import read_rows, write_json
 from common.settings import Settings
 from training import checkpoint
+from training.blend import Blend
 from training.checkpoint import Manifest, Progress
 from training.diagnosis import first_non_finite
 from training.distributed import World, gathered, one_voice
@@ -22,7 +23,7 @@ from training.owner import Owner
 from training.plan import Plan
 from training.saver import Saver
 from training.session import Session, open_session
-from training.step import step_batches, train_step, validation_loss
+from training.step import held_out_loss, step_batches, train_step
 from training.stop import LEAVE, SAVE, Stop
 
 
@@ -72,11 +73,10 @@ def _iterate(
     session: Session, folder: Path, progress: Progress, stop: Stop, heartbeat: Heartbeat
 ) -> tuple[Progress, Path]:
     """Iterate, report, validate and save until the last iteration, or until asked to stop."""
-    run, train, valid = session.plan.run, session.plan.run.train, session.plan.valid
+    run, train = session.plan.run, session.plan.run.train
     guard = Guard(run, progress.guard)
-    validation_samples = min(valid.per_epoch, train.eval_batches * train.global_batch_size)
     with (
-        Saver(session, folder) as saver,
+        Saver(session, folder, stop.owner.check) as saver,
         Journal(session, folder, progress) as journal,
         closing(step_batches(session, progress.consumed_samples)) as steps,
     ):
@@ -97,23 +97,35 @@ def _iterate(
             if guard.spike:
                 journal.say(f"warning: iteration {iteration}: {guard.spike}")
 
-            ends = iteration == train.iterations or step.stop == SAVE
+            last = iteration == train.iterations
+            ends = last or step.stop == SAVE
             if ends or iteration % train.log_interval == 0:
                 journal.report(progress, guard)
             with journal.pause():
-                if validation_samples and (iteration == train.iterations or iteration % train.eval_interval == 0):
+                if session.plan.valid.per_epoch and (last or iteration % train.eval_interval == 0):
                     heartbeat.beat(iteration, "validation")
-                    journal.validated(progress, validation_loss(session, validation_samples))
+                    journal.validated(progress, _loss_on(session, session.plan.valid))
+                if last and session.plan.test:
+                    journal.validated(progress, _loss_on(session, session.plan.test), "test")
                 if ends or iteration % train.save_interval == 0:
                     heartbeat.beat(iteration, "save")
-                    saver.save(progress)
+                    with one_voice(session.world.rank):
+                        saver.save(progress)
             if step.stop == SAVE:
                 reasons = " and ".join(sorted({reason for reason in gathered(stop.reason) if reason}))
                 journal.say(f"asked to stop by {reasons}: stopped after iteration {iteration}; start again to go on")
                 stop.followed()
                 break
+        with one_voice(session.world.rank):
+            saver.wait()
     assert saver.newest is not None
     return progress, saver.newest
+
+
+def _loss_on(session: Session, part: Blend) -> float:
+    """The loss on the first `train.eval_batches` global batches of a part, or all of it."""
+    train = session.plan.run.train
+    return held_out_loss(session, part, min(part.per_epoch, train.eval_batches * train.global_batch_size))
 
 
 def _write_done(folder: Path, last: Manifest) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from common.errors import InputError, TrainingError
 from common.files import read_json, write_json
+from training.distributed import gathered
 
 _INTERVAL = 5.0  # seconds between two looks while training
 
@@ -47,8 +48,8 @@ class Owner:
         return self._lost
 
     def check(self) -> None:
-        """TrainingError on rank 0 when another job has the folder: before everything that is written for good."""
-        if self.rank == 0 and self._other() is not None:
+        """TrainingError on all ranks when another job has the folder: before a checkpoint (a collective call)."""
+        if any(gathered(self.rank == 0 and self._other() is not None)):
             raise self.gone()
 
     def gone(self) -> TrainingError:

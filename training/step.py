@@ -1,4 +1,4 @@
-"""One optimiser step in whatever layout, and the validation loss."""
+"""One optimiser step in whatever layout, and the loss on data held out."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from common.workers import batched, threaded_map
-from training.batches import Batch, masked, micro_batches, read_batch
+from training.batches import Batch, Readable, masked, micro_batches, read_batch
 from training.data_parallel import before_backward, drop_gathered
 from training.gradients import clip, global_norm, settle, unscale
 from training.optimizer import set_learning_rate
@@ -141,17 +141,17 @@ def _over_all(session: Session, value: Tensor) -> Tensor:
     return _over_data(session, value)
 
 
-def validation_loss(session: Session, samples: int) -> float:
-    """Mean loss in nats a token over the first validation samples (a collective call, equal on all ranks).
+def held_out_loss(session: Session, part: Readable, count: int) -> float:
+    """Mean loss in nats a token over the first `count` samples of a part (a collective call, equal on all ranks).
 
-    Whole global batches pass through the layout; what goes past `samples` weighs nothing.
+    Whole global batches pass through the layout; what goes past `count` weighs nothing.
     """
     run, form = session.plan.run, session.plan.form
 
     def read(numbers: range) -> Batch:
-        return masked(read_batch(session.plan.valid, form, numbers), max(0, samples - numbers.start))
+        return masked(read_batch(part, form, numbers), max(0, count - numbers.start))
 
-    steps = -(-samples // run.train.global_batch_size)
+    steps = -(-count // run.train.global_batch_size)
     numbers = islice(_numbers(session, 0), steps * run.accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
     for stage in session.stages:

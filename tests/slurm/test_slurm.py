@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.files import read_json
+from common.files import read_json, read_rows
 from common.tokenizer import Tokenizer
 from corpus.index import IndexWriter, Meta, token_dtype
 from demo.build import build_site
 from tests.conftest import ROOT
 from tests.helpers import prose
 from tests.slurm.lab import missing, slurm
+from tests.training.helpers import wait_for
 from tests.workflow.test_all import TINY
 from tests.workflow.test_run import configure, corpus_bytes, run
 
@@ -54,8 +55,7 @@ def test_a_model_is_trained_tensor_parallel_over_two_nodes(cluster: dict[str, st
     done = read_json(run_folder / "done.json")
     assert done["iteration"] == 12
     job = read_json(run_folder / "job.json")
-    show = ["scontrol", "show", "job", job["id"]]
-    text = subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
+    text = _state(cluster, job["id"])
     assert "JobState=COMPLETED" in text and "NodeList=node[1-2]" in text and "NumNodes=2" in text
 
 
@@ -74,8 +74,37 @@ def test_a_job_that_fails_is_failed_for_slurm_and_quoted_for_people(cluster: dic
     result = submit(cluster, config, "--wait")
     assert result.returncode == 2
     assert "corpus_text_document.bin: no such file" in result.stderr and "Traceback" not in result.stderr
-    show = ["scontrol", "show", "job", read_json(tmp_path / "models" / "tiny" / "job.json")["id"]]
-    assert "JobState=FAILED" in subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
+    assert "JobState=FAILED" in _state(cluster, read_json(tmp_path / "models" / "tiny" / "job.json")["id"])
+
+
+@pytest.mark.slow
+def test_a_job_that_is_told_to_stop_saves_and_the_next_one_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
+    config = training_run(tmp_path)
+    settings = yaml.safe_load(config.read_text())
+    train = settings["models"]["tiny"]["train"]
+    config.write_text(
+        yaml.safe_dump({**settings, "models": {"tiny": {**TINY, "train": {**train, "iterations": 10**6}}}})
+    )
+    submit(cluster, config)
+    folder = tmp_path / "models" / "tiny"
+    wait_for(lambda: len(read_rows(folder / "train.csv")) >= 3, timeout=120)
+    job = read_json(folder / "job.json")["id"]
+    subprocess.run(["scancel", "--signal=TERM", job], env=cluster, check=True)
+    wait_for(lambda: "RUNNING" not in _state(cluster, job), timeout=60)
+    (saved,) = folder.glob("iter_*")
+    assert "JobState=FAILED" in _state(cluster, job) and "ExitCode=75:0" in _state(cluster, job)
+    done = int(saved.name.removeprefix("iter_")) + 2
+    settings["models"]["tiny"]["train"] = {**train, "iterations": done}
+    config.write_text(yaml.safe_dump(settings))
+    assert submit(cluster, config, "--wait").returncode == 0
+    assert read_json(folder / "done.json")["iteration"] == done
+    log = (folder / "logs" / f"{read_json(folder / 'job.json')['id']}_0_log.out").read_text()
+    assert f"resumed from {saved}" in log
+
+
+def _state(cluster: dict[str, str], job: str) -> str:
+    show = ["scontrol", "show", "job", job]
+    return subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from training.distributed import World
 from training.plan import make_plan
 from training.precision import autocast
 from training.session import open_session
-from training.step import step_batches, train_step, validation_loss
+from training.step import held_out_loss, step_batches, train_step
 from training.validation import sum_of_losses
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -23,7 +23,7 @@ def losses(config: Path, validate: bool) -> list[float]:
     for iteration in (1, 2, 3):
         seen.append(train_step(session, iteration, next(steps), 0.01).loss)
         if validate:
-            validation_loss(session, 5)
+            held_out_loss(session, session.plan.valid, 5)
     return seen
 
 
@@ -37,7 +37,7 @@ def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Pat
     seen = []
     for micro in (2, 4):
         plan = make_plan(settings_of(make_run(tmp_path / str(micro), train={"micro_batch_size": micro})), "tiny")
-        seen.append(validation_loss(open_session(plan, ALONE), 11))
+        seen.append(held_out_loss(open_session(plan, ALONE), plan.valid, 11))
     assert seen[0] == pytest.approx(seen[1], rel=1e-6)
     model = open_session(plan, ALONE).stages[0].model
     assert seen[0] == pytest.approx(sum_of_losses(model, plan.valid, 11, 3, "float32") / (11 * 16), rel=1e-6)
