@@ -88,8 +88,8 @@ class Journal:
             peak = f"no known peak, so no MFU (models.{self.session.plan.name}.log.peak_tflops sets one)"
         return (
             f"{'device':<12}{name}, {precision}, {peak}\n"
-            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP a token: {CONVENTION}, N without wpe and padding, "
-            "attention not halved, recompute not counted"
+            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP a token ({CONVENTION}: without wpe, attention in full, "
+            "no recompute)"
         )
 
     @contextmanager

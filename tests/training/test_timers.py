@@ -76,7 +76,6 @@ def test_a_gpu_is_waited_for_by_take_alone_and_its_events_are_used_again(monkeyp
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_measures_itself() -> None:
     timers = Timers(torch.device("cuda"))
     matrix = torch.randn(4096, 4096, device="cuda")

@@ -25,6 +25,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = make_run(folder, **TWO_RANKS, train=TRAIN)
     results = launch_ok(2, "training.train", "--config", config, "--model", "tiny")
     assert "iteration       20/      20 | consumed samples:          160" in results[0].stdout
+    assert results[0].stdout.count("time (ms) | forward-backward: ") == 20
+    assert results[0].stdout.count("(after 1 iterations) memory (MB)") == 1
     assert results[1].stdout == ""  # rank 0 alone speaks
     return folder / "models" / "tiny"
 
