@@ -1,4 +1,4 @@
-"""What the training runs are doing: job, state, iteration, loss.
+"""What the training runs are doing: job, state, iteration, losses, speed.
 
     python -m cluster.status
     python -m cluster.status results/demo/models/tiny
@@ -15,18 +15,28 @@ from common import cli
 from common.errors import InputError
 from common.files import read_json, read_rows
 
+COLUMNS = ("run", "job", "state", "iteration", "loss", "valid loss", "tokens/s", "MFU (%)")
+
 
 def run_status(run: Path) -> list[str]:
-    """Run, job, state, iteration and last loss of one run folder, as text."""
+    """COLUMNS of one run folder, as text."""
     job = read_job(run)
     done = run / "done.json"
     state = "done" if done.exists() else "no job" if job is None else "alive" if is_alive(job) else "ended early"
-    iteration = loss = "-"
-    if rows := read_rows(run / "train.csv"):
-        iteration, loss = rows[-1]["iteration"], rows[-1]["lm_loss"]
-    if done.exists():
-        iteration = str(read_json(done)["iteration"])
-    return [str(run), job.id if job else "-", state, iteration, loss]
+    train, valid = ((read_rows(run / f"{name}.csv") or [{}])[-1] for name in ("train", "valid"))
+    iteration = str(read_json(done)["iteration"]) if done.exists() else train.get("iteration", "-")
+    figures = (
+        _figure(train.get("lm_loss"), ".4f"),
+        _figure(valid.get("loss"), ".4f"),
+        _figure(train.get("tokens_per_second"), ".0f"),
+        _figure(train.get("mfu"), ".2%").rstrip("%"),
+    )
+    return [str(run), job.id if job else "-", state, iteration, *figures]
+
+
+def _figure(cell: str | None, form: str) -> str:
+    """A cell of a curve for people; `-` where it is empty or absent."""
+    return format(float(cell), form) if cell else "-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = arguments.runs or sorted(path for path in Path("results").glob("*/models/*") if path.is_dir())
     if not runs:
         raise InputError("results/*/models/*: no run yet; submit one with python -m cluster.submit")
-    rows = [["run", "job", "state", "iteration", "loss"], *map(run_status, runs)]
+    rows = [COLUMNS, *map(run_status, runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

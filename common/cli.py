@@ -71,7 +71,7 @@ def run(main: Callable[[], int]) -> int:
 def say(text: str) -> None:
     """Print a line at once; where its reader went away, say no more: for work that must not end for that."""
     try:
-        print(text, flush=True)
+        print(f"{text}\n", end="", flush=True)  # in one piece: threads say something, too
     except BrokenPipeError:
         _close_stdout()
 

@@ -152,8 +152,7 @@ class Journal:
                 rank = max(range(world.size), key=lambda rank: list(everyone[rank].values())[-1])  # has taken most
                 head = f"[Rank {rank}] (after {progress.iteration} iterations) memory (MB)"
                 self.say(figures_line(head, everyone[rank], 1))
-            self._show("train", row)
-            self._show("time", {"iteration": progress.iteration, **times})
+            self._show(progress.iteration, train=row, time=times)
         self._start()
 
     def _largest(self, values: list[float]) -> list[float]:
@@ -189,16 +188,18 @@ class Journal:
         name = "validation" if part == "valid" else part
         figures = f"lm loss: {loss:.6E} | perplexity: {row['perplexity']:.4f}"
         self.say(f"{name} at iteration {progress.iteration} | {figures}")
-        self._show(part, row)
+        self._show(progress.iteration, **{part: row})
 
-    def _show(self, part: str, row: Mapping[str, Any]) -> None:
+    def _show(self, iteration: int, **parts: Mapping[str, Any]) -> None:
+        """Bring the figures of an iteration to the boards, those that are finite."""
         figures = {
             f"{part}/{name}": value
+            for part, row in parts.items()
             for name, value in row.items()
             if name != "iteration" and value is not None and math.isfinite(value)
         }
         for board in self._boards:
-            board.show(figures, row["iteration"])
+            board.show(figures, iteration)
 
     def say(self, text: str) -> None:
         """One line of rank 0."""

@@ -108,10 +108,10 @@ def test_a_damaged_record_is_an_error_that_names_it(tmp_path: Path) -> None:
         read_job(tmp_path)
 
 
-def test_status_lists_runs_with_state_and_loss(tmp_path: Path, command: Command) -> None:
+def test_status_lists_runs_with_state_losses_and_speed(tmp_path: Path, command: Command) -> None:
     run = tmp_path / "results" / "x" / "models" / "tiny"
     run.mkdir(parents=True)
-    (run / "train.csv").write_text("iteration,lm_loss\n10,9.5\n20,7.5\n")
+    (run / "train.csv").write_text("iteration,lm_loss,tokens_per_second,mfu\n10,9.5,1000.5,\n20,7.5,2000.4,0.4123\n")
     write_job(run, Job(id="999999999", executor="local", logs="LOGS"))
     result = command("cluster.status", cwd=tmp_path)
     assert result.returncode == 0
@@ -121,7 +121,10 @@ def test_status_lists_runs_with_state_and_loss(tmp_path: Path, command: Command)
         "ended",
         "early",
         "20",
-        "7.5",
+        "7.5000",
+        "-",
+        "2000",
+        "41.23",
     ]
     (run / "done.json").write_text('{"iteration": 20}')
     assert "done" in command("cluster.status", run).stdout
