@@ -19,12 +19,17 @@ NOT, SAVE, LEAVE = range(3)  # what `wanted` says; the most urgent one of all ra
 
 
 class Stop:
-    """Whether this process has been asked to stop; the signals have their old meaning again after `with`."""
+    """Whether this process has been asked to stop.
+
+    After `with` the signals have their old meaning again, but for a run that has stopped: it is on its way out, and srun,
+    which ends all tasks when the first one leaves with a code, must not change the code of the others.
+    """
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self.file, self.owner = folder / "stop", owner
         self.reason = ""
         """What asked for it; empty on processes that were not asked themselves."""
+        self._stopped = False
 
     def __enter__(self) -> "Stop":
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -32,7 +37,7 @@ class Stop:
 
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._stopped else handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.reason = signal.Signals(number).name
@@ -47,6 +52,7 @@ class Stop:
         return SAVE if self.reason else NOT
 
     def followed(self) -> None:
-        """The file has had its effect: the next start is not meant."""
+        """The run has stopped. A file has had its effect then: the next start is not meant."""
+        self._stopped = True
         if self.owner.rank == 0:
             self.file.unlink(missing_ok=True)

@@ -83,7 +83,9 @@ def test_a_job_that_is_told_to_stop_saves_and_the_next_one_goes_on(cluster: dict
     settings = yaml.safe_load(config.read_text())
     train = settings["models"]["tiny"]["train"]
     config.write_text(
-        yaml.safe_dump({**settings, "models": {"tiny": {**TINY, "train": {**train, "iterations": 10**6}}}})
+        yaml.safe_dump(
+            {**settings, "models": {"tiny": {**TINY, "train": {**train, "iterations": 10**6, "save_interval": 10**6}}}}
+        )
     )
     submit(cluster, config)
     folder = tmp_path / "models" / "tiny"
@@ -92,7 +94,8 @@ def test_a_job_that_is_told_to_stop_saves_and_the_next_one_goes_on(cluster: dict
     subprocess.run(["scancel", "--signal=TERM", job], env=cluster, check=True)
     wait_for(lambda: "RUNNING" not in _state(cluster, job), timeout=60)
     (saved,) = folder.glob("iter_*")
-    assert "JobState=FAILED" in _state(cluster, job) and "ExitCode=75:0" in _state(cluster, job)
+    state = _state(cluster, job)
+    assert "JobState=FAILED" in state and "ExitCode=75:0" in state, state
     done = int(saved.name.removeprefix("iter_")) + 2
     settings["models"]["tiny"]["train"] = {**train, "iterations": done}
     config.write_text(yaml.safe_dump(settings))

@@ -13,7 +13,7 @@ import pytest
 from common.files import read_rows
 from tests.training.helpers import Job, launch_ok, make_run, run_main, wait_for
 from training.owner import Owner
-from training.stop import RESUME_ME
+from training.stop import RESUME_ME, SIGNALS
 from training.train import main
 
 LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_000}
@@ -28,10 +28,14 @@ def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
         interrupt()
 
     thread = threading.Thread(target=watch)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     thread.start()
-    code = run_main(main, "--config", config, "--model", "tiny")
-    thread.join()
-    return code
+    try:
+        return run_main(main, "--config", config, "--model", "tiny")
+    finally:
+        thread.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGUSR2", "stop"])
@@ -39,10 +43,8 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
     tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
-    before = signal.getsignal(signal.SIGTERM)
     ways = {"stop": lambda: (folder / "stop").touch()}
     assert interrupted(config, ways.get(way, lambda: os.kill(os.getpid(), signal.Signals[way]))) == RESUME_ME
-    assert signal.getsignal(signal.SIGTERM) is before
     said = capsys.readouterr().out.splitlines()[-1]
     (saved,) = folder.glob("iter_*")
     iteration = int(saved.name.removeprefix("iter_"))
