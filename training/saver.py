@@ -82,6 +82,11 @@ class Saver:
             checkpoint.copy_tensors(tensors, self._copies)
             self._writing = self._thread.submit(write, copies=self._copies)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written while training goes on."""
+        return self._writing is not None and not self._writing.done()
+
     def wait(self) -> None:
         """Wait for the save in flight, if there is one; raises what went wrong with it."""
         if self._writing is not None:

@@ -1,21 +1,25 @@
 """Checkpoints are whole or absent, hold the true vocabulary only, and say so when they do not fit."""
 
+import hashlib
 import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from common.errors import CheckpointError
 from common.files import read_json, write_json
 from common.settings import ModelRun
-from tests.training.helpers import make_run, settings_of
+from tests.training.helpers import launch_ok, make_run, settings_of
+from tests.training.worker import steps
 from training import checkpoint
 from training.blend import Blend
-from training.checkpoint import Manifest, Progress
+from training.checkpoint import Manifest, Progress, files
 from training.data import Corpus, Samples
 from training.distributed import World
 from training.plan import make_plan
@@ -93,6 +97,71 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     with pytest.raises(CheckpointError, match="iter_0000004"):
         checkpoint.at(newest)
     assert checkpoint.at(tmp_path).path.name == "iter_0000002"
+
+
+def test_a_manifest_says_what_the_guard_remembers_and_old_ones_without_it_still_load(
+    session: Session, tmp_path: Path
+) -> None:
+    memory = {"losses": [5.5, 5.25], "skipped": 1, "loss_scale": {"scale": 65536.0}}
+    path = checkpoint.save(tmp_path, session.parameters, session.optimizer, Progress(2, 16, memory), session.plan)
+    assert checkpoint.read_manifest(path).progress == Progress(2, 16, memory)
+    raw = read_json(path / "manifest.json")
+    for key in ("guard", "topology", "replicas"):
+        del raw[key]
+    write_json(path / "manifest.json", raw)
+    old = checkpoint.newest(tmp_path)
+    assert old is not None and old.progress == Progress(2, 16)
+    checkpoint.load(old, session.parameters, session.optimizer)
+
+
+def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path)
+    found = {"exp_avg.wpe.weight": torch.empty(16, 32)}
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        load(found, checkpoint_id=manifest.path, no_dist=True)
+    moment = session.optimizer.state[session.parameters["wpe.weight"]]["exp_avg"]
+    assert torch.equal(found["exp_avg.wpe.weight"], moment) and moment.any()
+
+
+def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_its_file(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_SMALLEST", 1 << 15)
+    manifest = save(session, tmp_path)
+    parts = [entry["size"] for name, entry in manifest.files.items() if name.endswith(".distcp")]
+    assert 4 < len(parts) <= 16 and sum(parts) > 3 * 34_208 * 4
+    for name, entry in manifest.files.items():
+        assert hashlib.sha256((manifest.path / name).read_bytes()).hexdigest() == entry["sha256"], name
+    other = open_session(session.plan, ALONE)
+    checkpoint.load(manifest, other.parameters, other.optimizer)
+    assert torch.equal(other.parameters["h.1.mlp.c_fc.weight"], session.parameters["h.1.mlp.c_fc.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [True, False], ids=["8 ranks to 2", "2 ranks to 8"])
+def test_a_checkpoint_moves_between_tensor_by_pipeline_and_data_parallel(tmp_path: Path, there: bool) -> None:
+    """Two steps, a save, two more steps elsewhere: losses and norms of one process that never stopped."""
+    model = {"dropout": 0.0, "n_layer": 3}
+    (straight,) = _continued(tmp_path / "straight", {}, model)
+    layouts = [{"tensor": 4, "pipeline": 2}, {"data": 2, "zero_stage": 1}]
+    first, second = layouts if there else reversed(layouts)
+    _continued(tmp_path / "first", first, model, save_at=2)
+    part = Path("models") / "tiny" / "iter_0000002"
+    shutil.copytree(tmp_path / "first" / part, tmp_path / "second" / part)
+    for seen in _continued(tmp_path / "second", second, model):
+        assert len(seen["loss"]) == 2
+        for key in ("loss", "norm"):
+            assert seen[key] == pytest.approx(straight[key][2:], rel=1e-4), key
+
+
+def _continued(folder: Path, parallel: dict[str, int], model: dict[str, Any], save_at: int = 0) -> list[dict[str, Any]]:
+    """What each rank sees from the newest checkpoint in `folder` to step 4."""
+    config = make_run(folder, model=model, parallel=parallel)
+    size = parallel.get("tensor", 1) * parallel.get("pipeline", 1) * parallel.get("data", 1)
+    if size == 1:
+        return [steps(config, ALONE, save_at)]
+    launch_ok(size, "tests.training.worker", config, folder / "seen", "--save-at", save_at)
+    return [read_json(folder / f"seen.{rank}.json") for rank in range(size)]
 
 
 def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session, tmp_path: Path) -> None:

@@ -122,9 +122,7 @@ class HashedFile:
 def _write_item(file: HashedFile, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
     data = planner.resolve_data(item)
     assert isinstance(data, Tensor)
-    tensor = data.detach().cpu().contiguous()
-    if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        tensor = tensor.clone()  # torch.save would write the whole that it is a part of
+    tensor = torch.from_numpy(data.detach().cpu().contiguous().numpy())  # no part of a larger one, which would be saved
     start = file.size
     torch.save(tensor, file)  # type: ignore[arg-type]
     length = file.size - start

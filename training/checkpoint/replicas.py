@@ -40,7 +40,7 @@ class Replicas:
             return ""
         name, largest = next(iter(self.drifted.items()))
         return (
-            f"warning: {len(self.drifted)} of {len(self.compared)} parameters differ between ranks that hold copies of "
+            f"{len(self.drifted)} of {len(self.compared)} parameters differ between ranks that hold copies of "
             f"them, {name} by up to {largest:g}; the checkpoint's manifest.json names all, and has one copy of each"
         )
 

@@ -1,0 +1,278 @@
+"""A checkpoint on its way to the disk and back: ours, whole with sha256 and manifest, against a copy of its files.
+
+A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy is what the disk can do:
+shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
+torch.distributed.checkpoint as it comes. Reads find the files in the page cache, as the copy finds its source; ours
+compares every file with its sha256 first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
+a save or a load that hashes cannot be faster. Rows take turns, and a ratio is the median over the rounds, each against
+its own round's copy: disks change their speed from one minute to the next.
+
+The second table is train.async_save: how long training stands still for a save, as a share of that save's time from
+its beginning to its end, and what a step takes meanwhile, which shares the cores with it when training on CPUs.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, redirect_stdout
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.machine import table
+from benchmarks.step import SIZES, Job, Size, write_dataset
+from common.cli import positive_int
+from common.files import fsync
+from common.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.session import Session
+
+_SIZES = {"tiny": Size(ModelSettings(n_layer=1, n_head=2, n_embd=32, seq_len=16, vocab_size=256), 2, 1), **SIZES}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--size", choices=_SIZES, default="124m", help="of the model (default 124m)")
+    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="turns of each row (default 3)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write (default: for temporary files)")
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """That an action takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+class Rows:
+    """What is timed: the saves of a round, then the loads of what they wrote."""
+
+    def __init__(self, session: "Session", folder: Path) -> None:
+        from training.saver import Saver
+
+        self.session, self.folder = session, folder
+        self.saver = Saver(session, folder / "run")
+        self.saver.folder.mkdir()
+        self.iterations = count(1)
+
+    def tensors(self) -> "dict[str, Tensor]":
+        """What is saved, by name."""
+        from training.checkpoint import tensors_of
+
+        return tensors_of(self.session.parameters, self.session.optimizer, self.session.plan.run.model.vocab_size)
+
+    def writes(self) -> dict[str, Callable[[], None]]:
+        """By label; the first one is the measure of the others."""
+        return {
+            "copy of the files": self.copy,
+            "sha256 alone": self.hash,
+            "torch.save": self.torch_save,
+            "safetensors": self.safetensors_save,
+            "torch.distributed.checkpoint": self.dcp_save,
+            "ours, with sha256 and manifest": self.our_save,
+        }
+
+    def reads(self) -> dict[str, Callable[[], None]]:
+        """By label."""
+        return {
+            "torch.load": self.torch_load,
+            "safetensors": self.safetensors_load,
+            "torch.distributed.checkpoint": self.dcp_load,
+            "ours, verified": self.our_load,
+        }
+
+    def clear(self) -> None:
+        """Remove what a round has written, but the newest checkpoint: nothing is written over, deleting takes time."""
+        for path in (*self.folder.glob("run/iter_*"), *(self.folder / name for name in ("copy", "dcp"))):
+            if path != self.saver.newest and path.exists():
+                shutil.rmtree(path)
+        for name in ("torch.pt", "model.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
+        os.sync()
+
+    def copy(self) -> None:
+        """The files of the newest checkpoint, one after the other."""
+        target = self.folder / "copy"
+        target.mkdir()
+        assert self.saver.newest is not None
+        for path in sorted(self.saver.newest.iterdir()):
+            shutil.copyfile(path, target / path.name)
+            fsync(target / path.name)
+
+    def hash(self) -> None:
+        """As many bytes as a checkpoint has, in memory."""
+        from training.checkpoint.files import THREADS
+
+        block, size = bytes(1 << 20), sum(tensor.nbytes for tensor in self.tensors().values())
+
+        def share(_thread: int) -> None:
+            digest = hashlib.sha256()
+            for _ in range(0, size // THREADS, len(block)):
+                digest.update(block)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(share, range(THREADS)))
+
+    def torch_save(self) -> None:
+        """One file."""
+        import torch
+
+        path = self.folder / "torch.pt"
+        torch.save(self.tensors(), path)
+        fsync(path)
+
+    def safetensors_save(self) -> None:
+        """One file."""
+        from safetensors.torch import save_file
+
+        path = self.folder / "model.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in self.tensors().items()}, path)
+        fsync(path)
+
+    def dcp_save(self) -> None:
+        """With the library's own writer."""
+        from torch.distributed.checkpoint import state_dict_saver
+
+        state_dict_saver.save(self.tensors(), checkpoint_id=self.folder / "dcp", no_dist=True)
+
+    def our_save(self) -> None:
+        """All that a run does."""
+        from training.checkpoint import Progress
+
+        self.saver.save(Progress(next(self.iterations), 0))
+
+    def torch_load(self) -> None:
+        """The whole file, then into the model."""
+        import torch
+
+        self.fill(torch.load(self.folder / "torch.pt", weights_only=True))
+
+    def safetensors_load(self) -> None:
+        """The same."""
+        from safetensors.torch import load_file
+
+        self.fill(load_file(self.folder / "model.safetensors"))
+
+    def fill(self, read: "dict[str, Tensor]") -> None:
+        """Copy what was read to where the run has it."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(read[name])
+
+    def dcp_load(self) -> None:
+        """Into the model, tensor by tensor."""
+        from torch.distributed.checkpoint import state_dict_loader
+
+        state_dict_loader.load(dict(self.tensors()), checkpoint_id=self.folder / "dcp", no_dist=True)
+
+    def our_load(self) -> None:
+        """What a resumed run does."""
+        from training import checkpoint
+
+        manifest = checkpoint.newest(self.saver.folder)
+        assert manifest is not None
+        checkpoint.load(manifest, self.session.parameters, self.session.optimizer)
+
+
+def bandwidths(rows: Rows, rounds: int) -> list[dict[str, str]]:
+    """Rows of both directions."""
+    rows.our_save()  # what the copy copies, and the kernel's first use of so much memory
+    size = sum(tensor.nbytes for tensor in rows.tensors().values())
+    writes, reads = rows.writes(), rows.reads()
+    taken: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        rows.clear()
+        for direction, actions in (("save", writes), ("load", reads)):
+            for label, action in actions.items():
+                taken.setdefault((direction, label), []).append(seconds(action))
+    copies = taken["save", "copy of the files"]
+    return [
+        {
+            "checkpoint": f"{direction}: {label}",
+            "MB": f"{size / 1e6:,.0f}",
+            "GB/s": f"{size / 1e9 / median(times):.2f}",
+            "ratio": f"{median(copy / own for copy, own in zip(copies, times, strict=True)):.2f}",
+        }
+        for (direction, label), times in taken.items()
+    ]
+
+
+def in_background(session: "Session", folder: Path, rounds: int) -> list[dict[str, str]]:
+    """The row of `train.async_save`."""
+    from training.checkpoint import Progress
+    from training.saver import Saver
+    from training.step import step_batches, train_step
+
+    stalls, saves, alone, meanwhile = [], [], [], []
+    with Saver(session, folder) as saver, closing(step_batches(session, 0)) as steps:
+        numbers = count(1)
+
+        def step() -> float:
+            return seconds(lambda: train_step(session, next(numbers), next(steps), 1e-4))
+
+        step()
+        for number in range(rounds + 1):
+            before = median(step() for _ in range(3))
+            started = time.perf_counter()
+            saver.save(Progress(number + 1, 0))
+            stalled = time.perf_counter() - started
+            during = list(_while(lambda: saver.busy, step))
+            saver.wait()
+            if number:  # the first one makes the buffers
+                stalls.append(stalled)
+                saves.append(time.perf_counter() - started)
+                alone.append(before)
+                meanwhile.append(median(during))
+    return [
+        {
+            "save in the background": "train.async_save",
+            "training stands still, s": f"{median(stalls):.2f}",
+            "until saved, s": f"{median(saves):.2f}",
+            "share": f"{median(stall / save for stall, save in zip(stalls, saves, strict=True)):.1%}",
+            "a step, s": f"{median(alone):.2f}",
+            "a step meanwhile, s": f"{median(meanwhile):.2f}",
+        }
+    ]
+
+
+def _while(busy: Callable[[], bool], step: Callable[[], float]) -> Iterator[float]:
+    yield step()
+    while busy():
+        yield step()
+
+
+def measure(arguments: argparse.Namespace) -> str:
+    """Two tables: rows of gigabytes a second, and what training notices of a save in the background."""
+    import warnings
+
+    from training.distributed import read_launch, started
+    from training.plan import make_plan
+    from training.session import open_session
+
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # this is one process, and meant to be
+    with (
+        TemporaryDirectory(dir=arguments.folder) as name,
+        started(read_launch(), Path(name)) as world,
+        redirect_stdout(None),  # the lines of the run's log
+    ):
+        folder = Path(name)
+        job = Job(folder, _SIZES[arguments.size])
+        write_dataset(job)
+        plan = make_plan(job.settings, "step")
+        session = open_session(plan, world)
+        first = table(bandwidths(Rows(session, folder), arguments.rounds))
+        (folder / "background").mkdir()
+        run = plan.run
+        run = run.model_copy(update={"train": run.train.model_copy(update={"async_save": True})})
+        session.plan = replace(plan, run=run)
+        second = table(in_background(session, folder / "background", arguments.rounds))
+    return f"{first}\n\n{second}"
