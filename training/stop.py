@@ -21,8 +21,8 @@ NOT, SAVE, LEAVE = range(3)  # what `wanted` says; the most urgent one of all ra
 class Stop:
     """Whether this process has been asked to stop.
 
-    After `with` the signals have their old meaning again, but for a run that has stopped: it is on its way out, and srun,
-    which ends all tasks when the first one leaves with a code, must not change the code of the others.
+    After `with` the signals have their old meaning again, but for a run that has stopped: it is on its way out, and
+    srun, which ends all tasks when the first one leaves with a code, must not change the code of the others.
     """
 
     def __init__(self, folder: Path, owner: Owner) -> None:
