@@ -56,8 +56,8 @@ class Journal:
                     f"train {session.plan.name}", "iterations", run.train.iterations, progress.iteration
                 )
         self.say(self._arithmetic())
-        self._reports = 0
-        self._first: tuple[float, int] | None = None  # when the first step was done, and steps since
+        self._memory_told = False
+        self._first: tuple[float, int] | None = None  # when this start's first step was done, and steps since
         self._start()
 
     def __enter__(self) -> "Journal":
@@ -83,11 +83,11 @@ class Journal:
         device, run = self.session.world.device, self.session.plan.run
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         precision = str(precision_type(run.train.precision, device)).removeprefix("torch.")
-        peak = f"peak {self._peak:g} TFLOP/s"
+        peak = f"peak {self._peak:g} TFLOP/s each"
         if not self._peak:
             peak = f"no known peak, so no MFU (models.{self.session.plan.name}.log.peak_tflops sets one)"
         return (
-            f"{'device':<12}{name}, {precision}, {peak}\n"
+            f"{'device':<12}{self.session.world.size} x {name}, {precision}, {peak}\n"
             f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP a token ({CONVENTION}: without wpe, attention in full, "
             "no recompute)"
         )
@@ -112,48 +112,53 @@ class Journal:
 
     def report(self, progress: Progress, guard: Guard) -> None:
         """Log lines, and a row of train.csv, about the steps since the last report (a collective call)."""
-        world, run, count = self.session.world, self.session.plan.run, len(self._steps)
+        count = len(self._steps)
         parts = self.session.timers.take()  # waits for the device
         seconds = (time.perf_counter() - self._started) / count
-        used = memory(world.device)
-        *slowest, waited, peak_memory = self._largest(
+        used = memory(self.session.world.device)
+        *slowest, waited, most = self._largest(
             [*(parts.get(part, 0.0) / count for part in PARTS), self._waited / count, list(used.values())[-1]]
         )
-        everyone = gathered(used) if self._reports == 0 else []
-        self._reports += 1
+        everyone = [] if self._memory_told else gathered(used)
+        self._memory_told = True
         if self.speaks:
-            taken = [step for step in self._steps if step.taken and math.isfinite(step.loss)]
-            tokens_per_second = run.train.global_batch_size * run.model.seq_len / seconds
-            tflops = self._flops * tokens_per_second / world.size / 1e12
-            row = {
-                "iteration": progress.iteration,
-                "consumed_samples": progress.consumed_samples,
-                "consumed_tokens": progress.consumed_samples * run.model.seq_len,
-                "learning_rate": self._rate,
-                "lm_loss": fmean(step.loss for step in taken) if taken else math.nan,
-                "grad_norm": (taken or self._steps)[-1].grad_norm,
-                "ms_per_iteration": round(seconds * 1000, 3),
-                "tokens_per_second": round(tokens_per_second, 1),
-                "data_wait_ms": round(waited * 1000, 3),
-                "loss_scale": guard.scale,
-                "skipped": sum(not step.taken for step in self._steps),
-                "non_finite": sum(
-                    not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)) for step in self._steps
-                ),
-                "tflops": float(f"{tflops:.5g}"),
-                "mfu": round(tflops / self._peak, 5) if self._peak else None,
-                "memory_mb": round(peak_memory, 1),
-            }
+            train = self.session.plan.run.train
+            row = self._row(progress, guard, seconds, waited, most)
             self._curves["train"].append(row)
-            self.say(log_line(row, run.train.iterations, run.train.global_batch_size, self._left(progress, seconds)))
+            self.say(log_line(row, train.iterations, train.global_batch_size, self._left(progress, seconds)))
             times = {part: value * 1000 for part, value in zip(PARTS, slowest, strict=True) if value}
             self.say(figures_line("time (ms)", {**times, "batch generator": waited * 1000}, 2))
             if everyone:
-                rank = max(range(world.size), key=lambda rank: list(everyone[rank].values())[-1])  # has taken most
+                rank = max(range(len(everyone)), key=lambda rank: list(everyone[rank].values())[-1])  # has taken most
                 head = f"[Rank {rank}] (after {progress.iteration} iterations) memory (MB)"
                 self.say(figures_line(head, everyone[rank], 1))
             self._show(progress.iteration, train=row, time=times)
         self._start()
+
+    def _row(self, progress: Progress, guard: Guard, seconds: float, waited: float, memory_mb: float) -> dict[str, Any]:
+        """TRAIN_COLUMNS about the steps since the last report: seconds an iteration, and waiting for data in them."""
+        run, steps = self.session.plan.run, self._steps
+        taken = [step for step in steps if step.taken and math.isfinite(step.loss)]
+        non_finite = [step for step in steps if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm))]
+        tokens_per_second = run.train.global_batch_size * run.model.seq_len / seconds
+        tflops = self._flops * tokens_per_second / self.session.world.size / 1e12
+        return {
+            "iteration": progress.iteration,
+            "consumed_samples": progress.consumed_samples,
+            "consumed_tokens": progress.consumed_samples * run.model.seq_len,
+            "learning_rate": self._rate,
+            "lm_loss": fmean(step.loss for step in taken) if taken else math.nan,
+            "grad_norm": (taken or steps)[-1].grad_norm,
+            "ms_per_iteration": round(seconds * 1000, 3),
+            "tokens_per_second": round(tokens_per_second, 1),
+            "data_wait_ms": round(waited * 1000, 3),
+            "loss_scale": guard.scale,
+            "skipped": sum(not step.taken for step in steps),
+            "non_finite": len(non_finite),
+            "tflops": float(f"{tflops:.5g}"),
+            "mfu": round(tflops / self._peak, 5) if self._peak else None,
+            "memory_mb": round(memory_mb, 1),
+        }
 
     def _largest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks (a collective call)."""
@@ -166,8 +171,8 @@ class Journal:
 
     def _left(self, progress: Progress, seconds: float) -> float:
         """Seconds to the last iteration, at the pace since this start's first step, with validation and saving."""
-        if self._first and self._first[1]:
-            begun, count = self._first
+        begun, count = self._first or (0.0, 0)
+        if count:
             seconds = (time.perf_counter() - begun) / count
         return seconds * (self.session.plan.run.train.iterations - progress.iteration)
 
@@ -186,7 +191,7 @@ class Journal:
         else:
             write_json(self.folder / f"{part}.json", row)
         name = "validation" if part == "valid" else part
-        figures = f"lm loss: {loss:.6E} | perplexity: {row['perplexity']:.4f}"
+        figures = f"lm loss: {loss:.6E} | perplexity: {row['perplexity']:.6g}"
         self.say(f"{name} at iteration {progress.iteration} | {figures}")
         self._show(progress.iteration, **{part: row})
 

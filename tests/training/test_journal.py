@@ -101,7 +101,7 @@ def test_a_test_loss_has_a_file_of_its_own_and_no_loss_is_too_large_to_tell(
     assert [row["loss"] for row in read_rows(tmp_path / "run" / "valid.csv")] == ["1000.0"]
     test = json.loads((tmp_path / "run" / "test.json").read_text())
     assert test == {"iteration": 3, "consumed_samples": 24, "loss": 2.0, "perplexity": pytest.approx(7.389, abs=1e-3)}
-    assert "test at iteration 3 | lm loss: 2.000000E+00 | perplexity: 7.3891\n" in capsys.readouterr().out
+    assert "test at iteration 3 | lm loss: 2.000000E+00 | perplexity: 7.38906\n" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
