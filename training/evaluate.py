@@ -1,16 +1,22 @@
-"""Loss and perplexity of a model on a dataset or on text.
+"""How well a model foresees text: loss and perplexity, WikiText's perplexity a word, LAMBADA's last words.
 
     python -m training.evaluate --checkpoint results/demo/models/tiny --data results/demo/dataset/corpus_text_document
     python -m training.evaluate --checkpoint merged/tiny --data book.txt poems.jsonl --output books.json
+    python -m training.evaluate --checkpoint merged/tiny --task wikitext --data wiki.test.tokens
+    python -m training.evaluate --checkpoint merged/tiny --task lambada --data lambada_test.jsonl
 
 --checkpoint is a Hugging Face folder, a training run (its newest checkpoint) or one iter_* folder. --data is a PREFIX
 of .bin/.idx, a .jsonl file of documents (.zst, .gz, … too), or any other file, read as one text. The tokens are
 cut into windows of the model's sequence length that do not overlap; every token but the first is predicted once. Of
 several datasets each has its line, and the loss of all is the mean over their tokens.
+
+--task wikitext reads one file in WikiText's form, wiki.test.tokens or wiki.test.raw, and gives the perplexity a word
+that papers give: the text is detokenized, windows overlap by all but --stride tokens, and the loss is shared out over
+the words of the file, line ends among them. --task lambada reads one file of {"text": …} lines and counts the texts
+whose last word the model would choose, token for token.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -68,9 +74,10 @@ def evaluate(model: "GPT2", samples: "Samples") -> dict[str, Any]:
 
 
 def _result(total: float, tokens: int, documents: int) -> dict[str, Any]:
+    from training.validation import perplexity
+
     loss = total / tokens
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return {"loss": loss, "perplexity": perplexity, "tokens": tokens, "documents": documents}
+    return {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens, "documents": documents}
 
 
 def evaluate_all(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -84,30 +91,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("training.evaluate", __doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="model to evaluate")
     parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE|PREFIX", help="texts or datasets")
+    parser.add_argument("--task", choices=("loss", "wikitext", "lambada"), default="loss", help="what to measure")
     parser.add_argument("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
     parser.add_argument("--split", default="949,50,1", metavar="A,B,C", help="shares that define the parts")
+    parser.add_argument(
+        "--stride",
+        type=cli.positive_int,
+        metavar="N",
+        help="wikitext: tokens from one window to the next (default 32; the sequence length is quickest)",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the result as JSON too")
     arguments = parser.parse_args(argv)
 
     from training.load import load_model
 
     for data in arguments.data:
-        _check_data(data, arguments.part)
+        _check_data(data, arguments)
     model, tokenizer = load_model(arguments.checkpoint)
+    about = {"checkpoint": str(arguments.checkpoint), "data": ", ".join(map(str, arguments.data))}
+    if arguments.task == "loss":
+        about["part"] = arguments.part
+        result = _losses(arguments, model, tokenizer)
+    else:
+        about["task"] = arguments.task
+        result = _task(arguments, model, tokenizer)
+    if arguments.output is not None:
+        write_json(arguments.output, {**about, **result})
+    return 0
+
+
+def _losses(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+    """The loss on all the data; of several, each is below `each`, too."""
     results = []
     for data in arguments.data:
-        samples = _open(data, arguments, model, tokenizer)
-        results.append(evaluate(model, samples))
+        results.append(evaluate(model, _open(data, arguments, model, tokenizer)))
         print(_line(f"{data} ({arguments.part})", results[-1]))
+    if len(results) == 1:
+        return results[0]
     result = evaluate_all(results)
-    if len(results) > 1:
-        print(_line("all", result))
-    if arguments.output is not None:
-        names = [str(data) for data in arguments.data]
-        about = {"checkpoint": str(arguments.checkpoint), "data": ", ".join(names), "part": arguments.part}
-        each = {"each": dict(zip(names, results, strict=True))} if len(results) > 1 else {}
-        write_json(arguments.output, {**about, **result, **each})
-    return 0
+    print(_line("all", result))
+    return {**result, "each": dict(zip(map(str, arguments.data), results, strict=True))}
+
+
+def _task(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+    """A published measure on its one file of text."""
+    from training import last_word, wikitext
+    from training.load import require_tokenizer
+
+    (data,), seq_len = arguments.data, model.settings.seq_len
+    tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
+    if arguments.task == "lambada":
+        result = last_word.last_word_accuracy(model, last_word.read_examples(data, tokenizer, seq_len))
+        print(f"{data}: {last_word.line(result)}")
+        return result
+    stride = arguments.stride or min(32, seq_len)
+    if stride > seq_len:
+        raise InputError(
+            f"--stride {stride} is more than the model's sequence length {seq_len}: tokens would be left out"
+        )
+    result = wikitext.word_perplexity(model, tokenizer, data, stride)
+    print(f"{data}: {wikitext.line(result)}")
+    return result
 
 
 def _is_dataset(data: Path) -> bool:
@@ -116,8 +160,15 @@ def _is_dataset(data: Path) -> bool:
     return suffixed(data, ".idx").is_file()
 
 
-def _check_data(data: Path, part: str) -> None:
+def _check_data(data: Path, arguments: argparse.Namespace) -> None:
     """InputError for what cannot be evaluated, before a model is loaded."""
+    task, part = arguments.task, arguments.part
+    if arguments.stride and task != "wikitext":
+        raise InputError("--stride is for --task wikitext")
+    if task != "loss" and len(arguments.data) > 1:
+        raise InputError(f"--task {task} takes one file, --data names {len(arguments.data)}")
+    if task != "loss" and not data.is_file():
+        raise InputError(f"{data}: no such file; --task {task} needs one of text")
     if not _is_dataset(data) and not data.is_file():
         raise InputError(f"{data}: neither a file nor the PREFIX of a dataset (PREFIX.bin, PREFIX.idx)")
     if not _is_dataset(data) and part != "all":
