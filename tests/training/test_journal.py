@@ -78,6 +78,18 @@ def test_the_log_line_is_followed_by_times_and_the_first_time_by_memory(
     assert last.startswith("time (ms)")
 
 
+def test_the_memory_told_is_that_of_the_rank_that_took_most(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [{"reserved": 9.0, "max reserved": most} for most in (10.0, 30.0, 20.0)]
+    with journal_of(session, tmp_path / "run") as journal:
+        monkeypatch.setattr("training.journal.gathered", lambda used: ranks)
+        journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.0)
+        journal.report(Progress(1, 8), Guard(session.plan.run))
+    said = capsys.readouterr().out
+    assert "[Rank 1] (after 1 iterations) memory (MB) | reserved: 9.0 | max reserved: 30.0\n" in said
+
+
 def test_a_known_peak_gives_the_mfu(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = session.plan.run.log.model_copy(update={"peak_tflops": 1e-3})
     object.__setattr__(session.plan, "run", session.plan.run.model_copy(update={"log": log}))

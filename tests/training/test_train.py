@@ -9,9 +9,11 @@ import torch
 import yaml
 
 from common.files import read_rows
+from common.settings import ModelSettings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
 from training.checkpoint import saving
+from training.flops import flops_per_token
 from training.train import main
 
 TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}
@@ -44,7 +46,8 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_leaves_its_curves_settings_and_end(straight: Path) -> None:
-    losses = [float(row["lm_loss"]) for row in read_rows(straight / "train.csv")]
+    rows = read_rows(straight / "train.csv")
+    losses = [float(row["lm_loss"]) for row in rows]
     assert len(losses) == 20 and losses[-1] < losses[0] - 1
     valid = read_rows(straight / "valid.csv")
     assert [row["iteration"] for row in valid] == ["10", "20"]
@@ -56,7 +59,10 @@ def test_a_run_leaves_its_curves_settings_and_end(straight: Path) -> None:
         "train_loss": losses[-1],
         "valid_loss": float(valid[-1]["loss"]),
     }
-    assert yaml.safe_load((straight / "settings.yaml").read_text())["models"]["tiny"]["train"]["iterations"] == 20
+    tiny = yaml.safe_load((straight / "settings.yaml").read_text())["models"]["tiny"]
+    assert tiny["train"]["iterations"] == 20
+    of_both = flops_per_token(ModelSettings(**tiny["model"])) * float(rows[-1]["tokens_per_second"]) / 1e12
+    assert float(rows[-1]["tflops"]) == pytest.approx(of_both / 2, rel=1e-3)
     assert sorted(path.name for path in straight.iterdir()) == [
         "done.json",
         "iter_0000010",
