@@ -43,15 +43,16 @@ def open_boards(plan: Plan, folder: Path, iteration: int, speaks: bool) -> list[
     boards: list[Board] = []
     problem = ""
     log = plan.run.log
-    try:
-        if speaks and log.wandb:
-            boards.append(WeightsAndBiases(folder, plan.run, plan.name))
-        if speaks and log.tensorboard:
+    if speaks and log.tensorboard:
+        try:
             boards.append(TensorBoard(folder, iteration))
-    except ConfigError as error:
-        problem = str(error)
-    except ImportError as error:
-        say(f"warning: no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
+        except ImportError as error:
+            say(f"warning: no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
+    if speaks and log.wandb:
+        try:
+            boards.append(WeightsAndBiases(folder, plan.run, plan.name))
+        except ConfigError as error:
+            problem = str(error)
     if any(problems := gathered(problem)):
         raise ConfigError(next(filter(None, problems)))
     return boards
