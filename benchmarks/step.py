@@ -143,6 +143,7 @@ def ours(job: Job) -> Steps:
         session = open_session(make_plan(job.settings, "step"), world)
         for iteration, batches in enumerate(step_batches(session, 0), 1):
             yield train_step(session, iteration, batches, _RATE).loss
+            session.timers.collect()
 
 
 # ------------------------------------------------------------------------------------------------ peers

@@ -20,7 +20,8 @@ FLOOR = 1.0  # the least loss scale
 def precision_type(precision: str, device: torch.device) -> torch.dtype:
     """The type that `train.precision` means on a device."""
     if precision == "auto":
-        precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bfloat16" if fast else "float32"
     return _TYPES[precision]
 
 
