@@ -175,6 +175,32 @@ def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session
     assert not leftover.exists()
 
 
+def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_path: Path) -> None:
+    originals = {"encoder_json": tmp_path / "elsewhere.json", "vocab_bpe": tmp_path / "elsewhere.bpe"}
+    for key, path in originals.items():
+        path.write_text(key)
+    plan = replace(session.plan, tokenize=session.plan.tokenize.model_copy(update=originals))
+    path = checkpoint.save(tmp_path / "run", session.parameters, session.optimizer, Progress(2, 16), plan)
+    for original in originals.values():
+        original.unlink()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    found = checkpoint.at(tmp_path / "moved" / path.name).tokenize
+    assert found.encoder_json == tmp_path / "moved" / "tokenizer" / "encoder.json"
+    for key in originals:
+        assert getattr(found, key).read_text() == key
+
+
+def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path)
+    second = sorted(manifest.files)[1]
+    data = bytearray((manifest.path / second).read_bytes())
+    data[500] ^= 1
+    (manifest.path / second).write_bytes(data)
+    checkpoint.verify(manifest, slice(0, None, 2))
+    with pytest.raises(CheckpointError, match=f"{second}: damaged"):
+        checkpoint.verify(manifest, slice(1, None, 2))
+
+
 def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     checkpoint.check_fits(manifest, session.plan)

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import CheckpointError, TrainingError
 from common.files import read_json
-from tests.training.helpers import launch, launch_ok, make_run, settings_of
+from tests.training.helpers import launch, launch_ok, make_run, run_main, settings_of
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.distributed import World
@@ -18,6 +18,7 @@ from training.plan import make_plan
 from training.saver import Saver
 from training.session import Session, open_session
 from training.step import step_batches, train_step
+from training.train import main as train
 
 WORKER = "tests.training.save_worker"
 
@@ -100,6 +101,14 @@ def test_two_ranks_save_the_same_in_the_background_as_between_steps(tmp_path: Pa
         assert len(folders) == 4
         files.append([tensor_files(folder) for folder in folders])
     assert files[0] == files[1]
+
+
+def test_a_run_that_saves_in_the_background_ends_when_its_last_checkpoint_is_there(tmp_path: Path) -> None:
+    options = ("train.async_save=true", "train.save_interval=1", "train.keep_last=2")
+    assert run_main(train, "--config", make_run(tmp_path), "--model", "tiny", *options) == 0
+    folder = tmp_path / "models" / "tiny"
+    assert read_json(folder / "done.json")["checkpoint"] == "iter_0000004"
+    assert names(folder) == ["4", "3"]
 
 
 # ------------------------------------------------------------------------------------------------ several ranks

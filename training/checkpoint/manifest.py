@@ -1,6 +1,11 @@
-"""What a checkpoint says about itself: manifest.json, written last."""
+"""What a checkpoint says about itself: manifest.json, written last.
+
+A vocabulary that is not the packaged one is copied to RUN/tokenizer, so that a run's folder can be moved: the manifest
+names the copies, relative to RUN.
+"""
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +15,7 @@ from typing import Any
 import torch
 
 from common.errors import CheckpointError, InputError
-from common.files import read_json
+from common.files import atomic_path, read_json
 from common.settings import ModelRun, ParallelSettings, TokenizeSettings
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
@@ -19,6 +24,7 @@ from training.plan import Plan
 
 FORMAT = 1
 NAME = "manifest.json"
+_VOCABULARY = {"encoder_json": "tokenizer/encoder.json", "vocab_bpe": "tokenizer/vocab.bpe"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class Manifest:
     """`{"size": bytes, "sha256": hex}` by file name."""
 
 
-def describe(progress: Progress, plan: Plan, replicas: Replicas, files: Mapping[str, Any]) -> dict[str, Any]:
+def describe(
+    progress: Progress, plan: Plan, tokenize: TokenizeSettings, replicas: Replicas, files: Mapping[str, Any]
+) -> dict[str, Any]:
     """The content of manifest.json."""
     run = plan.run
     return {
@@ -60,7 +68,7 @@ def describe(progress: Progress, plan: Plan, replicas: Replicas, files: Mapping[
         "model": run.model.model_dump(mode="json"),
         "parallel": run.parallel.model_dump(mode="json"),
         "train": run.train.model_dump(mode="json"),
-        "tokenize": plan.tokenize.model_dump(mode="json"),
+        "tokenize": tokenize.model_dump(mode="json"),
         "data": plan.train.identity,
         "topology": topology(run.parallel),
         "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
@@ -74,6 +82,25 @@ def topology(parallel: ParallelSettings) -> dict[str, Any]:
     pipeline, data, tensor = sizes = (parallel.pipeline, parallel.data, parallel.tensor)
     places = [[pp, dp, tp] for pp in range(pipeline) for dp in range(data) for tp in range(tensor)]
     return {"world_size": len(places), "axes": ["pp", "dp", "tp"], "sizes": sizes, "coordinates": places}
+
+
+def keep_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
+    """Copy the two files into a run's folder, unless they are there; the settings with the copies' relative paths."""
+    copies: dict[str, Path] = {}
+    for key, name in _VOCABULARY.items():
+        original, copy = getattr(tokenize, key), run_folder / name
+        if original is not None and (copy.exists() or original.is_file()):
+            copies[key] = Path(name)
+            if not copy.exists():
+                with atomic_path(copy) as temporary:
+                    shutil.copyfile(original, temporary)
+    return tokenize.model_copy(update=copies)
+
+
+def _kept_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
+    """The settings with paths of the copies, as seen from here."""
+    copies = {key: run_folder / name for key, name in _VOCABULARY.items() if getattr(tokenize, key) == Path(name)}
+    return tokenize.model_copy(update=copies)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -90,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
             path=folder,
             progress=Progress(raw["iteration"], raw["consumed_samples"], raw.get("guard", {})),
             run=ModelRun.model_validate({key: raw[key] for key in ("model", "parallel", "train")}),
-            tokenize=TokenizeSettings.model_validate(raw["tokenize"]),
+            tokenize=_kept_vocabulary(folder.parent, TokenizeSettings.model_validate(raw["tokenize"])),
             data=raw["data"],
             files=raw["files"],
         )

@@ -27,7 +27,7 @@ from common.files import fsync, write_json, write_text
 from training.checkpoint import manifest as manifests
 from training.checkpoint.files import Reader, Writer
 from training.checkpoint.finding import iteration_folder, iterations, problem_of
-from training.checkpoint.manifest import Manifest, Progress, describe
+from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.distributed import gathered
 from training.model import GPT2
@@ -78,7 +78,8 @@ def write(
 
     def publish() -> None:
         if rank == 0:
-            write_json(temporary / manifests.NAME, describe(progress, plan, replicas, files))
+            tokenize = keep_vocabulary(run_folder, plan.tokenize)
+            write_json(temporary / manifests.NAME, describe(progress, plan, tokenize, replicas, files))
             _replace(temporary, final)
             write_text(run_folder / "latest", final.name + "\n")
 
