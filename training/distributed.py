@@ -166,11 +166,11 @@ def _choose_device(launch: Launch) -> "torch.device":
         granted = os.environ.get("SLURM_CPUS_PER_TASK") if launch.launcher == "slurm" else None
         threads = int(granted) if granted else max(1, available_cpus() // launch.local_size)
         torch.set_num_threads(threads)
-    _keep_freed_memory()
+    keep_freed_memory()
     return torch.device("cpu")
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc reuse the memory of freed tensors instead of returning it to the system after every operation.
 
     A step allocates and frees logits of hundreds of megabytes; mapped anew each time, every page of them is faulted

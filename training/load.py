@@ -9,6 +9,7 @@ from common.errors import InputError
 from common.settings import ModelSettings, TokenizeSettings
 from common.tokenizer import Tokenizer, vocabulary_files
 from training import checkpoint, hf, hf_config
+from training.distributed import keep_freed_memory
 from training.model import GPT2
 
 
@@ -42,7 +43,10 @@ def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
         manifest = checkpoint.at(path)
         settings, weights = manifest.run.model, checkpoint.read_weights(manifest)
         tokenizer = tokenizer_for(settings, manifest.tokenize)
-    return model_from(settings, weights).to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    if torch.cuda.is_available():
+        return model_from(settings, weights).to("cuda"), tokenizer
+    keep_freed_memory()
+    return model_from(settings, weights), tokenizer
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, path: Path) -> Tokenizer:

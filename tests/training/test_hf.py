@@ -70,12 +70,25 @@ def test_the_tokenizer_that_goes_with_the_folder_is_gpt2s(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == 50256
 
 
+def test_a_head_of_its_own_or_a_tensor_of_another_shape_is_refused() -> None:
+    theirs = hf.to_hugging_face(random_weights(SMALL), SMALL)
+    tied = hf.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"]}, SMALL)
+    assert tied.keys() == random_weights(SMALL).keys()
+    with pytest.raises(CheckpointError, match="differs from wte"):
+        hf.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL)
+    name = "transformer.h.1.attn.c_attn.weight"
+    with pytest.raises(CheckpointError, match=r"h\.1\.attn\.c_attn\.weight' has shape \[71, 24\], .* \[72, 24\]"):
+        hf.from_hugging_face({**theirs, name: theirs[name][:, 1:]}, SMALL)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
         ("activation_function", "relu", "activation_function is 'relu'"),
         ("model_type", "llama", "model_type is 'llama', only 'gpt2'"),
         ("n_inner", 77, "n_inner is 77"),
+        ("n_embd", "wide", r"config\.json: n_embd: Input should be a valid integer"),
+        ("n_head", 5, r"config\.json: .*n_embd 24 is not divisible by n_head 5"),
         ("n_layer", 3, "tensor 'h.2.attn.c_attn.bias' is missing"),
         ("vocab_size", 102, r"tensor 'wte.weight' has shape \[101, 24\], config.json asks for \[102, 24\]"),
     ],
