@@ -123,6 +123,26 @@ def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Pat
     assert torch.equal(found["exp_avg.wpe.weight"], moment) and moment.any()
 
 
+def test_large_tensors_are_read_straight_to_where_they_belong(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_LARGE", 1 << 12)
+    manifest = save(session, tmp_path)
+    asked: list[str] = []
+    real = FileSystemReader.read_data
+
+    def read_data(reader: Any, plan: Any, planner: Any) -> Any:
+        asked.extend(item.dest_index.fqn for item in plan.items)
+        return real(reader, plan, planner)
+
+    monkeypatch.setattr(FileSystemReader, "read_data", read_data)
+    other = open_session(session.plan, ALONE)
+    checkpoint.load(manifest, other.parameters, other.optimizer)
+    assert "model.h.0.ln_1.weight" in asked and "model.wte.weight" not in asked and "step" in asked
+    for name, mine in session.parameters.items():
+        assert torch.equal(mine[:257], other.parameters[name][:257]), name
+
+
 def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_its_file(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +208,18 @@ def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_pat
     assert found.encoder_json == tmp_path / "moved" / "tokenizer" / "encoder.json"
     for key in originals:
         assert getattr(found, key).read_text() == key
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_files_that_break_after_they_were_verified_are_one_line(session: Session, tmp_path: Path, damage: str) -> None:
+    manifest = save(session, tmp_path)
+    file = next(manifest.path.glob("*.distcp"))
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:100_000])
+    with pytest.raises(CheckpointError, match="iter_0000002: cannot be read"):
+        checkpoint.load(manifest, session.parameters, session.optimizer)
 
 
 def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ sha256 takes longer than most disks (0.4 GB/s a core without SHA instructions, 2
 work for one file. So each rank writes several files; the disk works while the next megabytes are hashed.
 """
 
+import errno
 import hashlib
 import math
 import os
@@ -18,13 +19,15 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 THREADS = 4  # files that a rank writes, reads or hashes at a time: a GPU's share of a node's cores, or fewer
 _CHUNK = 1 << 20  # bytes: what fits a core's cache; eight times as many were written at a third of the speed
 _SMALLEST = 64 << 20  # bytes: no file is begun for less
+_LARGE = 1 << 16  # bytes: of smaller tensors, what torch.save writes around them is not told from them
+_RAW = "raw"  # where a tensor's bytes are: (offset in the file, bytes, dtype), beside what the library notes
 _FILES = 16  # of a rank, unless its tensors are larger than a sixteenth of them all
 
 
@@ -59,20 +62,45 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads several files at a time."""
+    """Reads several files at a time, and what is wanted whole straight to where it belongs."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Called by the library, on every rank, with what is needed there."""
-        by_file: dict[str, list[Any]] = {}
+        by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
-        read = super().read_data
+        read_parts = super().read_data
+
+        def read(name: str) -> None:
+            with (Path(self.path) / name).open("rb", buffering=0) as file:
+                parts = [item for item in by_file[name] if not self._read_whole(file, item, planner)]
+            if parts:
+                read_parts(replace(plan, items=parts), planner)
+
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda items: read(replace(plan, items=items), planner), by_file.values()):
+            for _ in pool.map(read, by_file):
                 pass
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _read_whole(self, file: IO[bytes], item: ReadItem, planner: LoadPlanner) -> bool:
+        """Whether an item is all of what one rank wrote of a tensor, and now in its place."""
+        target = planner.resolve_tensor(item).detach()
+        start, size, dtype = getattr(self.storage_data[item.storage_index], _RAW, (0, -1, None))
+        if (target.nbytes, target.dtype) != (size, dtype):
+            return False
+        straight = target.device.type == "cpu" and target.is_contiguous()
+        tensor = target if straight else torch.empty(target.shape, dtype=dtype)
+        view = tensor.reshape(-1).view(torch.uint8).numpy().data
+        file.seek(start)
+        for begin in range(0, size, _CHUNK):
+            if file.readinto(view[begin : begin + _CHUNK]) != min(_CHUNK, size - begin):  # type: ignore[attr-defined]
+                raise OSError(errno.EIO, "ends early", file.name)
+        if not straight:
+            target.copy_(tensor)
+        planner.commit_tensor(item, target)
+        return True
 
 
 class HashedFile:
@@ -82,6 +110,8 @@ class HashedFile:
         self.path = path
         self.sha256 = hashlib.sha256()
         self.size = 0
+        self.large = (0, 0)
+        """Offset and size of the last large piece."""
         self._file: IO[bytes] = path.open("xb")
         self._refused: OSError | None = None
 
@@ -102,6 +132,8 @@ class HashedFile:
     def write(self, data: Any) -> int:
         """Append bytes; returns their number."""
         view = memoryview(data).cast("B")
+        if len(view) >= _LARGE:
+            self.large = (self.size, len(view))
         try:
             for start in range(0, len(view), _CHUNK):
                 chunk = view[start : start + _CHUNK]
@@ -123,10 +155,12 @@ def _write_item(file: HashedFile, name: str, item: WriteItem, planner: SavePlann
     data = planner.resolve_data(item)
     assert isinstance(data, Tensor)
     tensor = torch.from_numpy(data.detach().cpu().contiguous().numpy())  # no part of a larger one, which would be saved
-    start = file.size
+    start, file.large = file.size, (0, 0)
     torch.save(tensor, file)  # type: ignore[arg-type]
-    length = file.size - start
-    return WriteResult(item.index, length, _StorageInfo(name, start, length))
+    info = _StorageInfo(name, start, file.size - start)
+    if file.large[1] == tensor.nbytes:
+        setattr(info, _RAW, (*file.large, tensor.dtype))
+    return WriteResult(item.index, info.length, info)
 
 
 def _bytes(item: WriteItem) -> int:

@@ -124,9 +124,8 @@ def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group
                 process_group=group,
                 no_dist=not dist.is_initialized(),
             )
-    except CheckpointException as failure:  # the library's word to all ranks for what went wrong on some
-        errors = [error for error, _ in failure.failures.values()]
-        raise next((error for error in errors if isinstance(error, OSError)), errors[0]) from None
+    except CheckpointException as failure:
+        raise _first_error(failure) from None
     metadata = folder / ".metadata"
 
     def hash_metadata() -> None:
@@ -223,8 +222,7 @@ def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Opti
         shape = _without_padding(key, tensor, manifest.run.model.vocab_size)
         if shape != tensor.shape:
             target[key] = _spread(torch.empty(shape, dtype=tensor.dtype, device=tensor.device), tensor)
-    with _without_process_group_warning():
-        state_dict_loader.load(target, storage_reader=Reader(manifest.path), no_dist=not dist.is_initialized())
+    _read(manifest, target, alone=not dist.is_initialized())
     for key, tensor in live.items():
         if target[key] is not tensor:
             place(tensor, plain(target[key]))
@@ -237,9 +235,24 @@ def read_weights(manifest: Manifest) -> dict[str, Tensor]:
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in GPT2(manifest.run.model).named_parameters()}
     tensors: dict[str, Any] = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
-    with _without_process_group_warning():
-        state_dict_loader.load(tensors, storage_reader=Reader(manifest.path), no_dist=True)
+    _read(manifest, tensors, alone=True)
     return {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
+
+
+def _read(manifest: Manifest, tensors: dict[str, Any], alone: bool) -> None:
+    """Fill `tensors`; CheckpointError, on all ranks, when the files are gone or broken since they were verified."""
+    try:
+        with _without_process_group_warning():
+            state_dict_loader.load(tensors, storage_reader=Reader(manifest.path), no_dist=alone)
+    except CheckpointException as failure:
+        error = _first_error(failure)
+        raise CheckpointError(f"{manifest.path}: cannot be read ({str(error) or type(error).__name__})") from error
+
+
+def _first_error(failure: CheckpointException) -> BaseException:
+    """What the library tells all ranks went wrong on some: the system's word before others."""
+    errors = [error for error, _ in failure.failures.values()]
+    return next((error for error in errors if isinstance(error, OSError)), errors[0])
 
 
 @contextmanager
