@@ -96,7 +96,8 @@ def test_two_ranks_save_the_same_in_the_background_as_between_steps(tmp_path: Pa
     for name, background in (("between", False), ("background", True)):
         parallel = {"data": 2, "zero_stage": 1}
         config = make_run(tmp_path / name, parallel=parallel, train={"async_save": background})
-        launch_ok(2, WORKER, config)
+        results = launch_ok(2, WORKER, config)
+        assert f"asked {4 if background else 8} times" in results[0].stdout  # before a save, before its renaming
         folders = checkpoint.iterations(tmp_path / name / "models" / "tiny")
         assert len(folders) == 4
         files.append([tensor_files(folder) for folder in folders])
