@@ -3,8 +3,8 @@
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy is what the disk can do:
 shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
 torch.distributed.checkpoint as it comes. Reads find the files in the page cache, as the copy finds its source; ours
-compares every file with its sha256 first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
-a save or a load that hashes cannot be faster. Rows take turns, and a ratio is the median over the rounds, each against
+compares every file with its XXH3 first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
+a save that hashes cannot be faster. Rows take turns, and a ratio is the median over the rounds, each against
 its own round's copy: disks change their speed from one minute to the next.
 
 The second table is train.async_save: how long training stands still for a save, as a share of that save's time from

@@ -210,6 +210,19 @@ def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_pat
         assert getattr(found, key).read_text() == key
 
 
+def test_a_manifest_that_has_sha256_alone_is_compared_by_it(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path)
+    raw = read_json(manifest.path / "manifest.json")
+    for entry in raw["files"].values():
+        del entry["xxh3"]
+    write_json(manifest.path / "manifest.json", raw)
+    checkpoint.verify(checkpoint.read_manifest(manifest.path))
+    file = next(manifest.path.glob("*.distcp"))
+    file.write_bytes(bytes(reversed(file.read_bytes())))
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.verify(checkpoint.read_manifest(manifest.path))
+
+
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_files_that_break_after_they_were_verified_are_one_line(session: Session, tmp_path: Path, damage: str) -> None:
     manifest = save(session, tmp_path)

@@ -2,7 +2,8 @@
 several threads, and hashed while they are written.
 
 sha256 takes longer than most disks (0.4 GB/s a core without SHA instructions, 2 GB/s with them), and it is one core's
-work for one file. So each rank writes several files; the disk works while the next megabytes are hashed.
+work for one file. So each rank writes several files; the disk works while the next megabytes are hashed. sha256 is for
+people and archives; a load compares XXH3 (128 bits), which finds damage as surely and takes a tenth of the time.
 """
 
 import errno
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
@@ -40,7 +42,7 @@ class Writer(FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, overwrite=False)
         self.files: dict[str, dict[str, Any]] = {}
-        """`{"size": bytes, "sha256": hex}` by name, of the files written by this process."""
+        """`Digests.entry` by name, of the files written by this process."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Called by the library, on every rank, with what is to be written there."""
@@ -50,7 +52,7 @@ class Writer(FileSystemWriter):
             name = f"{prefix}{number}.distcp"
             with HashedFile(Path(self.path) / name) as file:
                 results = [_write_item(file, name, item, planner) for item in items]
-            self.files[name] = {"size": file.size, "sha256": file.sha256.hexdigest()}
+            self.files[name] = file.digests.entry()
             return results
 
         parts = _parts(plan.items)
@@ -103,13 +105,29 @@ class Reader(FileSystemReader):
         return True
 
 
+class Digests:
+    """What the manifest says of a file, from its bytes as they pass by."""
+
+    def __init__(self) -> None:
+        self.size, self.sha256, self.xxh3 = 0, hashlib.sha256(), xxhash.xxh3_128()
+
+    def update(self, data: bytes | memoryview) -> None:
+        """The next bytes."""
+        self.sha256.update(data)
+        self.xxh3.update(data)
+        self.size += len(data)
+
+    def entry(self) -> dict[str, Any]:
+        """`{"size": bytes, "sha256": hex, "xxh3": hex}`."""
+        return {"size": self.size, "sha256": self.sha256.hexdigest(), "xxh3": self.xxh3.hexdigest()}
+
+
 class HashedFile:
     """A new file that is hashed while it is written, and on the disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sha256 = hashlib.sha256()
-        self.size = 0
+        self.digests = Digests()
         self.large = (0, 0)
         """Offset and size of the last large piece."""
         self._file: IO[bytes] = path.open("xb")
@@ -133,15 +151,14 @@ class HashedFile:
         """Append bytes; returns their number."""
         view = memoryview(data).cast("B")
         if len(view) >= _LARGE:
-            self.large = (self.size, len(view))
+            self.large = (self.digests.size, len(view))
         try:
             for start in range(0, len(view), _CHUNK):
                 chunk = view[start : start + _CHUNK]
                 self._file.write(chunk)
                 if hasattr(os, "posix_fadvise"):  # the disk begins now, not when fsync waits for it
-                    os.posix_fadvise(self._file.fileno(), self.size, len(chunk), os.POSIX_FADV_DONTNEED)
-                self.sha256.update(chunk)
-                self.size += len(chunk)
+                    os.posix_fadvise(self._file.fileno(), self.digests.size, len(chunk), os.POSIX_FADV_DONTNEED)
+                self.digests.update(chunk)
         except OSError as error:
             self._refused = error
             raise
@@ -155,9 +172,9 @@ def _write_item(file: HashedFile, name: str, item: WriteItem, planner: SavePlann
     data = planner.resolve_data(item)
     assert isinstance(data, Tensor)
     tensor = torch.from_numpy(data.detach().cpu().contiguous().numpy())  # no part of a larger one, which would be saved
-    start, file.large = file.size, (0, 0)
+    start, file.large = file.digests.size, (0, 0)
     torch.save(tensor, file)  # type: ignore[arg-type]
-    info = _StorageInfo(name, start, file.size - start)
+    info = _StorageInfo(name, start, file.digests.size - start)
     if file.large[1] == tensor.nbytes:
         setattr(info, _RAW, (*file.large, tensor.dtype))
     return WriteResult(item.index, info.length, info)

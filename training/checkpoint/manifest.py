@@ -6,13 +6,14 @@ names the copies, relative to RUN.
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from common.errors import CheckpointError, InputError
 from common.files import atomic_path, read_json
@@ -24,6 +25,7 @@ from training.plan import Plan
 
 FORMAT = 1
 NAME = "manifest.json"
+_DIGESTS: dict[str, Callable[[], Any]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
 _VOCABULARY = {"encoder_json": "tokenizer/encoder.json", "vocab_bpe": "tokenizer/vocab.bpe"}
 
 
@@ -50,7 +52,7 @@ class Manifest:
     data: str
     """`Blend.identity` of what it was trained on."""
     files: Mapping[str, Mapping[str, Any]]
-    """`{"size": bytes, "sha256": hex}` by file name."""
+    """`{"size": bytes, "sha256": hex, "xxh3": hex}` by file name; the last one is absent from old ones."""
 
 
 def describe(
@@ -138,13 +140,14 @@ def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = Tr
             with path.open("rb") as file:
                 intact = path.stat().st_size == expected["size"]
                 if intact and content:
-                    intact = hashlib.file_digest(file, "sha256").hexdigest() == expected["sha256"]
+                    kind = "xxh3" if "xxh3" in expected else "sha256"
+                    intact = hashlib.file_digest(file, _DIGESTS[kind]).hexdigest() == expected[kind]
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing from its checkpoint") from None
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         if not intact:
-            raise CheckpointError(f"{path}: damaged (size or sha256 differs from {NAME})")
+            raise CheckpointError(f"{path}: damaged (size or checksum differs from {NAME})")
 
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(check, sorted(manifest.files)[share]):

@@ -5,7 +5,6 @@ belongs to a layout and is rebuilt on load. There is no random state to keep: dr
 of seed and position. A checkpoint is written under a `.tmp` name and renamed when its manifest is on disk.
 """
 
-import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from common.errors import CheckpointError
 from common.files import fsync, write_json, write_text
 from training.checkpoint import manifest as manifests
-from training.checkpoint.files import Reader, Writer
+from training.checkpoint.files import Digests, Reader, Writer
 from training.checkpoint.finding import iteration_folder, iterations, problem_of
 from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
 from training.checkpoint.replicas import Replicas, compare_replicas
@@ -130,8 +129,9 @@ def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group
 
     def hash_metadata() -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
-            digest = hashlib.sha256(metadata.read_bytes()).hexdigest()
-            writer.files[metadata.name] = {"size": metadata.stat().st_size, "sha256": digest}
+            digests = Digests()
+            digests.update(metadata.read_bytes())
+            writer.files[metadata.name] = digests.entry()
 
     _together(hash_metadata, group)
     return {name: digest for files in gathered(writer.files, group) for name, digest in sorted(files.items())}
