@@ -1,8 +1,8 @@
 """The files of a checkpoint: those of PyTorch's own FileSystemWriter and -Reader, which read them, written and read by
 several threads, and hashed while they are written.
 
-sha256 takes longer than most disks (0.4 GB/s a core without SHA instructions, 2 GB/s with them), and it is one core's
-work for one file. So each rank writes several files; the disk works while the next megabytes are hashed. sha256 is for
+sha256 takes longer than most disks (0.4 GB/s where the processor has no instructions for it), and of one file it is the
+work of one core. So each rank writes several files; the disk works while the next megabytes are hashed. sha256 is for
 people and archives; a load compares XXH3 (128 bits), which finds damage as surely and takes a tenth of the time.
 """
 
