@@ -44,7 +44,7 @@ def write_dataset(prefix: Path, documents: int) -> None:
 
 def ours(prefix: Path) -> dict[str, float]:
     """Open the corpus, lay out its first epoch, then read."""
-    from training.data import Corpus, Samples
+    from training.data.corpus import Corpus, Samples
 
     started = time.perf_counter()
     corpus = Corpus.open(prefix)
@@ -92,7 +92,7 @@ def plain_map(prefix: Path) -> Callable[[int], object]:
 
 def our_samples(prefix: Path) -> Callable[[int], object]:
     """Samples of a shuffled epoch."""
-    from training.data import Corpus, Samples
+    from training.data.corpus import Corpus, Samples
 
     corpus = Corpus.open(prefix)
     samples = Samples(corpus, range(corpus.documents), _SEQ_LEN, seed=1)

@@ -38,7 +38,7 @@ from corpus.index import IndexWriter, Meta
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from training.batches import Batch
+    from training.data.batches import Batch
 
 _RATE = 1e-4  # learning rate
 _WARMUP = 1  # steps: allocations and, on a GPU, compilation
@@ -227,7 +227,7 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
     """Train with PyTorch's parts alone."""
     import torch
 
-    from training.batches import read_batch
+    from training.data.batches import read_batch
     from training.plan import make_plan
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

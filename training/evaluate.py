@@ -28,7 +28,7 @@ from common.files import read_documents, read_lines, write_json
 
 if TYPE_CHECKING:
     from common.tokenizer import Tokenizer
-    from training.data import Corpus, Samples
+    from training.data.corpus import Corpus, Samples
     from training.model import GPT2
 
 _BATCH = 8  # windows in one forward pass
@@ -38,7 +38,7 @@ def read_text_corpus(path: Path, tokenizer: "Tokenizer") -> "Corpus":
     """The documents of a text or JSON-lines file, each followed by end-of-text, as a corpus in memory."""
     import numpy as np
 
-    from training.data import Corpus
+    from training.data.corpus import Corpus
 
     if ".jsonl" in path.suffixes:
         texts: Iterable[str] = (document["text"] for document in read_documents(path))
@@ -177,7 +177,7 @@ def _check_data(data: Path, arguments: argparse.Namespace) -> None:
 
 def _open(data: Path, arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> "Samples":
     """The samples to evaluate of one --data."""
-    from training.data import Corpus, Samples, split_documents
+    from training.data.corpus import Corpus, Samples, split_documents
     from training.load import require_tokenizer
 
     if _is_dataset(data):

@@ -43,7 +43,7 @@ def load_start(parameters: Mapping[str, "nn.Parameter"], run: ModelRun, name: st
     Raises what `check_start` raises, or CheckpointError for a tensor that is no GPT-2's, on all ranks alike.
     """
     from training import hf
-    from training.tensors import place
+    from training.parallel.tensors import place
 
     check_start(run, name, folder)  # the plan does not where it sees a checkpoint, and that one may be damaged
     tensors = hf.read_tensors(folder)

@@ -10,21 +10,21 @@ from common.config import write_settings
 from common.files import read_rows, write_json
 from common.settings import Settings
 from training import checkpoint
-from training.blend import Blend
 from training.checkpoint import Manifest, Progress
-from training.diagnosis import first_non_finite
+from training.data.blend import Blend
 from training.distributed import World, gathered, one_voice
 from training.finetune import load_start
-from training.guard import Guard
-from training.heartbeat import Heartbeat
-from training.journal import Journal
+from training.journal.journal import Journal
 from training.optimizer import learning_rate
-from training.owner import Owner
 from training.plan import Plan
 from training.saver import Saver
 from training.session import Session, open_session
 from training.step import held_out_loss, step_batches, train_step
-from training.stop import LEAVE, SAVE, Stop
+from training.watch.diagnosis import first_non_finite
+from training.watch.guard import Guard
+from training.watch.heartbeat import Heartbeat
+from training.watch.owner import Owner
+from training.watch.stop import LEAVE, SAVE, Stop
 
 
 def run_training(settings: Settings, plan: Plan, world: World) -> bool:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, InputError
 from common.settings import ModelRun, Settings, TokenizeSettings
-from training.blend import Blend
-from training.data import PARTS, Corpus, Samples, split_documents
+from training.data.blend import Blend
+from training.data.corpus import PARTS, Corpus, Samples, split_documents
 from training.finetune import check_start
 
 if TYPE_CHECKING:
-    from training.batches import BatchForm
+    from training.data.batches import BatchForm
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Plan:
     @property
     def form(self) -> "BatchForm":
         """How batches are made of samples."""
-        from training.batches import BatchForm  # torch
+        from training.data.batches import BatchForm  # torch
 
         end = self.train.parts[0].corpus.end_of_text
         return BatchForm(end, self.run.train.reset_position_ids, self.run.train.eod_mask_loss)
@@ -55,7 +55,7 @@ class Plan:
 
     def _layout_notes(self) -> str:
         """What else there is to say of the layout."""
-        from training.pipeline import bubble_share, stage_layers
+        from training.parallel.pipeline import bubble_share, stage_layers
 
         run, parallel = self.run, self.run.parallel
         notes = []

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from common.workers import batched, threaded_map
-from training.batches import Batch, Readable, masked, micro_batches, read_batch
-from training.data_parallel import before_backward, drop_gathered
-from training.gradients import clip, global_norm, settle, unscale
+from training.data.batches import Batch, Readable, masked, micro_batches, read_batch
 from training.optimizer import set_learning_rate
+from training.parallel.data import before_backward, drop_gathered
+from training.parallel.gradients import clip, global_norm, settle, unscale
 from training.session import Session
 
 PARTS = ("forward-backward", "forward", "backward", "gradients", "optimizer")

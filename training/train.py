@@ -15,10 +15,10 @@ from pathlib import Path
 from common import cli
 from common.config import load_settings
 from common.settings import Settings
-from training.boards import check_boards
 from training.distributed import check_world_size, one_voice, read_launch, started
+from training.journal.boards import check_boards
 from training.plan import make_plan
-from training.stop import RESUME_ME
+from training.watch.stop import RESUME_ME
 
 
 def train(settings: Settings, name: str) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.progress import Meter
 from common.workers import batched, threaded_map
-from training.batches import BatchForm, Readable, read_batch
+from training.data.batches import BatchForm, Readable, read_batch
 from training.model import GPT2, summed_loss
 from training.precision import autocast
 

@@ -12,11 +12,11 @@ import torch
 from tests.training.helpers import settings_of
 from training.checkpoint import Progress
 from training.distributed import one_voice, read_launch, started
+from training.parallel.tensors import local
 from training.plan import make_plan
 from training.saver import Saver
 from training.session import open_session
 from training.step import step_batches, train_step
-from training.tensors import local
 
 
 def main(argv: list[str]) -> int:

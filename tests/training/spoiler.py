@@ -10,12 +10,12 @@ import torch
 
 from tests.training.helpers import settings_of
 from training import step
-from training.diagnosis import first_non_finite
 from training.distributed import read_launch, started
-from training.guard import Guard
+from training.parallel.tensors import local
 from training.plan import make_plan
 from training.session import Session, open_session
-from training.tensors import local
+from training.watch.diagnosis import first_non_finite
+from training.watch.guard import Guard
 
 
 def overflow_forward(session: Session) -> str:

@@ -18,9 +18,9 @@ from common.settings import ModelRun
 from tests.training.helpers import launch_ok, make_run, settings_of
 from tests.training.worker import steps
 from training import checkpoint
-from training.blend import Blend
 from training.checkpoint import Manifest, Progress, files
-from training.data import Corpus, Samples
+from training.data.blend import Blend
+from training.data.corpus import Corpus, Samples
 from training.distributed import World
 from training.plan import make_plan
 from training.session import Session, open_session

@@ -13,7 +13,7 @@ from common.tokenizer import Tokenizer
 from tests.helpers import document, write_shard
 from tests.training.helpers import byte_documents, run_main, write_corpus
 from training import hf
-from training.data import Corpus, Samples
+from training.data.corpus import Corpus, Samples
 from training.evaluate import evaluate, main
 from training.load import model_from
 from training.model import GPT2, initial_value

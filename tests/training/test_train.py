@@ -13,7 +13,7 @@ from common.settings import ModelSettings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
 from training.checkpoint import saving
-from training.flops import flops_per_token
+from training.journal.flops import flops_per_token
 from training.train import main
 
 TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}

@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 from tests.training.helpers import byte_documents, run_main
 from tests.training.reference import SEQ_LEN, Reference, write_reference
 from tests.training.test_evaluate import tiny_model
-from training.data import Corpus, Samples
+from training.data.corpus import Corpus, Samples
 from training.evaluate import evaluate, main
 from training.validation import sliding_windows, sum_of_sliding_losses
 from training.wikitext import count_words, detokenized

@@ -38,7 +38,7 @@ class Progress:
     consumed_samples: int
     """Samples of the training order used up."""
     guard: Mapping[str, Any] = field(default_factory=dict)
-    """What `training.guard` remembers."""
+    """What `training.watch.guard` remembers."""
 
 
 @dataclass(frozen=True)

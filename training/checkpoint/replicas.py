@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from training.distributed import gathered
-from training.tensors import local
+from training.parallel.tensors import local
 
 _MEASURED = 20  # differences measured; more names are only named
 

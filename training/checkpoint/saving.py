@@ -30,8 +30,8 @@ from training.checkpoint.manifest import Manifest, Progress, describe, keep_voca
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.distributed import gathered
 from training.model import GPT2
+from training.parallel.tensors import local, place, plain, true_shape
 from training.plan import Plan
-from training.tensors import local, place, plain, true_shape
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = dict[str, Tensor]

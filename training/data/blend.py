@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from training.data import Samples
+from training.data.corpus import Samples
 
 _LONGEST = 1 << 20  # period; weights whose ratios need a longer one are rounded to its parts, a millionth
 

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from training.batches import Batch
+from training.data.batches import Batch
 from training.distributed import gathered
+from training.parallel.tensors import local
 from training.session import Session
 from training.step import run_micro_batches
-from training.tensors import local
 
 
 def first_non_finite(session: Session, batches: Sequence[Batch]) -> str:

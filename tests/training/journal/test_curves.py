@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_rows
-from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
+from training.journal.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 
 ROW: dict[str, Any] = {
     "iteration": 100,

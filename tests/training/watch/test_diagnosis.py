@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.training.helpers import launch_ok, make_run, settings_of
-from training.diagnosis import first_non_finite
 from training.distributed import World
 from training.plan import make_plan
 from training.session import Session, open_session
 from training.step import step_batches, train_step
+from training.watch.diagnosis import first_non_finite
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -12,9 +12,9 @@ import pytest
 
 from common.files import read_rows
 from tests.training.helpers import Job, launch_ok, make_run, run_main, wait_for
-from training.owner import Owner
-from training.stop import RESUME_ME, SIGNALS
 from training.train import main
+from training.watch.owner import Owner
+from training.watch.stop import RESUME_ME, SIGNALS
 
 LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_000}
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
 def test_a_job_whose_folder_was_taken_over_ends_without_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("training.owner._INTERVAL", 0.01)
+    monkeypatch.setattr("training.watch.owner._INTERVAL", 0.01)
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
     assert interrupted(config, Owner(folder, 0, "slurm-77.0-1").take) == 2
     error = capsys.readouterr().err

@@ -25,16 +25,16 @@ import torch.distributed as dist
 from common.cli import say
 from common.files import write_json
 from common.progress import Meter
-from training.boards import Board, open_boards
 from training.checkpoint import Progress
-from training.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 from training.distributed import gathered
-from training.flops import CONVENTION, flops_per_token, peak_tflops
-from training.guard import Guard
-from training.memory import memory
+from training.journal.boards import Board, open_boards
+from training.journal.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
+from training.journal.flops import CONVENTION, flops_per_token, peak_tflops
+from training.journal.memory import memory
 from training.precision import precision_type
 from training.session import Session
 from training.step import PARTS, Step
+from training.watch.guard import Guard
 
 
 class Journal:

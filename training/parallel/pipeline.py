@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from common.settings import ModelRun
-from training.batches import Batch
+from training.data.batches import Batch
 from training.model import GPT2, summed_loss
+from training.parallel.tensors import local
 from training.precision import autocast
-from training.tensors import local
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:

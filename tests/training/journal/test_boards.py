@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.files import read_rows
 from tests.training.helpers import make_run, run_main, settings_of
-from training.boards import WeightsAndBiases
+from training.journal.boards import WeightsAndBiases
 from training.train import main
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_rows, write_text
-from training.flops import CONVENTION
+from training.journal.flops import CONVENTION
 
 TRAIN_COLUMNS = (
     "iteration",
@@ -23,7 +23,7 @@ TRAIN_COLUMNS = (
     "loss_scale",  # of the next step
     "skipped",  # steps since the row before that were not taken
     "non_finite",  # steps since the row before whose loss or gradient was NaN or infinite
-    "tflops",  # of one device, as training.flops counts
+    "tflops",  # of one device, as training.journal.flops counts
     "mfu",  # share of its peak; empty where no peak is known
     "memory_mb",  # most that any rank has taken of its device so far
 )

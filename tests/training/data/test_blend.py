@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.batches import micro_batches
-from training.blend import Blend, schedule, whole_weights
-from training.data import Corpus, Samples
+from training.data.batches import micro_batches
+from training.data.blend import Blend, schedule, whole_weights
+from training.data.corpus import Corpus, Samples
 
 
 def samples_of(tokens: int, number: int = 0) -> Samples:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import Job, make_run, wait_for
-from training.heartbeat import Heartbeat, describe, read_lives
+from training.watch.heartbeat import Heartbeat, describe, read_lives
 
 
 def test_a_run_that_goes_on_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from training.owner import Owner
+from training.watch.owner import Owner
 
 RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h: start the same command again, and it goes on
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # Slurm's at scancel and preemption; submitit's before the time limit

@@ -12,12 +12,12 @@ from common.files import read_rows
 from tests.training.helpers import make_run, run_main, settings_of
 from training.checkpoint import Progress
 from training.distributed import World
-from training.guard import Guard
-from training.journal import Journal
+from training.journal.journal import Journal
 from training.plan import make_plan
 from training.session import Session, open_session
 from training.step import Step
 from training.train import main
+from training.watch.guard import Guard
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_the_memory_told_is_that_of_the_rank_that_took_most(
 ) -> None:
     ranks = [{"reserved": 9.0, "max reserved": most} for most in (10.0, 30.0, 20.0)]
     with journal_of(session, tmp_path / "run") as journal:
-        monkeypatch.setattr("training.journal.gathered", lambda used: ranks)
+        monkeypatch.setattr("training.journal.journal.gathered", lambda used: ranks)
         journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.0)
         journal.report(Progress(1, 8), Guard(session.plan.run))
     said = capsys.readouterr().out

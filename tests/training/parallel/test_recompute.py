@@ -7,8 +7,8 @@ import torch
 
 from tests.training.helpers import make_run, settings_of
 from training.distributed import World
+from training.parallel.recompute import recompute
 from training.plan import make_plan
-from training.recompute import recompute
 from training.session import open_session
 from training.step import step_batches, train_step
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.batches import BatchForm, read_batch
-from training.data import Corpus, Samples
+from training.data.batches import BatchForm, read_batch
+from training.data.corpus import Corpus, Samples
 from training.model import IGNORED
 
 END = 99

@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.settings import ModelSettings
 from training.model import GPT2
-from training.randomness import RandomStreams
+from training.parallel.randomness import RandomStreams
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=32, dropout=0.5)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from training.tensors import local, plain
+from training.parallel.tensors import local, plain
 
 # A norm is one number: that it is reduced over one axis after the other costs nothing, and needs no warning.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

@@ -10,8 +10,8 @@ import pytest
 from common.errors import TrainingError
 from common.settings import ModelRun
 from tests.training.helpers import make_run, run_main
-from training.guard import Guard
 from training.train import main
+from training.watch.guard import Guard
 
 
 def guard(precision: str = "float32", state: dict[str, Any] | None = None, **watch: object) -> Guard:

@@ -12,7 +12,7 @@ from common.settings import ModelSettings
 from tests.training.helpers import launch_ok, make_run
 from tests.training.worker import steps
 from training.distributed import World
-from training.tensors import place
+from training.parallel.tensors import place
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4

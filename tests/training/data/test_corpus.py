@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, InputError
 from tests.training.helpers import byte_documents, write_corpus
-from training.data import Corpus, Samples, permutation, split_documents
+from training.data.corpus import Corpus, Samples, permutation, split_documents
 
 
 def corpus_of(lengths: list[int]) -> Corpus:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.settings import ModelRun, ModelSettings
-from training.flops import flops_per_token, peak_of, peak_tflops
+from training.journal.flops import flops_per_token, peak_of, peak_tflops
 
 GPT2_345M = ModelSettings(n_layer=24, n_head=16, n_embd=1024)
 BF16 = torch.bfloat16

@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.settings import ModelRun, ParallelSettings
-from training.data_parallel import share_data_parallel
 from training.model import GPT2, initial_value, padded_vocab_size
-from training.pipeline import Stage, stage_layers
-from training.recompute import recompute
-from training.tensor_parallel import split_matrices
-from training.tensors import place, true_shape
+from training.parallel.data import share_data_parallel
+from training.parallel.pipeline import Stage, stage_layers
+from training.parallel.recompute import recompute
+from training.parallel.tensor import split_matrices
+from training.parallel.tensors import place, true_shape
 
 
 def make_mesh(parallel: ParallelSettings, device_type: str) -> DeviceMesh | None:
