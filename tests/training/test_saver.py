@@ -163,7 +163,7 @@ def test_a_full_disk_ends_all_ranks_in_one_line_in_the_background_too(tmp_path: 
         ({"pipeline": 2}, {"wte.weight"}),
         ({"data": 2, "zero_stage": 3}, set()),
     ],
-    ids=str,
+    ids=["tensor", "pipeline", "zero 3"],
 )
 def test_all_that_several_ranks_hold_is_compared_and_nothing_else(
     tmp_path: Path, parallel: dict[str, Any], compared: set[str]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.journal.timers import Timers
+from training.timers import Timers
 
 
 def test_parts_add_up_by_name_and_may_lie_inside_one_another() -> None:
@@ -57,7 +57,7 @@ class Event:
 
 def test_a_gpu_is_waited_for_by_take_alone_and_its_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Events()
-    monkeypatch.setattr("training.journal.timers.Event", stream)
+    monkeypatch.setattr("training.timers.Event", stream)
     timers = Timers(torch.device("cuda"))
     for _ in range(3):
         with timers("both"), timers("first"):
