@@ -74,7 +74,7 @@ class Heartbeat:
             if self.rank == 0 and silent and told != beaten:
                 told = beaten
                 where = f"{self.folder}/rank_*.stacks"
-                said = describe(read_lives(self.folder), time.time() - 3 * self._renewed)
+                said = describe(read_lives(self.folder), time.time() - 3 * _RENEWED)
                 print(
                     f"warning: nothing has happened for {self.silence:g} s: {said}; stacks in {where}",
                     file=sys.stderr,

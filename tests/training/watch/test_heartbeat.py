@@ -29,8 +29,8 @@ def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: pytes
 
 
 def test_beats_and_a_silence_of_zero_dump_nothing(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path / "beats", 0, 0.5) as heartbeat:
-        for iteration in range(7):
+    with Heartbeat(tmp_path / "beats", 0, 2) as heartbeat:
+        for iteration in range(23):
             heartbeat.beat(iteration, "step")
             time.sleep(0.1)
     with Heartbeat(tmp_path / "zero", 0, 0):
