@@ -83,15 +83,3 @@ def test_a_gpu_measures_itself() -> None:
         for _ in range(50):
             matrix @ matrix
     assert 0.001 < timers.take()["products"] < 10  # 6.9 TFLOP
-
-
-def test_a_timer_costs_microseconds() -> None:
-    timers = Timers(torch.device("cpu"))
-    best = float("inf")  # of many short rounds: the machine may be busy with something else
-    for _ in range(50):
-        begun = time.perf_counter()
-        for _ in range(5):
-            with timers("part"):
-                pass
-        best = min(best, time.perf_counter() - begun)
-    assert best < 50e-6  # a thousandth of a step of 50 ms
