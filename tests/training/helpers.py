@@ -14,12 +14,16 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from common import cli
 from common.config import load_settings
 from common.settings import Settings
 from corpus.index import IndexWriter, Meta
+from training import checkpoint
+from training.checkpoint import Progress
+from training.plan import Plan
 
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
 
@@ -79,6 +83,15 @@ def make_run(folder: Path, *, documents: int = 60, **sections: Any) -> Path:
 
 def settings_of(config: Path) -> Settings:
     return load_settings(config, model="tiny")
+
+
+def save_checkpoint(
+    folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
+) -> Path:
+    """A checkpoint in a run folder, as a run writes it (a collective call)."""
+    tensors = checkpoint.tensors_of(parameters, optimizer, plan.run.model.vocab_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    return checkpoint.write(folder, tensors, progress, plan, checkpoint.compare_replicas(parameters))
 
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:

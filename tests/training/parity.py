@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.training.helpers import launch_ok, make_run, settings_of
+from tests.training.helpers import launch_ok, make_run, save_checkpoint, settings_of
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
@@ -115,7 +115,7 @@ class Seen:
 def write_seed(folder: Path) -> Path:
     """The checkpoint that all layouts start from, written by a single process."""
     session = open_session(make_plan(settings_of(make_run(folder, model=MODEL, train=TRAIN)), "tiny"), ALONE)
-    return checkpoint.save(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), session.plan)
+    return save_checkpoint(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), session.plan)
 
 
 def run_layout(layout: Layout, seed: Path, folder: Path) -> Seen:

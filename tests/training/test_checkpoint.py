@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from common.errors import CheckpointError
 from common.files import read_json, write_json
 from common.settings import ModelRun
-from tests.training.helpers import launch_ok, make_run, settings_of
+from tests.training.helpers import launch_ok, make_run, save_checkpoint, settings_of
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Manifest, Progress, files
@@ -41,7 +41,7 @@ def session(tmp_path: Path) -> Session:
 def save(session: Session, folder: Path, iteration: int = 2) -> Manifest:
     progress = Progress(iteration, 8 * iteration)
     return checkpoint.read_manifest(
-        checkpoint.save(folder, session.parameters, session.optimizer, progress, session.plan)
+        save_checkpoint(folder, session.parameters, session.optimizer, progress, session.plan)
     )
 
 
@@ -103,7 +103,7 @@ def test_a_manifest_says_what_the_guard_remembers_and_old_ones_without_it_still_
     session: Session, tmp_path: Path
 ) -> None:
     memory = {"losses": [5.5, 5.25], "skipped": 1, "loss_scale": {"scale": 65536.0}}
-    path = checkpoint.save(tmp_path, session.parameters, session.optimizer, Progress(2, 16, memory), session.plan)
+    path = save_checkpoint(tmp_path, session.parameters, session.optimizer, Progress(2, 16, memory), session.plan)
     assert checkpoint.read_manifest(path).progress == Progress(2, 16, memory)
     raw = read_json(path / "manifest.json")
     for key in ("guard", "topology", "replicas"):
@@ -200,7 +200,7 @@ def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_pat
     for key, path in originals.items():
         path.write_text(key)
     plan = replace(session.plan, tokenize=session.plan.tokenize.model_copy(update=originals))
-    path = checkpoint.save(tmp_path / "run", session.parameters, session.optimizer, Progress(2, 16), plan)
+    path = save_checkpoint(tmp_path / "run", session.parameters, session.optimizer, Progress(2, 16), plan)
     for original in originals.values():
         original.unlink()
     (tmp_path / "run").rename(tmp_path / "moved")

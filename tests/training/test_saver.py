@@ -10,7 +10,7 @@ import torch
 
 from common.errors import CheckpointError, TrainingError
 from common.files import read_json
-from tests.training.helpers import launch, launch_ok, make_run, run_main, settings_of
+from tests.training.helpers import launch, launch_ok, make_run, run_main, save_checkpoint, settings_of
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.distributed import World
@@ -51,7 +51,7 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
     session = open_tiny(tmp_path, async_save=True)
     steps = step_batches(session, 0)
     train_step(session, 1, next(steps), 0.01)
-    expected = checkpoint.save(
+    expected = save_checkpoint(
         tmp_path / "same step", session.parameters, session.optimizer, Progress(1, 8), session.plan
     )
     trained = threading.Event()
@@ -184,7 +184,7 @@ def saved(tmp_path: Path) -> Session:
     """A run of four checkpoints at 2, 4, 6, 8."""
     session = open_tiny(tmp_path, keep_last=2, keep_every=4)
     for iteration in (2, 4, 6, 8):
-        checkpoint.save(
+        save_checkpoint(
             tmp_path / "run", session.parameters, session.optimizer, Progress(iteration, 8 * iteration), session.plan
         )
     return session

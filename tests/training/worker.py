@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.helpers import settings_of
+from tests.training.helpers import save_checkpoint, settings_of
 from training import checkpoint
 from training.checkpoint import Progress
 from training.distributed import World, read_launch, started
@@ -54,7 +54,7 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
         seen["norm"].append(step.grad_norm)
         progress = Progress(iteration, progress.consumed_samples + train.global_batch_size)
         if iteration == save_at:
-            checkpoint.save(folder, session.parameters, session.optimizer, progress, plan)
+            save_checkpoint(folder, session.parameters, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
     seen["collectives"] = counter.counts if counter else {}
     seen["valid"] = held_out_loss(session, plan.valid, 7)

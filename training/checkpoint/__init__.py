@@ -11,7 +11,7 @@ from training.checkpoint.finding import at, check_fits, iteration_folder, iterat
 from training.checkpoint.keeping import thin_out
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
-from training.checkpoint.saving import copy_tensors, load, read_weights, save, tensors_of, write
+from training.checkpoint.saving import copy_tensors, load, read_weights, tensors_of, write
 
 __all__ = [
     "Manifest",
@@ -27,7 +27,6 @@ __all__ = [
     "newest",
     "read_manifest",
     "read_weights",
-    "save",
     "tensors_of",
     "thin_out",
     "verify",

@@ -27,7 +27,7 @@ from training.checkpoint import manifest as manifests
 from training.checkpoint.files import Digests, Reader, Writer
 from training.checkpoint.finding import iteration_folder, iterations, problem_of
 from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
-from training.checkpoint.replicas import Replicas, compare_replicas
+from training.checkpoint.replicas import Replicas
 from training.distributed import gathered
 from training.model import GPT2
 from training.parallel.tensors import local, place, plain, true_shape
@@ -35,18 +35,6 @@ from training.plan import Plan
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = dict[str, Tensor]
-
-
-def save(
-    run_folder: Path, parameters: Parameters, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
-) -> Path:
-    """Write one checkpoint (a collective call) and return its folder; an older one of that iteration is replaced.
-
-    `parameters` are those of this process, by name.
-    """
-    tensors = tensors_of(parameters, optimizer, plan.run.model.vocab_size)
-    run_folder.mkdir(parents=True, exist_ok=True)
-    return write(run_folder, tensors, progress, plan, compare_replicas(parameters))
 
 
 def write(
@@ -61,6 +49,8 @@ def write(
     may_write: Callable[[], None] | None = None,
 ) -> Path:
     """Write `tensors`, or what `copy_tensors` made of them, as a checkpoint (a collective call over `group`).
+
+    Returns its folder; an older checkpoint of that iteration is replaced.
 
     `may_write` is called on all ranks before the finished checkpoint gets its name. Raises CheckpointError on all ranks
     when the system does not take the files of one; nothing is left of them then, and older checkpoints stay.
