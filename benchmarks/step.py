@@ -63,13 +63,10 @@ class Size(NamedTuple):
 
     @property
     def flop_per_token(self) -> int:
-        """Of a forward and a backward pass."""
-        from training.model import parameter_count
+        """Of a forward and a backward pass, padding rows among them: all rows of the table compute those."""
+        from training.journal.flops import flops_per_token
 
-        model = self.model
-        looked_up = model.seq_len * model.n_embd  # wpe; wte is a matrix product too, in the head
-        attention = 12 * model.n_layer * model.n_embd * model.seq_len
-        return 6 * (parameter_count(model, self.rows) - looked_up) + attention
+        return flops_per_token(self.model.model_copy(update={"vocab_size": self.rows}))
 
 
 SIZES = {

@@ -1,8 +1,8 @@
 """The checkpoints of a run while it trains: when they are written, and which are kept.
 
-with Saver(session, folder) as saver:
-    saver.save(progress)                # a collective call
-saver.newest                            # the folder of the last one, complete
+    with Saver(session, folder) as saver:
+        saver.save(progress)                # a collective call
+    saver.newest                            # the folder of the last one, complete
 
 With `train.async_save` a save copies the tensors into the CPU's memory, and training goes on while a thread writes the
 copies. There is one such save at a time: the next one, and the end, wait for it, and raise what went wrong with it.

@@ -1,7 +1,7 @@
 """Which steps are taken: overflows, numbers that are not finite, and losses that leap.
 
     step = train_step(session, iteration, batches, rate, guard.scale, guard.accepts)
-    guard.check(first_non_finite)          # TrainingError where the run must not go on
+    guard.check(iteration, first_non_finite)        # TrainingError where the run must not go on
 
 All processes see the same loss and gradient norm, so that all decide alike.
 """
