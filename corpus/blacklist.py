@@ -24,6 +24,7 @@ from common.progress import Meter
 from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import ordered_map
+from corpus.domains import DomainList
 from corpus.seen import Seen
 from corpus.url_list import Checked, UrlListRules
 
@@ -49,11 +50,13 @@ def blacklist(
 ) -> Stats:
     """Filter URL lists into one text file a shard, all of them or none. Remembers 8 bytes of each URL it keeps.
 
-    Raises EmptyResultError when no URL is left, InputError when there was none to begin with.
+    Raises EmptyResultError when no URL is left, InputError when there was none to begin with, or when no entry of a
+    list of domains can match.
     """
     stats, seen = Stats("blacklist"), Seen()
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in inputs for block in read_blocks(path))
+    _report_lists(_rules(settings.model_dump_json(), len(outputs)).domain_lists, stats)
     results = ordered_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers)
     with atomic_paths(outputs) as temporaries, optional_writer(rejects) as reject, Meter("blacklist", "URLs") as meter:
 
@@ -87,6 +90,18 @@ def blacklist(
         if not stats.documents_out:
             raise EmptyResultError(f"{names}: none of {stats.documents_in} URLs is left ({stats.dropped()})")
     return stats
+
+
+def _report_lists(lists: Sequence[DomainList], stats: Stats) -> None:
+    """Say which lists of domains hold entries that can never match, here and in the statistics."""
+    for entries in lists:
+        if entries.unusable:
+            print(f"warning: {entries}", file=sys.stderr)
+            stats.extra.setdefault("domain_lists", {})[entries.name] = {
+                "entries": entries.entries,
+                "unusable": entries.unusable,
+                "first_unusable": entries.first,
+            }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

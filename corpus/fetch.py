@@ -15,14 +15,14 @@ from itertools import count
 from types import TracebackType
 
 import aiohttp
-from protego import Protego
 from yarl import URL
 
 from common.settings import ScrapeSettings
+from corpus.hosts import is_private_host
 from corpus.network import Addresses, PageError, decode_body, open_session
 from corpus.public_suffix import registered_domain
-from corpus.robots import fetch_robots
-from corpus.urls import Url, UrlRules, is_private_address
+from corpus.robots import RobotsRules, fetch_robots
+from corpus.urls import Url, UrlRules
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -59,7 +59,7 @@ class _Host:
     """When the next request may start, on the loop's clock."""
     crawl_delay: float = 0.0
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    robots: dict[str, Protego | str] = field(default_factory=dict)
+    robots: dict[str, RobotsRules | str] = field(default_factory=dict)
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
 
     def is_idle(self, now: float) -> bool:
@@ -79,7 +79,6 @@ class Fetcher:
         self.addresses = Addresses(settings.resolve)
         self.slots = asyncio.Semaphore(settings.concurrency)
         self._allow_private = allow_private
-        self._robot = settings.user_agent.split("/")[0]  # robots.txt names the product, not its version
         self._hosts: dict[str, _Host] = {}
         self._stack = AsyncExitStack()
 
@@ -129,18 +128,19 @@ class Fetcher:
         """The answer to a URL that robots.txt allows."""
         if self.settings.obey_robots:
             host = self._host(url)
-            origin = URL(url.text).origin()
+            sent = URL(url.text)
+            origin = sent.origin()
             async with host.robots_lock:
                 robots = host.robots.get(str(origin))
                 if robots is None:
                     robots = host.robots[str(origin)] = await self._robots(origin, host)
             if isinstance(robots, str):
                 raise PageError(robots)
-            if not robots.can_fetch(url.text, self._robot):
+            if not robots.allows(sent.raw_path_qs):  # the path as it goes over the wire
                 raise PageError("robots")
         return await self._persistent(url, PAGE_TYPES)
 
-    async def _robots(self, origin: URL, host: _Host) -> Protego | str:
+    async def _robots(self, origin: URL, host: _Host) -> RobotsRules | str:
         """The rules of an origin, or the reason why nothing of it may be fetched; its Crawl-delay is the host's."""
 
         async def ask(url: Url) -> bytes | str:
@@ -150,9 +150,9 @@ class Fetcher:
             self.slots.release()
             return answer.body
 
-        robots = await fetch_robots(origin, self._robot, ask)
+        robots = await fetch_robots(origin, self.settings.robot_token, ask)
         if not isinstance(robots, str):
-            host.crawl_delay = max(host.crawl_delay, robots.crawl_delay(self._robot) or 0.0)
+            host.crawl_delay = max(host.crawl_delay, robots.crawl_delay)
         return "crawl_delay" if host.crawl_delay > _LONGEST_WAIT else robots
 
     # ---------------------------------------------------------------------------------------------- requests
@@ -173,11 +173,7 @@ class Fetcher:
             return
         if not self.settings.contact:
             raise PageError("no_contact")
-        try:
-            private = is_private_address(host)
-        except ValueError:
-            return  # a name
-        if private and not self._allow_private:
+        if is_private_host(host) and not self._allow_private:
             raise PageError("private_host")
 
     async def _persistent(self, url: Url, types: frozenset[str] | None) -> Page | str:

@@ -28,6 +28,13 @@ def _ascii(rule: str) -> str:
     return ".".join(label if label.isascii() else idna.alabel(label).decode() for label in rule.split("."))
 
 
+def is_public_suffix(host: str) -> bool:
+    """Whether domains are registered right below a host in ASCII (`com`, `co.uk`); a name without a dot always is."""
+    suffixes, wildcards, exceptions = _rules()
+    parent = host.partition(".")[2]
+    return host not in exceptions and (not parent or host in suffixes or parent in wildcards)
+
+
 def registered_domain(host: str) -> str:
     """The registered domain of a host in ASCII; the host itself where it is an address or a public suffix.
 

@@ -9,15 +9,17 @@ nothing escaped) and take the short way; every other line takes `UrlRules.check`
 
 import re
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import orjson
 import xxhash
 
 from common.settings import BlacklistSettings
+from corpus.hosts import ascii_host
 from corpus.memo import Memo
 from corpus.public_suffix import registered_domain
-from corpus.urls import PATH_CHARACTERS, UrlRules, ascii_host, without_tracking
+from corpus.urls import PATH_CHARACTERS, UrlRules, without_tracking
 
 _PATH = re.escape(PATH_CHARACTERS)
 _LINE = re.compile(
@@ -54,6 +56,7 @@ class UrlListRules:
 
     def __init__(self, settings: BlacklistSettings, shards: int) -> None:
         self._settings, self._shards, self._rules = settings, shards, UrlRules(settings)
+        self.domain_lists = self._rules.domains.lists
         self._hosts = Memo(self._host)
 
     def _host(self, host: str) -> _Host | None:
@@ -75,7 +78,7 @@ class UrlListRules:
         # bytes that are no UTF-8 become characters that no URL may have
         for line in _LINE.finditer(block.decode("utf-8", "surrogateescape").removesuffix("\n")):
             url, host, path, query = line.groups()
-            if not host or (known := hosts[host]) is None:
+            if not host or "/." in path or (known := hosts[host]) is None:  # `/.` may be a dot segment
                 self._check_line(line[0].strip(), checked)
                 continue
             reason, canonical, shard = known
@@ -115,13 +118,45 @@ class UrlListRules:
             entry: Any = orjson.loads(line.encode("utf-8", "surrogateescape"))
         except orjson.JSONDecodeError:
             return line, "malformed"
-        url = entry.get("url")
+        url = entry.get("url") or entry.get("url_overridden_by_dest")
         if not isinstance(url, str):
             return line, "malformed"
-        if entry.get("over_18") and not self._settings.over_18:
+        url = _unescape(url)
+        if url.startswith(("/r/", "/u/", "/user/")):  # a crosspost; what it leads to is a submission of its own
+            url = f"https://www.reddit.com{url}"
+        domain = entry.get("domain")
+        try:
+            over_18 = _truth(entry.get("over_18"))
+            is_self = _truth(entry.get("is_self", isinstance(domain, str) and domain.startswith("self.")))
+            score = _number(entry.get("score", self._settings.min_score))
+        except ValueError:
+            return url, "malformed"
+        if over_18 and not self._settings.over_18:
             return url, "over_18"
-        if entry.get("is_self") and not self._settings.self_posts:
+        if is_self and not self._settings.self_posts:
             return url, "self_post"
-        score = entry.get("score", self._settings.min_score)
-        low = isinstance(score, int | float) and score < self._settings.min_score
-        return url, "score" if low else None
+        return url, "score" if score < self._settings.min_score else None
+
+
+def _unescape(text: str) -> str:
+    """Undo the three escapes in which Reddit sends every text; `&copy=1` in a query is none of them."""
+    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+
+def _truth(value: object) -> bool:
+    """A flag of a dump, also as a number or a string; ValueError where it is none."""
+    text = str(value).strip().lower()
+    if text in ("true", "1", "1.0", "yes", "t", "y"):
+        return True
+    if text in ("false", "0", "0.0", "no", "f", "n", "none", "null", ""):
+        return False
+    raise ValueError(f"no flag: {text}")
+
+
+def _number(value: object) -> float:
+    """A score of a dump, also as a string; ValueError where it is none."""
+    if isinstance(value, int | float | str) and not isinstance(value, bool) and "_" not in str(value):
+        number = float(value)
+        if isfinite(number):
+            return number
+    raise ValueError(f"no number: {value}")

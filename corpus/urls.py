@@ -1,6 +1,5 @@
 """URLs: which ones are worth fetching, and when two of them are the same page. Nothing here touches the network."""
 
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,15 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import idna
-
 from common.files import read_lines, short_hash
 from common.settings import BlacklistSettings
+from corpus.domains import Domains
+from corpus.hosts import ascii_host, is_private_host
+from corpus.hosts import is_private_address as is_private_address
 from corpus.memo import Memo
-from corpus.public_suffix import registered_domain
 
-_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _SITE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(.*)|.*)")
 _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0\ud800-\udfff]")  # control characters, spaces, halves of characters
@@ -26,10 +23,8 @@ _UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._
 _ESCAPES = {f"%{code:02X}": chr(code) if chr(code) in _UNRESERVED else f"%{code:02X}" for code in range(256)}
 PATH_CHARACTERS = _UNRESERVED + "/:@!$&'()*+,;="  # RFC 3986, 3.3: what a path holds unescaped; a query also has ?
 _PLAIN = (PATH_CHARACTERS + "?").encode()
-_LOCAL_NAMES = ("localhost", "local", "internal", "home.arpa")
-_LOCAL_ENDINGS = tuple("." + name for name in _LOCAL_NAMES)
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _DATA = Path(__file__).parent / "data"
+_DOT_SEGMENT = re.compile(r"/(?:\.|%2e){1,2}(?=/|$)|\\", re.IGNORECASE)
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -53,6 +48,7 @@ class Url(NamedTuple):
 
     site: Site
     path: str
+    """Without dot segments."""
     query: str
     length: int
     """Characters of the URL as it was given."""
@@ -64,7 +60,7 @@ class Url(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The URL as it is fetched: as it was given, with its host in ASCII and without a fragment."""
+        """The URL as it is fetched: as it was given, its host in ASCII, without dot segments and fragment."""
         return f"{self.site.text}{self.path}?{self.query}" if self.query else self.site.text + self.path
 
     @property
@@ -82,48 +78,6 @@ class Url(NamedTuple):
             query = "?" + _normal_escapes(query, PATH_CHARACTERS + "?") if query else ""
             text = site.canonical + _normal_escapes(path, PATH_CHARACTERS) + query
         return text
-
-
-def is_private_address(address: str) -> bool:
-    """Whether an IP address is anything but a public one, also when it hides inside an IPv6 address."""
-    ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour
-        if ip in _NAT64:
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        ip = inner or ip
-    return not ip.is_global or ip.is_multicast
-
-
-def is_private_host(host: str) -> bool:
-    """Whether a host is an address that is not public, or a name that has none."""
-    if ":" in host or host.rpartition(".")[2].isdigit():
-        return is_private_address(host)
-    return host in _LOCAL_NAMES or host.endswith(_LOCAL_ENDINGS)
-
-
-def ascii_host(host: str) -> str:
-    """A host name or (IPv6: bracketed) address in its one written form; ValueError when it is neither."""
-    host = host.lower().removesuffix(".")
-    if not host.isascii():
-        host = _ascii_name(host)  # idna.IDNAError is a ValueError
-    if host.startswith("["):
-        if "%" in host:
-            raise ValueError("a zone belongs to one machine")  # RFC 6874
-        return str(ipaddress.IPv6Address(host[1:-1]))
-    _, dot, last = host.rpartition(".")
-    if last.isdigit() or last.startswith("0x"):
-        return str(ipaddress.IPv4Address(host))  # 999.999.999.999 and 0x7f.1 are no addresses
-    if len(host) > 253 or not _NAME.fullmatch(host):
-        raise ValueError("bad host name")
-    if not dot and host not in _LOCAL_NAMES:
-        raise ValueError("a host name needs a domain")
-    return host
-
-
-def _ascii_name(name: str) -> str:
-    """A name of a user's list in the form in which hosts are compared."""
-    return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()
 
 
 def _parse_site(text: str) -> Site:
@@ -163,7 +117,22 @@ def parse_url(url: str) -> Url:
     end = address.find("/", address.find("//") + 2)
     if end < 0:
         return Url(_SITES[address], "", query, len(url))
-    return Url(_SITES[address[:end]], address[end:], query, len(url))
+    return Url(_SITES[address[:end]], _without_dot_segments(address[end:]), query, len(url))
+
+
+def _without_dot_segments(path: str) -> str:
+    r"""`/x/../p`, `/./p` and `/x\..\p` as browsers send them and servers read them: `/p` (RFC 3986, 5.2.4)."""
+    if not _DOT_SEGMENT.search(path):
+        return path
+    kept: list[str] = []
+    dots = ""
+    for segment in path.replace("\\", "/").split("/")[1:]:
+        dots = segment.lower().replace("%2e", ".")
+        if dots == "..":
+            del kept[-1:]
+        elif dots != ".":
+            kept.append(segment)
+    return "/".join(["", *kept, *([""] if dots in (".", "..") else [])])
 
 
 def _normal_escapes(text: str, characters: str) -> str:
@@ -213,14 +182,12 @@ class Rule:
 class UrlRules:
     """The URL rules in their order: malformed, scheme, short, private_host, domain, extension, pattern.
 
-    `duplicate`, the last one, needs memory and lives in `corpus.blacklist`. Raises InputError for a list of domains
-    that cannot be read.
+    `duplicate`, the last one, needs memory and lives in `corpus.blacklist`. Raises InputError or ConfigError for a list
+    of domains that cannot be read, or of which no entry can match.
     """
 
     def __init__(self, settings: BlacklistSettings) -> None:
-        lists = [read_list(path) for path in (_DATA / "domains.txt", *settings.domain_lists)]
-        self._domains = frozenset(_ascii_name(name) for names in (settings.extra_domains, *lists) for name in names)
-        self._suffixes = tuple("." + _ascii_name(suffix.lstrip(".")) for suffix in settings.extra_suffixes)
+        self.domains = Domains(settings)
         self._allow_private = settings.allow_private_hosts
         self.extensions = frozenset(
             ending.lower() for ending in (*read_list(_DATA / "extensions.txt"), *settings.extra_extensions)
@@ -241,9 +208,7 @@ class UrlRules:
         """Why every URL of a host is dropped (private_host, domain), or None."""
         if not self._allow_private and is_private_host(host):
             return "private_host"
-        domain = registered_domain(host)
-        named = domain in self._domains or domain.partition(".")[0] in self._domains
-        return "domain" if named or f".{host}".endswith(self._suffixes) else None
+        return "domain" if self.domains.drop(host) else None
 
     def check(self, url: str) -> tuple[Url | None, str | None]:
         """The parsed URL (None when malformed) and the first reason to drop it (None to keep it)."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from common.settings.robot import TOKEN, product_token
 from common.settings.section import PositiveFloat, PositiveInt, Section, Share
 
 
@@ -17,11 +18,13 @@ class BlacklistSettings(Section):
     allow_private_hosts: bool = False
     """Keep URLs of loopback, private and link-local addresses, *.local and *.internal."""
     extra_domains: list[str] = []
-    """Registered domains (`example.com`) or names (`example`) to drop besides the built-in list."""
+    """Hosts with everything below them (`blog.example.com`) or names of registered domains (`example`) to drop besides
+    the built-in list."""
     domain_lists: list[Path] = []
-    """Files with more of these, one a line, plain or compressed; what follows a `#` is a comment."""
+    """Files with more of these, one per line, plain or compressed; also hosts files and Adblock's `||example.com^`.
+    Entries that can never match a host are counted and reported."""
     extra_suffixes: list[str] = []
-    """Ends of host names to drop: `blogs.example.com` stands for itself and everything below it."""
+    """Ends of host names to drop, public suffixes too: `gov.au` stands for itself and everything below it."""
     extra_patterns: list[str] = []
     """Regular expressions (Python's) that drop the URLs they are found in; `(?i)` ignores case."""
     extra_extensions: list[Annotated[str, Field(pattern=r"^\.[^./]+$")]] = []
@@ -49,6 +52,9 @@ class ScrapeSettings(Section):
 
     user_agent: str = "urls-to-gpt2/0.1"
     """Sent as User-Agent, followed by the contact in brackets."""
+    robot_name: Annotated[str, Field(pattern=rf"^({TOKEN})?$")] = ""
+    """Name by which robots.txt addresses this robot; empty: the product that user_agent names, which is `MyBot` in both
+    `MyBot/1.0` and `Mozilla/5.0 (compatible; MyBot/1.0; +https://…)`."""
     contact: str = ""
     """Mail address or page for site owners; scraping a public host without one is refused."""
     resolve: dict[str, str] = {}
@@ -87,6 +93,20 @@ class ScrapeSettings(Section):
     """Seconds one page may take to extract before its worker is killed."""
     archive: bool = False
     """Keep the raw responses as WARC files beside the pages."""
+
+    @property
+    def robot_token(self) -> str:
+        """The name by which robots.txt addresses us; empty only where it is not obeyed."""
+        return self.robot_name or product_token(self.user_agent) or ""
+
+    @model_validator(mode="after")
+    def _robot_is_named(self) -> Self:
+        name = self.robot_name
+        if self.obey_robots and not self.robot_token:
+            raise ValueError(f"user_agent {self.user_agent!r} names no robot for robots.txt; use `MyBot/1.0 (…)`")
+        if name.lower() not in self.user_agent.lower():  # RFC 9309: site owners find it in their logs
+            raise ValueError(f"robot_name {name!r} must be a part of user_agent {self.user_agent!r}")
+        return self
 
 
 class SourceSettings(Section):

@@ -1,0 +1,201 @@
+"""Lists of domains whose pages are not wanted: the built-in one, the user's own, and public blocklists.
+
+An entry without a dot is a name: `example` drops example.com, www.example.co.uk and every other registered domain of
+that name. An entry with a dot is a host with everything below it, and may be written in any of these ways:
+
+    example.com   www.example.com   .example.com   *.example.com   EXAMPLE.COM.   bücher.example   192.0.2.1
+    http://example.com/   example.com:8080   ||example.com^   0.0.0.0 example.com (hosts files)   example.* (a name)
+
+`www.` counts for nothing, as in the canonical form of a URL; nor does a port. Entries that can never match a host
+(paths, regular expressions), and those that would match a whole public suffix (`co.uk`), are counted and reported.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError, InputError
+from common.files import read_lines
+from common.settings import BlacklistSettings
+from corpus.hosts import ascii_host, ascii_name, is_address
+from corpus.public_suffix import is_public_suffix, registered_domain
+
+_BUILT_IN = Path(__file__).parent / "data" / "domains.txt"
+_PLAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.){1,9}[a-z]{2,20}")
+_HEADING = re.compile(r"!.*|\[[^\[\]:]*\]")  # comments and `[Adblock Plus 2.0]` in Adblock's lists
+_COSMETIC = re.compile(r"[^#\s]+#[@?$%]*#")  # in those, `example.com##.banner` hides a part of a page
+_ADBLOCK = re.compile(r"\|\|([^|^$]+)\^?\|?(?:\$(?:(?:important|document|doc|all|popup),?)+)?")
+_SITE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(.*)", re.IGNORECASE)
+_WITH_PORT = re.compile(r"(\[[^\[\]]*\]|[^:]*):[0-9]{0,5}")
+_SUBTREE = re.compile(r"^\*?\.")  # what is below a host; this never leaves the host itself out
+_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+
+
+@dataclass
+class DomainList:
+    """What became of the entries of one list."""
+
+    name: str
+    """The file, or the key of the configuration."""
+    entries: int = 0
+    unusable: int = 0
+    """Entries that can never match."""
+    first: str = ""
+    """The first of these: where it stands, what it says, and why."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.unusable} of {self.entries} entries can never match; the first: {self.first}"
+
+
+class Domains:
+    """The domains that `settings` drop. Raises InputError or ConfigError for a list of which no entry can match."""
+
+    def __init__(self, settings: BlacklistSettings) -> None:
+        self._names: set[str] = set()
+        self._hosts: set[str] = set()
+        """Each with everything below it."""
+        self.lists = [self._read_file(path) for path in (_BUILT_IN, *settings.domain_lists)]
+        self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains))
+        self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, suffixes=True))
+
+    def drop(self, host: str) -> bool:
+        """Whether a host in its written form is on a list."""
+        if is_address(host):
+            return host in self._hosts
+        if registered_domain(host).partition(".")[0] in self._names:
+            return True
+        rest, dot = host, "."
+        while dot and self._hosts:
+            if rest in self._hosts:
+                return True
+            _, dot, rest = rest.partition(".")
+        return False
+
+    def _read_file(self, path: Path) -> DomainList:
+        lines = ((f"{path}:{number}", _decode(line)) for number, line in enumerate(read_lines(path), start=1))
+        result = self._add(str(path), lines, suffixes=False)
+        if result.entries and result.unusable == result.entries:
+            raise InputError(f"{result}; give a list of domains, or remove it from blacklist.domain_lists")
+        return result
+
+    def _read_key(self, key: str, entries: Iterable[str], *, suffixes: bool = False) -> DomainList:
+        result = self._add(key, ((key, entry) for entry in entries), suffixes=suffixes)
+        if result.entries and result.unusable == result.entries:
+            raise ConfigError(str(result))
+        return result
+
+    def _add(self, name: str, lines: Iterable[tuple[str, str]], *, suffixes: bool) -> DomainList:
+        """Take the entries of (where, line) in; those of `suffixes` are hosts as they stand, public suffixes too."""
+        result = DomainList(name)
+        for where, line in lines:
+            for entry in _entries(line):
+                result.entries += 1
+                try:
+                    host = _suffix(entry) if suffixes else _host_or_name(entry)
+                except ValueError as error:
+                    result.unusable += 1
+                    result.first = result.first or f"{where}: {entry[:80]!r} ({error})"
+                else:
+                    (self._hosts if suffixes or "." in host or ":" in host else self._names).add(host)
+        return result
+
+
+def _decode(line: bytes) -> str:
+    """Old lists are in Latin-1, here and there."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
+def _entries(line: str) -> list[str]:
+    """The entries on a line; none on one that is blank or a comment."""
+    if _PLAIN.fullmatch(line):  # most lines: spares them the rest
+        return [line]
+    line = line.strip().removeprefix("\ufeff")
+    if _COSMETIC.match(line):
+        return [line]
+    words = line.partition("#")[0].split()
+    if not words or (line[0] in "![" and _HEADING.fullmatch(line)):
+        return []
+    if len(words) == 1:
+        return words
+    # in a hosts file an address precedes the names; those without a dot (localhost) are the machine's own
+    return [word for word in words[1:] if "." in word] if _is_ip(words[0]) else [line]
+
+
+def _is_ip(word: str) -> bool:
+    try:
+        ipaddress.ip_address(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _host_or_name(entry: str) -> str:
+    """A host, or a name (without a dot), in its written form; ValueError says why an entry can never match."""
+    if _PLAIN.fullmatch(entry):
+        return _without_www(entry)
+    bare = _bare(entry)
+    text = _SUBTREE.sub("", bare)
+    if text == bare and text.endswith(".*"):
+        return _label(text.removeprefix("www.").removesuffix(".*"))
+    if "." in text or ":" in text:
+        host = _host(text)
+        return host if is_address(host) else _without_www(host)
+    return _label(text) if text == bare else _without_www(_label(text))
+
+
+def _without_www(host: str) -> str:
+    domain = host.removeprefix("www.")
+    if not is_public_suffix(domain):
+        return domain
+    if domain == host:
+        raise ValueError("a public suffix: blacklist.extra_suffixes drops everything below one")
+    return host  # www.com, www.gov.uk
+
+
+def _suffix(entry: str) -> str:
+    """The end of host names that an entry of `extra_suffixes` stands for."""
+    text = _SUBTREE.sub("", _bare(entry))
+    return _host(text) if "." in text or ":" in text else _label(text)
+
+
+def _bare(entry: str) -> str:
+    """What is left of an entry without Adblock's marks, a scheme, a final slash and a port."""
+    if " " in entry or "\t" in entry:
+        raise ValueError("more than one word")
+    if "#" in entry or entry.startswith("@@"):
+        raise ValueError("a rule for parts of pages, or an exception")
+    if entry.startswith("||"):
+        match = _ADBLOCK.fullmatch(entry)
+        if match is None:
+            raise ValueError("a rule for parts of pages, or an exception")
+        entry = match[1]
+    elif match := _SITE.fullmatch(entry):
+        entry = match[1]
+    text = entry.removesuffix("/")
+    if "/" in text or "?" in text:
+        raise ValueError("a path or a regular expression")
+    if match := _WITH_PORT.fullmatch(text):
+        text = match[1]
+    return text
+
+
+def _host(text: str) -> str:
+    try:
+        return ascii_host(f"[{text}]" if ":" in text and not text.startswith("[") else text)
+    except ValueError:
+        raise ValueError("no host name") from None
+
+
+def _label(text: str) -> str:
+    try:
+        name = ascii_name(text)
+    except ValueError:
+        name = ""
+    if not _NAME.fullmatch(name):
+        raise ValueError("no host name")
+    return name

@@ -1,0 +1,122 @@
+"""Hosts of URLs: their one written form, and whether they are public.
+
+    ascii_host("Bücher.Example.")           # xn--bcher-kva.example
+    is_private_address("64:ff9b::7f00:1")   # True: 127.0.0.1 behind NAT64
+
+The tables follow IANA's special-purpose registries. They are spelled out here because `ipaddress` knows fewer networks,
+and not the same ones in every release of Python.
+"""
+
+import ipaddress
+import re
+
+import idna
+
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_LOCAL_NAMES = ("localhost", "local", "internal", "home.arpa")
+_LOCAL_ENDINGS = tuple("." + name for name in _LOCAL_NAMES)
+
+_NOT_PUBLIC_V4 = tuple(
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local; metadata of clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # IETF protocols
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays, withdrawn
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved; broadcast
+    )
+)
+# Only these are public, so that loopback, unique-local, link-local, site-local, discard-only, SRv6, multicast and every
+# block that IANA has yet to give away are not.
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # IETF protocols: Teredo, benchmarks, ORCHID
+        "2001:db8::/32",  # documentation
+        "3fff::/20",  # documentation
+    )
+)
+# IPv6 networks whose addresses stand for an IPv4 address: how many bits follow it
+_EMBEDDED_V4 = tuple(
+    (ipaddress.IPv6Network(network), shift)
+    for network, shift in (
+        ("::/96", 0),  # IPv4-compatible
+        ("::ffff:0:0/96", 0),  # IPv4-mapped
+        ("64:ff9b::/96", 0),  # NAT64
+        ("2002::/16", 80),  # 6to4
+    )
+)
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214: bits 64 to 95; an IPv4 address follows
+
+
+def is_private_address(address: str) -> bool:
+    """Whether an IP address is anything but a public one. An IPv4 address inside an IPv6 address is judged as itself.
+
+    Raises ValueError for anything but an address.
+    """
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv4Address):
+        return _is_private_v4(ip)
+    if ip.scope_id is not None:  # a zone belongs to one machine
+        return True
+    for network, shift in _EMBEDDED_V4:
+        if ip in network:
+            return _is_private_v4(_inner(ip, shift))
+    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _is_private_v4(_inner(ip, 0)):
+        return True
+    return ip not in _PUBLIC_V6 or any(ip in network for network in _NOT_PUBLIC_V6)
+
+
+def _is_private_v4(ip: ipaddress.IPv4Address) -> bool:
+    return any(ip in network for network in _NOT_PUBLIC_V4)
+
+
+def _inner(ip: ipaddress.IPv6Address, shift: int) -> ipaddress.IPv4Address:
+    """The IPv4 address that `shift` bits follow."""
+    return ipaddress.IPv4Address((int(ip) >> shift) & 0xFFFFFFFF)
+
+
+def is_address(host: str) -> bool:
+    """Whether a host in its written form is an IP address, not a name."""
+    return ":" in host or host.rpartition(".")[2].isdigit()
+
+
+def is_private_host(host: str) -> bool:
+    """Whether a host in its written form is an address that is not public, or a name that has none."""
+    if is_address(host):
+        return is_private_address(host)
+    return host in _LOCAL_NAMES or host.endswith(_LOCAL_ENDINGS)
+
+
+def ascii_host(host: str) -> str:
+    """A host name or (IPv6: bracketed) address in its one written form; ValueError when it is neither."""
+    host = ascii_name(host).removesuffix(".")
+    if host.startswith("["):
+        if "%" in host:
+            raise ValueError("a zone belongs to one machine")  # RFC 6874
+        return str(ipaddress.IPv6Address(host[1:-1]))
+    _, dot, last = host.rpartition(".")
+    if last.isdigit() or last.startswith("0x"):
+        return str(ipaddress.IPv4Address(host))  # 999.999.999.999, 127.1 and 0x7f.1 are no addresses
+    if len(host) > 253 or not _NAME.fullmatch(host):
+        raise ValueError("bad host name")
+    if not dot and host not in _LOCAL_NAMES:
+        raise ValueError("a host name needs a domain")
+    return host
+
+
+def ascii_name(name: str) -> str:
+    """A name in lower case and IDNA-encoded; ValueError where that is impossible. See `ascii_host` for the syntax."""
+    return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()  # IDNAError is a ValueError
