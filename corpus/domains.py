@@ -12,7 +12,7 @@ that name. An entry with a dot is a host with everything below it, and may be wr
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,52 +53,47 @@ class Domains:
     """The domains that `settings` drop. Raises InputError or ConfigError for a list of which no entry can match."""
 
     def __init__(self, settings: BlacklistSettings) -> None:
-        self._names: set[str] = set()
-        self._hosts: set[str] = set()
-        """Each with everything below it."""
+        self._keys: set[str] = set()
+        """`example.com` with everything below it, `example.*` for a name."""
         self.lists = [self._read_file(path) for path in (_BUILT_IN, *settings.domain_lists)]
-        self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains))
-        self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, suffixes=True))
+        self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains, _host_or_name))
+        self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, _suffix))
 
     def drop(self, host: str) -> bool:
         """Whether a host in its written form is on a list."""
+        keys, rest = self._keys, host
         if is_address(host):
-            return host in self._hosts
-        if registered_domain(host).partition(".")[0] in self._names:
+            return host in keys
+        if registered_domain(host).partition(".")[0] + ".*" in keys:
             return True
-        rest, dot = host, "."
-        while dot and self._hosts:
-            if rest in self._hosts:
-                return True
-            _, dot, rest = rest.partition(".")
-        return False
+        while rest not in keys:
+            _, _, rest = rest.partition(".")
+            if not rest:
+                return False
+        return True
 
     def _read_file(self, path: Path) -> DomainList:
-        lines = ((f"{path}:{number}", _decode(line)) for number, line in enumerate(read_lines(path), start=1))
-        result = self._add(str(path), lines, suffixes=False)
+        result = self._add(DomainList(str(path)), map(_decode, read_lines(path)), _host_or_name)
         if result.entries and result.unusable == result.entries:
             raise InputError(f"{result}; give a list of domains, or remove it from blacklist.domain_lists")
         return result
 
-    def _read_key(self, key: str, entries: Iterable[str], *, suffixes: bool = False) -> DomainList:
-        result = self._add(key, ((key, entry) for entry in entries), suffixes=suffixes)
+    def _read_key(self, name: str, entries: Iterable[str], parse: Callable[[str], str]) -> DomainList:
+        result = self._add(DomainList(name), entries, parse)
         if result.entries and result.unusable == result.entries:
             raise ConfigError(str(result))
         return result
 
-    def _add(self, name: str, lines: Iterable[tuple[str, str]], *, suffixes: bool) -> DomainList:
-        """Take the entries of (where, line) in; those of `suffixes` are hosts as they stand, public suffixes too."""
-        result = DomainList(name)
-        for where, line in lines:
-            for entry in _entries(line):
+    def _add(self, result: DomainList, lines: Iterable[str], parse: Callable[[str], str]) -> DomainList:
+        """Take in the entries on the lines of a list; `parse` makes a key of each."""
+        for number, line in enumerate(lines, start=1):
+            for entry in (line,) if _PLAIN.fullmatch(line) else _entries(line):
                 result.entries += 1
                 try:
-                    host = _suffix(entry) if suffixes else _host_or_name(entry)
+                    self._keys.add(parse(entry))
                 except ValueError as error:
                     result.unusable += 1
-                    result.first = result.first or f"{where}: {entry[:80]!r} ({error})"
-                else:
-                    (self._hosts if suffixes or "." in host or ":" in host else self._names).add(host)
+                    result.first = result.first or f"{result.name}:{number}: {entry[:80]!r} ({error})"
         return result
 
 
@@ -112,8 +107,6 @@ def _decode(line: bytes) -> str:
 
 def _entries(line: str) -> list[str]:
     """The entries on a line; none on one that is blank or a comment."""
-    if _PLAIN.fullmatch(line):  # most lines: spares them the rest
-        return [line]
     line = line.strip().removeprefix("\ufeff")
     if _COSMETIC.match(line):
         return [line]
@@ -127,6 +120,8 @@ def _entries(line: str) -> list[str]:
 
 
 def _is_ip(word: str) -> bool:
+    if word == "0":  # short for 0.0.0.0
+        return True
     try:
         ipaddress.ip_address(word)
     except ValueError:
@@ -135,17 +130,17 @@ def _is_ip(word: str) -> bool:
 
 
 def _host_or_name(entry: str) -> str:
-    """A host, or a name (without a dot), in its written form; ValueError says why an entry can never match."""
-    if _PLAIN.fullmatch(entry):
+    """The key for a host in its written form, or for a name; ValueError says why an entry can never match."""
+    if _PLAIN.fullmatch(entry):  # most lines of large lists
         return _without_www(entry)
     bare = _bare(entry)
     text = _SUBTREE.sub("", bare)
     if text == bare and text.endswith(".*"):
-        return _label(text.removeprefix("www.").removesuffix(".*"))
+        return _label(text.removeprefix("www.").removesuffix(".*")) + ".*"
     if "." in text or ":" in text:
         host = _host(text)
         return host if is_address(host) else _without_www(host)
-    return _label(text) if text == bare else _without_www(_label(text))
+    return _label(text) + ".*" if text == bare else _without_www(_label(text))
 
 
 def _without_www(host: str) -> str:

@@ -134,6 +134,30 @@ def test_names_with_only_private_addresses_are_never_connected_to(monkeypatch: p
         assert isinstance(page, Page) and server.connections == 2
 
 
+@pytest.mark.parametrize(
+    "address",
+    "fec0::1 ::127.0.0.1 64:ff9b:1::7f00:1 64:ff9b::7f00:1 2002:7f00:1:: 2606:4700::5efe:7f00:1 100::1".split(),
+)
+def test_an_address_that_is_not_public_is_refused_before_any_packet(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lookup(host: str, port: int, *_: object) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))]
+
+    async def connect(*_: object, **__: object) -> None:
+        pytest.fail(f"a connection to {address}")
+
+    with rude_server({"front.example/": redirect(f"http://[{address}]/page")}) as server:
+        settings = settings_for(
+            server, resolve={"front.example": server.address}, contact="me@mail.example", obey_robots=False, retries=0
+        )
+        assert fetch(settings, "http://front.example/") == ["redirect_refused"]
+        monkeypatch.setattr(socket, "getaddrinfo", lookup)
+        monkeypatch.setattr("aiohttp.TCPConnector._wrap_create_connection", connect)
+        urls = ["http://name.example/", f"http://[{address}]/page"]
+        assert fetch(settings, *urls) == ["private_host", "private_host"]
+
+
 def test_robots_txt_leads_to_no_private_address_either() -> None:
     behaviours = {"sly.example/page": reply(HTML)}
     with rude_server(behaviours) as server:
@@ -336,6 +360,44 @@ def test_robots_txt_is_obeyed_and_fetched_once_a_host() -> None:
     assert asked.count("none.example/robots.txt") == asked.count("moved.example/robots.txt") == 1
     assert asked.count("broken.example/robots.txt") == 2 and "broken.example/" not in asked
     assert "open.example/private/page" not in asked
+
+
+def test_no_detour_leads_to_a_path_that_robots_txt_closes() -> None:
+    behaviours = {
+        "one.example/robots.txt": reply(b"\xef\xbb\xbfUser-agent: *\nDisallow: /p\n", Content_Type="text/plain"),
+        "one.example/go": redirect("/x/..%2Fy/../../p"),
+        "one.example/q": reply(HTML),
+    }
+    detours = ("x/../p", "./p", "x/%2e%2e/p", "x\\..\\p", "%70", "go")
+    with rude_server(behaviours) as server:
+        urls = [f"http://one.example/{path}" for path in (*detours, "x/./../q")]
+        *closed, opened = fetch(settings_for(server), *urls)
+        requested = set(server.requested)
+    assert closed == ["robots"] * len(detours)
+    assert isinstance(opened, Page) and opened.url == "http://one.example/q"
+    assert requested == set(behaviours)
+
+
+def test_a_robots_txt_that_cannot_be_decoded_closes_its_host() -> None:
+    rules = b"User-agent: *\nDisallow:\n"
+    broken = {
+        "cut.example": reply(gzip.compress(rules)[:-9], Content_Encoding="gzip"),
+        "odd.example": reply(rules, Content_Encoding="nonsense"),
+        "bare.example": reply(gzip.compress(rules)),
+    }
+    pages = {f"{name}/": reply(HTML) for name in broken}
+    with rude_server({**pages, **{f"{name}/robots.txt": answer for name, answer in broken.items()}}) as server:
+        assert fetch(settings_for(server), *(f"http://{name}" for name in pages)) == ["robots_unreachable"] * 3
+        assert not set(pages) & set(server.requested)
+
+
+def test_a_robot_that_looks_like_a_browser_obeys_the_rules_for_its_name() -> None:
+    rules = b"User-agent: Mozilla\nAllow: /\n\nUser-agent: MyBot/1.0\nDisallow: /p\n"
+    behaviours = {"one.example/robots.txt": reply(rules), "one.example/p": reply(HTML), "one.example/q": reply(HTML)}
+    with rude_server(behaviours) as server:
+        settings = settings_for(server, user_agent="Mozilla/5.0 (compatible; MyBot/1.0; +http://my.example/)")
+        closed, opened = fetch(settings, "http://one.example/p", "http://one.example/q")
+    assert closed == "robots" and isinstance(opened, Page)
 
 
 def test_a_host_is_asked_one_page_at_a_time_with_its_delay_between() -> None:
