@@ -21,8 +21,8 @@ class BlacklistSettings(Section):
     """Hosts with everything below them (`blog.example.com`) or names of registered domains (`example`) to drop besides
     the built-in list."""
     domain_lists: list[Path] = []
-    """Files with more of these, one per line, plain or compressed; also hosts files and Adblock's `||example.com^`.
-    Entries that can never match a host are counted and reported."""
+    """Files with more of these, one per line, plain or compressed; also hosts files and Adblock's lists of domains.
+    docs/corpus.md has the syntax; entries that can never match a host are counted and reported."""
     extra_suffixes: list[str] = []
     """Ends of host names to drop, public suffixes too: `gov.au` stands for itself and everything below it."""
     extra_patterns: list[str] = []
@@ -103,7 +103,7 @@ class ScrapeSettings(Section):
     def _robot_is_named(self) -> Self:
         name = self.robot_name
         if self.obey_robots and not self.robot_token:
-            raise ValueError(f"user_agent {self.user_agent!r} names no robot for robots.txt; use `MyBot/1.0 (…)`")
+            raise ValueError(f"user_agent {self.user_agent!r} names no robot for robots.txt: use `MyBot/1.0`, or set robot_name")
         if name.lower() not in self.user_agent.lower():  # RFC 9309: site owners find it in their logs
             raise ValueError(f"robot_name {name!r} must be a part of user_agent {self.user_agent!r}")
         return self
