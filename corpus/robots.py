@@ -4,9 +4,9 @@ r"""robots.txt: what a site allows, by RFC 9309.
     rules.allows("/private/page")    # False
 
 The path asked about is the one that goes over the wire. The longest pattern that matches it decides; Allow wins a tie.
-No library is used: Protego and urllib.robotparser end a group at a line they do not know, lose bytes that are not
-UTF-8, and find a robot's name anywhere in a User-Agent. Where the RFC is silent this follows Google's parser: misspelt
-names, a missing colon, a part of a byte order mark.
+No library is used: Protego ends a group at a line that it does not know, takes all bytes that are not UTF-8 for one
+character, and keeps every rule once for each agent; urllib.robotparser knows no wildcards. Where the RFC is silent this
+follows Google's parser: misspelt names, a missing colon, a part of a byte order mark.
 """
 
 import codecs

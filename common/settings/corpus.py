@@ -103,7 +103,7 @@ class ScrapeSettings(Section):
     def _robot_is_named(self) -> Self:
         name = self.robot_name
         if self.obey_robots and not self.robot_token:
-            raise ValueError(f"user_agent {self.user_agent!r} names no robot for robots.txt: use `MyBot/1.0`, or set robot_name")
+            raise ValueError(f"user_agent {self.user_agent!r} names no robot: use `MyBot/1.0`, or set robot_name")
         if name.lower() not in self.user_agent.lower():  # RFC 9309: site owners find it in their logs
             raise ValueError(f"robot_name {name!r} must be a part of user_agent {self.user_agent!r}")
         return self
