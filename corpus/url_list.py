@@ -124,10 +124,9 @@ class UrlListRules:
         url = _unescape(url)
         if url.startswith(("/r/", "/u/", "/user/")):  # a crosspost; what it leads to is a submission of its own
             url = f"https://www.reddit.com{url}"
-        domain = entry.get("domain")
         try:
             over_18 = _truth(entry.get("over_18"))
-            is_self = _truth(entry.get("is_self", isinstance(domain, str) and domain.startswith("self.")))
+            is_self = _truth(entry.get("is_self"))  # without it, a self post's URL is reddit's, which `domain` drops
             score = _number(entry.get("score", self._settings.min_score))
         except ValueError:
             return url, "malformed"
