@@ -15,6 +15,7 @@ from common import cli
 
 _NAMES = {
     "blacklist": "URL rules against the published recipe",
+    "charset": "characters lost by encoding and declaration",
     "clean": "cleaning against ftfy and langdetect",
     "dedup": "deduplication against datasketch and rensa",
     "extract": "HTML extraction against a gold standard",

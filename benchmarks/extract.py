@@ -109,7 +109,8 @@ def contenders() -> Mapping[str, Contender]:
     from trafilatura import load_html
     from trafilatura.core import bare_extraction
 
-    from corpus.extract import decode, extract, load_extractors
+    from corpus.charset import decode
+    from corpus.extract import extract, load_extractors
 
     def listed(*names: str) -> Contender:
         extractors = load_extractors(names)

@@ -1,12 +1,10 @@
-"""HTML to text: character set, then an ordered list of extractors, of which the first good answer wins.
+"""HTML to text: an ordered list of extractors, of which the first good answer wins.
 
     found = extract(body, "text/html; charset=utf-8", url, load_extractors(["trafilatura", "newspaper3k"]))
 
 Pure functions of the page: no network, no clock. `corpus.extract_pool` runs them where a hung page can be killed.
 """
 
-import codecs
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,15 +12,8 @@ from typing import Any
 
 from corpus.quality import holds_the_article, without_furniture
 
-_META_BYTES = 4096  # browsers look for a charset in the first 1,024; real pages put scripts before it
-_META = re.compile(rb"""<meta[^>]*?charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
-_PARAMETER = re.compile(r"""charset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
-# Codecs that the web uses, by Python's names; others (utf-7, unicode_escape, punycode, …) are traps.
-_WEB_CODEC = re.compile(r"utf-(8|16|32)|ascii|iso8859|iso2022|cp|koi8|gb|big5|shift_jis|euc_|mac|hz|johab|tis")
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 # htmldate: the page's own metadata only (its extensive search costs a quarter of the whole), and no look at the clock
 _DATES = {"original_date": True, "extensive_search": False, "max_date": "2100-01-01"}
-_MAX_BAD_SHARE = 0.005  # undecodable characters in a page that still is what it declares to be (a cut teaser, say)
 
 
 @dataclass(frozen=True)
@@ -71,43 +62,6 @@ class Page:
 
 Extractor = Callable[[Page], Extracted | None]
 """What was found, if anything."""
-
-
-# ------------------------------------------------------------------------------------------------ characters
-
-
-def _web_codec(label: str) -> str | None:
-    """Python's codec for a declared charset, read as browsers do; None for an unknown or unfit one."""
-    try:
-        name = codecs.lookup(label).name
-    except (LookupError, ValueError):
-        return None
-    if name in ("iso8859-1", "ascii"):  # the WHATWG standard: both labels mean windows-1252
-        return "cp1252"
-    return name if _WEB_CODEC.match(name) else None
-
-
-def decode(body: bytes, content_type: str) -> str:
-    """The characters of a page: byte-order mark, HTTP header, <meta>, UTF-8, and at last detection.
-
-    A declared charset is believed when (nearly) all bytes fit it.
-    """
-    for mark, codec in _BOMS:
-        if body.startswith(mark):
-            return body.decode(codec, "replace")
-    header = _PARAMETER.search(content_type)
-    meta = _META.search(body[:_META_BYTES])
-    labels = [header[1] if header else "", meta[1].decode("ascii", "replace") if meta else "", "utf-8"]
-    for label in labels:
-        if label and (declared := _web_codec(label)):
-            text = body.decode(declared, "replace")
-            # C1 controls are no text: bytes that windows-1252 leaves undefined become U+FFFD already
-            if text.count("\ufffd") <= _MAX_BAD_SHARE * len(text):
-                return text
-    from charset_normalizer import from_bytes
-
-    best = from_bytes(body).best()
-    return str(best) if best is not None else body.decode("utf-8", "replace")
 
 
 def _clean(text: str | None) -> str:
@@ -162,7 +116,9 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
 
     Plain text is taken as it is. Raises NothingExtracted with the reason when there is no text at all.
     """
-    html = decode(body, content_type)
+    from corpus.charset import decode
+
+    html = decode(body, content_type, url)
     if content_type.lower().lstrip().startswith("text/plain"):
         if not html.strip():
             raise NothingExtracted("extract_empty")

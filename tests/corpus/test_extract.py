@@ -4,48 +4,15 @@ import pytest
 from lxml.etree import tostring
 
 from benchmarks.extract import overall, read_articles, score
-from corpus.extract import Extracted, Extractor, NothingExtracted, Page, decode, extract, load_extractors
+from corpus.extract import Extracted, Extractor, NothingExtracted, Page, extract, load_extractors
 from demo.pages import Host, page_html
 from tests.helpers import prose
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "blog")
-UMLAUTS = "Größe, Übermut und Straße – für alle „Fälle“"
 
 
 def found(text: str, name: str) -> Extracted:
     return Extracted(text, "", "", name)
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type", "expected"),
-    [
-        (UMLAUTS.encode("cp1252"), "text/html; charset=windows-1252", UMLAUTS),
-        (UMLAUTS.encode("cp1252"), "text/html; charset=ISO-8859-1", UMLAUTS),  # as browsers read that label
-        (f'<meta charset="windows-1252">{UMLAUTS}'.encode("cp1252"), "text/html", None),
-        (f"<meta http-equiv=c content='text/html; charset=koi8-r'>{'привет'}".encode("koi8-r"), "text/html", None),
-        (UMLAUTS.encode(), "text/html", UMLAUTS),
-        (UMLAUTS.encode(), "text/html; charset=no-such-thing", UMLAUTS),
-        (UMLAUTS.encode("utf-16"), "text/html", UMLAUTS),
-        (b"\xef\xbb\xbf" + UMLAUTS.encode(), "text/html; charset=latin-1", UMLAUTS),  # a byte-order mark wins
-        (b"+ADw-script+AD4-", "text/html; charset=utf-7", "+ADw-script+AD4-"),  # a trap, not a web charset
-    ],
-)
-def test_the_character_set_comes_from_mark_header_or_meta(body: bytes, content_type: str, expected: str | None) -> None:
-    text = decode(body, content_type)
-    if expected is None:
-        assert ("Größe" in text and "„Fälle“" in text) or "привет" in text
-    else:
-        assert text == expected
-
-
-def test_an_undeclared_character_set_is_detected() -> None:
-    russian = "Каждый охотник желает знать, где сидит фазан, и никто ему об этом не говорит. " * 5
-    assert decode(russian.encode("windows-1251"), "text/html") == russian
-
-
-def test_one_bad_byte_does_not_change_the_character_set_of_a_page() -> None:
-    text = decode(b"\xc3\xa9t\xc3\xa9 " * 200 + b"\xe9", "text/html; charset=utf-8")
-    assert text == "été " * 200 + "\ufffd"
 
 
 @pytest.mark.parametrize("name", ["trafilatura", "newspaper3k"])
