@@ -23,8 +23,9 @@ from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 from warcio.warcwriter import WARCWriter
 
 from common.errors import InputError
+from corpus.content_coding import decode_body
 from corpus.fetch import BINARY, PAGE_TYPES, Page
-from corpus.network import PageError, decode_body
+from corpus.network import PageError
 
 _REQUESTED = "X-Requested-URI"
 _MEMBER = b"\x1f\x8b\x08"  # the first bytes of a gzip member
@@ -187,10 +188,14 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> Page:
     if http.get_header("Transfer-Encoding", "").strip().lower() == "chunked":
         raw = ChunkedDataReader(BytesIO(raw)).read()  # as it is, where it has no chunks
     encoding = http.get_header("Content-Encoding", "")
-    # Common Crawl stores bodies decoded; until August 2018 (CC-NEWS: May 2019) it left the old headers as they were
-    if raw[:64].lstrip(_BLANK).startswith(b"<") or ("gzip" in encoding.lower() and not raw.startswith(_MEMBER)):
-        encoding = ""
-    body = decode_body(raw, encoding, max_bytes)
+    try:
+        body = decode_body(raw, encoding, max_bytes)
+    except PageError as error:
+        # Common Crawl stores bodies decoded; until August 2018 (CC-NEWS: May 2019) it left the old headers as they were
+        decoded = raw[:64].lstrip(_BLANK).startswith(b"<") or ("gzip" in encoding.lower() and raw[:3] != _MEMBER)
+        if error.reason != "bad_encoding" or not decoded:
+            raise
+        body = raw
     if body.startswith(BINARY):
         raise PageError("content_type")
     return Page(

@@ -18,8 +18,9 @@ import aiohttp
 from yarl import URL
 
 from common.settings import ScrapeSettings
+from corpus.content_coding import decode_body
 from corpus.hosts import is_private_host
-from corpus.network import Addresses, PageError, decode_body, open_session
+from corpus.network import Addresses, PageError, open_session
 from corpus.public_suffix import registered_domain
 from corpus.robots import RobotsRules, fetch_robots
 from corpus.urls import Url, UrlRules

@@ -1,4 +1,4 @@
-"""Connections: which address a URL is fetched from, and what its body decodes to.
+"""Connections: which address a URL is fetched from.
 
 Names in `scrape.resolve` are reached at the address given there, by plain HTTP, with the logical name in the Host
 header. Every other name goes through DNS, and a private address is never connected to.
@@ -8,7 +8,6 @@ import asyncio
 import ipaddress
 import socket
 import threading
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
@@ -24,7 +23,6 @@ from corpus.urls import Url
 
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does; there may be one for every host
 _HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
-_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits for a gzip and a zlib stream
 # reasons that speak against the whole host, with http_5xx
 _HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
 
@@ -150,28 +148,3 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
         max_line_size=_HEADER_BYTES,
         max_field_size=_HEADER_BYTES,
     )
-
-
-def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Undo a Content-Encoding, giving up beyond `max_bytes` of output: a gzip bomb costs no more than that.
-
-    Raises PageError: `too_large`, or `bad_encoding` for a damaged, truncated or unknown stream.
-    """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        body = raw
-    elif encoding in _WINDOWS:
-        # some servers send deflate without zlib's header, whose low four bits would be 8
-        headless = encoding == "deflate" and raw[:1] and raw[0] & 15 != 8
-        stream = zlib.decompressobj(-15 if headless else _WINDOWS[encoding])
-        try:
-            body = stream.decompress(raw, max_bytes + 1)
-        except zlib.error:
-            raise PageError("bad_encoding") from None
-        if len(body) <= max_bytes and not stream.eof:
-            raise PageError("bad_encoding")
-    else:
-        raise PageError("bad_encoding")
-    if len(body) > max_bytes:
-        raise PageError("too_large")
-    return body

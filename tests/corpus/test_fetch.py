@@ -15,6 +15,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import brotli
 import pytest
 
 from common.settings import BlacklistSettings, ScrapeSettings
@@ -111,6 +112,22 @@ def test_a_page_keeps_its_logical_url_and_the_bytes_as_sent() -> None:
     assert (page.url, page.raw, page.body) == ("https://b.example/new?x=1", packed, HTML)
     assert page.content_type == "text/html; charset=utf-8" and ("Content-Encoding", "gzip") in page.headers
     assert deflated.body == headless.body == HTML
+
+
+def test_a_body_is_read_in_every_coding_also_robots_txt() -> None:
+    rules = b"User-agent: *\nDisallow: /private\n"
+    behaviours = {
+        "br.example/robots.txt": reply(brotli.compress(rules), Content_Encoding="br", Content_Type="text/plain"),
+        "br.example/": reply(brotli.compress(HTML), Content_Encoding="br"),
+        "two.example/robots.txt": reply(gzip.compress(rules[:14]) + gzip.compress(rules[14:]), Content_Encoding="gzip"),
+        "two.example/": reply(gzip.compress(HTML[:20]) + gzip.compress(HTML[20:]), Content_Encoding="gzip"),
+    }
+    behaviours |= {f"{host}.example/private": reply(HTML) for host in ("br", "two")}
+    with rude_server(behaviours) as server:
+        for host in ("br", "two"):
+            urls = [f"http://{host}.example/", f"http://{host}.example/private"]
+            page, private = fetch(settings_for(server), *urls)
+            assert isinstance(page, Page) and page.body == HTML and private == "robots"
 
 
 def test_names_with_only_private_addresses_are_never_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,7 @@
-import gzip
-import zlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from corpus.network import Addresses, PageError, decode_body
+from corpus.network import Addresses
 from corpus.urls import parse_url
 
 
@@ -30,26 +25,3 @@ def test_resolved_hosts_are_reached_by_plain_http_under_their_own_name() -> None
 def test_a_star_stands_for_every_other_host() -> None:
     addresses = Addresses({"*": "127.0.0.1:1", "one.example": "127.0.0.1:2"})
     assert addresses.given("one.example") == "127.0.0.1:2" and addresses.given("any.example") == "127.0.0.1:1"
-
-
-@given(st.binary(max_size=2000))
-def test_every_body_survives_its_encodings(body: bytes) -> None:
-    raw = zlib.compressobj(wbits=-15)
-    encoded = {
-        "": body,
-        "identity": body,
-        "gzip": gzip.compress(body),
-        "X-GZIP ": gzip.compress(body),
-        "deflate": zlib.compress(body),
-    }
-    for encoding, sent in encoded.items():
-        assert decode_body(sent, encoding, len(body)) == body
-    assert decode_body(raw.compress(body) + raw.flush(), "deflate", len(body)) == body
-
-
-def test_a_body_over_the_cap_is_given_up_at_the_cap() -> None:
-    with pytest.raises(PageError, match="too_large"):
-        decode_body(gzip.compress(bytes(1001)), "gzip", 1000)
-    with pytest.raises(PageError, match="too_large"):
-        decode_body(bytes(1001), "", 1000)
-    assert len(decode_body(gzip.compress(bytes(1000)), "gzip", 1000)) == 1000
