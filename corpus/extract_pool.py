@@ -1,27 +1,15 @@
 """Extraction in worker processes that may hang, crash or leak: each costs its page and its process, nothing else.
 
-A worker (`python -m corpus.extract_pool`, started by ExtractPool) takes and gives frames through the socket that is
-its standard input:
-
-    frame     u32 length, then as many bytes
-    to it     pickle of (body, content type, URL)
-    from it   one empty frame when it is ready; then JSON: {"text", "title", ...} or {"reason"}
-
-It loads the libraries (a second of work) and leaves the pages to a child, forked afresh every PAGES_PER_WORKER pages
-(milliseconds). The child kills itself by an alarm when a page takes too long, so that a hung one ends even after its
-parents were killed; its death, whatever the cause, is the worker's.
+`corpus.extract_worker` is the other end of the socket, and says what passes through it.
 """
 
 import asyncio
-import gc
 import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +20,11 @@ import orjson
 
 from common.errors import ToolkitError
 from common.settings import ScrapeSettings
-from corpus.extract import Extracted, Extractor, NothingExtracted, extract, load_extractors
+from corpus.extract import Extracted
+from corpus.extract_worker import LENGTH, MODULES, SIGNALLED
 from corpus.network import PageError
 
 PAGES_PER_WORKER = 500  # then its child is replaced: lxml and its users leak
-_LENGTH = struct.Struct(">I")
 _SHARED_END = 1.0  # seconds; a job's processes are killed one by one, and no page is to blame when a worker goes first
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,7 +67,7 @@ class ExtractPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
-        """The text of a page. Raises PageError with the reason (`extract_timeout`, `extract_crash`, …)."""
+        """The text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
         page = _Page((body, content_type, url), asyncio.get_running_loop().create_future())
         self._pages.put_nowait(page)
         answer = await page.answer
@@ -137,8 +125,8 @@ class _Worker:
     async def start(cls, settings: ScrapeSettings) -> "_Worker":
         """Start a process and wait until its libraries are loaded."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
-        numbers = (PAGES_PER_WORKER, settings.extract_timeout)
-        command = [sys.executable, "-m", "corpus.extract_pool", *map(str, numbers), *settings.extractors]
+        numbers = (PAGES_PER_WORKER, settings.extract_timeout, settings.extract_memory_mb)
+        command = [sys.executable, "-m", "corpus.extract_worker", *map(str, numbers), *settings.extractors]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -151,7 +139,7 @@ class _Worker:
         except EOFError:
             await worker.stop()
             raise ToolkitError(
-                f"an extraction worker did not start; try {sys.executable} -c 'import {', '.join(_MODULES)}'"
+                f"an extraction worker did not start; try {sys.executable} -c 'import {', '.join(MODULES)}'"
             ) from None
         except BaseException:
             await worker.stop()
@@ -162,7 +150,7 @@ class _Worker:
         """Put a page into the socket; that the process is gone shows when it should answer."""
         request = pickle.dumps(page.content)
         with suppress(ConnectionError):
-            await asyncio.get_running_loop().sock_sendall(self._connection, _LENGTH.pack(len(request)) + request)
+            await asyncio.get_running_loop().sock_sendall(self._connection, LENGTH.pack(len(request)) + request)
 
     async def answer(self) -> dict[str, Any]:
         """Its answer to the first page without one. Raises PageError when the process died of it."""
@@ -170,14 +158,14 @@ class _Worker:
             answer: dict[str, Any] = orjson.loads(await self._read())
         except (EOFError, ConnectionError):
             code = await asyncio.to_thread(self._process.wait)
-            if code in (-signal.SIGKILL, _SIGNALLED + signal.SIGKILL):
+            if code in (-signal.SIGKILL, SIGNALLED + signal.SIGKILL):
                 await asyncio.sleep(_SHARED_END)
-            raise PageError("extract_timeout" if code == _SIGNALLED + signal.SIGALRM else "extract_crash") from None
+            raise PageError("extract_timeout" if code == SIGNALLED + signal.SIGALRM else "extract_crash") from None
         return answer
 
     async def _read(self) -> bytearray:
         """The next frame. Raises EOFError where the process is gone."""
-        (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
+        (length,) = LENGTH.unpack(await self._receive(LENGTH.size))
         return await self._receive(length)
 
     async def _receive(self, size: int) -> bytearray:
@@ -196,72 +184,3 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._connection.close()
         await asyncio.to_thread(self._process.wait)
-
-
-_MODULES = ("trafilatura", "newspaper", "lxml_html_clean")
-_FIRST_PAGE = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
-_RETIRED = 75  # exit code of a child that has answered its share of pages
-_SIGNALLED = 128  # exit code of a worker whose child was killed by a signal: this much more, as in a shell
-
-
-# ---------------------------------------------------------------------------------------------- in the worker
-
-
-def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: extraction is offline, whatever a library thinks it needs to look up."""
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
-        raise PermissionError(f"no network during extraction ({event})")
-
-
-def _serve(connection: socket.socket, pages: int, timeout: float, extractors: Sequence[Extractor]) -> bool:
-    """Answer `pages` requests; False when the parent closed the socket, or is gone, before that."""
-    for _ in range(pages):
-        # exactly one frame: the next one may be for the next child
-        if len(head := connection.recv(_LENGTH.size, socket.MSG_WAITALL)) < _LENGTH.size:
-            return False
-        (length,) = _LENGTH.unpack(head)
-        if len(request := connection.recv(length, socket.MSG_WAITALL)) < length:
-            return False
-        body, content_type, url = pickle.loads(request)
-        signal.setitimer(signal.ITIMER_REAL, timeout)
-        try:
-            answer = extract(body, content_type, url, extractors).as_dict()
-        except NothingExtracted as nothing:
-            answer = {"reason": str(nothing)}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _give(connection, orjson.dumps(answer))
-    return True
-
-
-def _give(connection: socket.socket, frame: bytes) -> None:
-    connection.sendall(_LENGTH.pack(len(frame)) + frame)
-
-
-def _worker_main() -> int:
-    """Load the libraries, then fork one child after the other; returns the code of the last one."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent ends the workers
-    pages, timeout, *names = sys.argv[1:]
-    connection = socket.socket(fileno=sys.stdin.fileno())
-    os.dup2(2, 1)  # what a library prints belongs into the log
-    sys.addaudithook(_refuse_network)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once, even inside a C library
-    extractors = load_extractors(names)
-    with suppress(NothingExtracted):
-        extract(_FIRST_PAGE, "text/html", "", extractors)  # loads what the libraries put off
-    gc.freeze()  # the children share it
-    _give(connection, b"")
-    while True:
-        child = os.fork()
-        if child == 0:
-            try:
-                more = _serve(connection, int(pages), float(timeout), extractors)
-            except ConnectionError:
-                more = False
-            os._exit(_RETIRED if more else 0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code != _RETIRED:
-            return code if code >= 0 else _SIGNALLED - code
-
-
-if __name__ == "__main__":
-    sys.exit(_worker_main())

@@ -91,6 +91,9 @@ class ScrapeSettings(Section):
     answer wins. `[newspaper3k]` alone is OpenWebText's recipe."""
     extract_timeout: PositiveFloat = 10.0
     """Seconds one page may take to extract before its worker is killed."""
+    extract_memory_mb: Annotated[int, Field(ge=100)] = 1000
+    """Memory one page may take to extract, in MiB, beside the libraries' 100; a page that takes more is dropped. The
+    largest of 181 real pages, of 1.5 MB, takes 41."""
     archive: bool = False
     """Keep the raw responses as WARC files beside the pages."""
 

@@ -27,7 +27,7 @@ def zstd(body: bytes) -> bytes:
 
 
 def streamed_zstd(body: bytes) -> bytes:
-    stream = zstandard.ZstdCompressor(level=19).compressobj()
+    stream = zstandard.ZstdCompressor(level=1).compressobj()
     return stream.compress(body) + stream.flush()
 
 

@@ -15,6 +15,7 @@ from corpus.extract_pool import ExtractPool
 from corpus.network import PageError
 from corpus.scrape import scrape
 from tests.conftest import ROOT
+from tests.helpers import prose
 from tests.rude_server import reply, rude_server
 
 # A library that does to a page what the page says, put in the place of the real one.
@@ -23,6 +24,7 @@ import os, re, signal, socket
 from types import SimpleNamespace
 
 LOADED_BY = os.getpid()
+LEAKED = []
 
 class load_html(str):
     def xpath(self, path):
@@ -43,6 +45,15 @@ def bare_extraction(html, **options):
         os.kill(os.getpid(), signal.SIGSEGV)
     if "NETWORK" in html:
         socket.create_connection(("127.0.0.1", 9))
+    if "LEAK" in html:
+        LEAKED.append(bytes(int(re.search("LEAK ([0-9]+)", html)[1]) << 20))
+    if "EAT" in html:
+        try:
+            eaten = [bytes(1 << 20) for _ in range(int(re.search("EAT ([0-9]+)", html)[1]))]
+        except MemoryError:
+            if "QUIETLY" not in html:
+                os.kill(os.getpid(), signal.SIGSEGV) if "BADLY" in html else (_ for _ in ()).throw(MemoryError)
+            html = html.replace("EAT", "SPAT")  # half a page
     print("chatter on standard output")
     return SimpleNamespace(text=f"{os.getpid()} {LOADED_BY} {html}")
 """
@@ -94,6 +105,40 @@ def test_the_pages_behind_a_deadly_one_are_extracted_by_the_next_process() -> No
 def test_large_pages_and_large_answers_do_not_block_each_other() -> None:
     texts = outcomes([letter * 3_000_000 for letter in "abc"], workers=1)
     assert [text.split()[2][:2] + str(len(text) > 3_000_000) for text in texts] == ["aaTrue", "bbTrue", "ccTrue"]
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize(
+    "page", ["EAT 130", "EAT 180", "EAT 500", "EAT 130 QUIETLY", "EAT 500 QUIETLY", "EAT 130 BADLY"]
+)
+def test_memory_is_bounded_whatever_the_pages_before_left_behind(page: str) -> None:
+    settings = SETTINGS.model_copy(update={"extract_memory_mb": 150, "extract_timeout": 20.0})
+    expected = "extract_memory" if int(page.split()[1]) > 150 else page
+    pages = [page, "one", "LEAK 40", page, "LEAK 40", "LEAK 40", "two", page, "three"]
+    texts = [text.split(maxsplit=2)[-1] for text in outcomes(pages, workers=1, settings=settings)]
+    assert texts == [expected if text == page else text for text in pages]
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_page_that_kills_a_used_process_is_tried_once_in_a_fresh_one() -> None:
+    settings = SETTINGS.model_copy(update={"extract_memory_mb": 150})
+    assert outcomes(["one", "CRASH", "two"], 1, settings)[1] == "extract_crash"
+    assert outcomes(["one", "EAT 500 BADLY", "two"], 1, settings)[1] == "extract_crash"
+
+
+def test_pages_made_to_take_memory_are_dropped_by_name_and_the_others_kept() -> None:
+    article = f"<html><body><article><h1>A title</h1><p>{prose(1)}</p><p>{prose(2)}</p></article></body></html>"
+    bombs = {
+        "<p>x" * 2_000_000: "too_many_tags",
+        "<p a=b c=d e=f g=h i=j>x" * 60_000: "extract_memory",
+        "<b>" * 240_000: "extract_empty",
+        "x" * 9_000_000: "extract_empty",
+        f"<p a='{'x' * 9_000_000}'>": "extract_empty",
+    }
+    settings = ScrapeSettings(extract_memory_mb=100)
+    texts = outcomes([text for bomb in bombs for text in (article, bomb)] + [article], workers=1, settings=settings)
+    assert texts[1::2] == list(bombs.values())
+    assert len(set(texts[::2])) == 1 and prose(1) in texts[0]
 
 
 @pytest.mark.usefixtures("stub")
