@@ -39,8 +39,9 @@ _PARAMETER = re.compile(r"""(?:^|[;,\s])charset\s*=\s*["']?\s*([^\s"';,]+)""", r
 _XML = re.compile(rb"""\s*<\?xml\s[^>]*?\bencoding\s*=\s*(["'])([\w.:-]+)\1""")
 _PRESCAN_BYTES = 1024
 _HEAD_BYTES = 64 * 1024  # searched for <meta>: browsers, too, read on after the prescan, and scripts may come first
-_NON_ASCII = re.compile(r"[^\x00-\x7f]")
 _ERROR = re.compile("[\ufffd\x80-\x9f]")
+_SAMPLE_BYTES = 1 << 20  # for the detector, from the first character beyond ASCII on: it reads a few megabytes a second
+_FOREIGN = re.compile(rb"[\x1b\x80-\xff]")
 _MANY = 4  # two or three characters of Chinese or Korean in their old encodings may be UTF-8, too
 _UTF16 = ("UTF-16LE", "UTF-16BE")
 _MULTIBYTE = frozenset({"GBK", "gb18030", "Big5", "EUC-JP", "EUC-KR", "Shift_JIS", "ISO-2022-JP"})
@@ -62,16 +63,20 @@ class _Utf8:
         return self.good >= max(self.bad, 1) or self.text.isascii()
 
 
+def _beyond_ascii(text: str) -> int:
+    return len(text) - len(text.encode("ascii", "ignore"))
+
+
 def _as_utf8(body: bytes) -> _Utf8:
     if body.isascii():
         return _Utf8(body.decode("ascii"), 0, 0)
     try:
         text = body.decode("utf-8")
-        return _Utf8(text, len(_NON_ASCII.findall(text)), 0)
+        return _Utf8(text, _beyond_ascii(text), 0)
     except UnicodeDecodeError:
         text, (uncut, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
         written = body.count("\ufffd".encode())  # by whoever made the page
-        good = len(_NON_ASCII.findall(text)) - text.count("\ufffd") + written
+        good = _beyond_ascii(text) - text.count("\ufffd") + written
         return _Utf8(text, good, uncut.count("\ufffd") - written)
 
 
@@ -137,14 +142,18 @@ def _read_as(name: str, body: bytes, utf8: _Utf8) -> str | None:
     text = body.decode(f"whatwg-{name.lower()}")
     if name == "replacement" or text.isascii():
         return text
-    errors, characters = len(_ERROR.findall(text)), len(_NON_ASCII.findall(text))
+    errors, characters = len(_ERROR.findall(text)), _beyond_ascii(text)
     return text if errors <= max(1, characters // 20) and 2 * errors < characters else None
 
 
 def _detect(body: bytes, tld: str | None) -> str:
     """The codec that the bytes look like, whatever they declare."""
-    unseen = b" " * _PRESCAN_BYTES + body  # it would obey a <meta> at the beginning
-    return detect.detect(unseen, detect.Detection(tld=tld)).codec or "whatwg-windows-1252"
+    first = _FOREIGN.search(body)
+    start = max(0, first.start() - 64) if first else 0
+    end = body.find(b"\n", start + _SAMPLE_BYTES)  # the end of a line is no part of a character in any encoding
+    unseen = b" " * _PRESCAN_BYTES  # it would obey a <meta> at the beginning
+    found = detect.detect(unseen + body[start : end if end >= 0 else None], detect.Detection(tld=tld))
+    return found.codec or "whatwg-windows-1252"
 
 
 def _top_level_domain(url: str) -> str | None:

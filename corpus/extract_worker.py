@@ -10,10 +10,10 @@ It loads the libraries (a second of work) and leaves the pages to a child, forke
 (milliseconds). The child kills itself by an alarm when a page takes too long, so that a hung one ends even after its
 parents were killed; its death, whatever the cause, is the worker's.
 
-A page may map `memory` bytes; RLIMIT_AS of a child is a third more. Where that is reached libraries give up, crash, or
-go on with half a page, so that an answer counts only when its page kept to `memory`. What earlier pages left behind must
-not decide: a child that holds much of them is replaced, and a used one that meets a large page, or dies of a page, hands
-it on to a fresh one.
+A page may map `memory` bytes; RLIMIT_AS of a child is a third more. Where that is reached libraries give up, crash,
+or go on with half a page, so that an answer counts only when its page kept to `memory`. What earlier pages left behind
+must not decide: a child that holds much of them is replaced, and a used one that meets a large page, or dies of a page,
+hands it on to a fresh one.
 """
 
 import gc
