@@ -53,7 +53,7 @@ class _Page:
 
 
 def _pages(language: str, arguments: argparse.Namespace) -> Iterator[_Page]:
-    """The pages of a language with characters beyond ASCII: at most `--pages`; of English, which has few in each, six times as many."""
+    """At most `--pages` of a language with characters beyond ASCII; six times as many in English, which has few."""
     url = f"http://one.{_TLDS.get(language, language[-2:].lower())}/"
     if language == "en":
         bodies = [(article.url, article.body) for article in read_articles(arguments.articles)]
