@@ -1,15 +1,25 @@
-"""Work spread over processes or threads, results in input order, so that the worker count changes no byte."""
+"""Work spread over processes or threads, results in input order, so that the worker count changes no byte.
 
-import multiprocessing
+    with process_map(count_words, batched(documents, 32), workers=2) as counts: ...
+    with Workers(2) as pool: ...              # one pool for all that a command does: pool.map, pool.map_groups
+
+Processes are forked after the first item was done in the calling process: what it loaded (language profiles,
+n-grams, libraries) is shared by all of them, a start takes milliseconds, and small inputs need none.
+"""
+
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NoReturn, TypeVar
 
 from common.errors import ToolkitError
+from common.processes import WorkerProcess, fork_or_spawn
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -27,20 +37,117 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`map(function, items)` over `workers` processes, lazily, at most 4 items a worker in flight.
+class Workers:
+    """`count` worker processes for a whole command; with one, everything runs in the calling process.
 
-    One worker runs in this process. Raises ToolkitError when a worker dies (out of memory, killed).
+    They end with this process, whatever ends it. Open it before any thread is started: see `fork_or_spawn`.
     """
-    if workers <= 1:
-        yield from map(function, items)
-        return
-    # spawn: a forked child could inherit locks held by another thread (progress bar, event loop)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._processes: list[WorkerProcess] = []
+        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")  # each waits for a process
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for process in self._processes:
+                process.end()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.finish()
+        for process in self._processes:
+            process.join()
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """`map(function, items)`, at most 4 items per worker in flight; errors come where their result is due.
+
+        The first map of a pool does its first item before it returns, here, and starts the processes if there is a
+        second one. Call it before outputs and progress bars are opened: these hold locks and start threads. Raises
+        ToolkitError when a worker dies (out of memory, killed).
+        """
+        if self.count <= 1:
+            return map(function, items)
+        done: list[Result] = []
+        following = _held_errors(items)
+        if not self._processes:
+            done = [function(first()) for first in islice(following, 1)]
+            if not (second := list(islice(following, 1))):
+                return iter(done)
+            self._start()
+            following = chain(second, following)
+        return chain(done, _in_order(self._threads, partial(self._call, function), following, 4 * self.count))
+
+    def map_groups(
+        self, function: Callable[[Item], Result], groups: Sequence[Iterable[Item]]
+    ) -> Iterator[Iterator[Result]]:
+        """`map` over the items of all groups (the batches of several shards): an iterator of results per group.
+
+        All groups stream through the workers, so that many small ones keep them as busy as a large one. Exhaust the
+        results of a group before the next one is asked for.
+        """
+        lists = (one for group in groups for one in chain(([item] for item in group), [[]]))
+        results = self.map(partial(_each, function), lists)
+        return (chain.from_iterable(iter(partial(next, results), [])) for _ in groups)
+
+    def _start(self) -> None:
+        context = fork_or_spawn()
         try:
-            yield from _in_order(pool, function, items, 4 * workers)
-        except BrokenProcessPool:
-            raise ToolkitError("a worker process died (out of memory?); try fewer --workers") from None
+            for _ in range(self.count):
+                self._processes.append(WorkerProcess(context))
+        except OSError as error:
+            raise ToolkitError(
+                f"only {len(self._processes)} of {self.count} worker processes could be started ({error.strerror}); "
+                "try fewer --workers"
+            ) from None
+        for process in self._processes:
+            self._idle.put(process)
+
+    def _call(self, function: Callable[[Item], Result], item: Item) -> Result:
+        process = self._idle.get()
+        try:
+            result: Result = process.call(function, item)
+        finally:
+            self._idle.put(process)
+        return result
+
+
+def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+    return [function(item) for item in items]
+
+
+def _held_errors(items: Iterable[Item]) -> Iterator[Callable[[], Item]]:
+    """For each item a function that returns it. What reading the items raises is raised by the last function."""
+    iterator = iter(items)
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            yield partial(_raise, error)
+            return
+        yield partial(_identity, item)
+
+
+def _identity(item: Item) -> Item:
+    return item
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+@contextmanager
+def process_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Iterator[Result]]:
+    """The results of `Workers(workers).map(function, items)`, for a command that has one thing to do."""
+    with Workers(workers) as pool:
+        yield pool.map(function, items)
 
 
 def threaded_map(
@@ -55,16 +162,16 @@ def threaded_map(
         yield from map(function, items)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="worker") as pool:
-        yield from _in_order(pool, function, items, in_flight or 4 * threads)
+        yield from _in_order(pool, function, _held_errors(items), in_flight or 4 * threads)
 
 
 def _in_order(
-    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], in_flight: int
+    pool: Executor, function: Callable[[Item], Result], items: Iterator[Callable[[], Item]], in_flight: int
 ) -> Iterator[Result]:
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            pending.append(pool.submit(function, item))
+            pending.append(pool.submit(_apply, function, item))
             if len(pending) >= in_flight:
                 yield pending.popleft().result()
         while pending:
@@ -72,3 +179,7 @@ def _in_order(
     finally:
         for future in pending:
             future.cancel()
+
+
+def _apply(function: Callable[[Item], Result], item: Callable[[], Item]) -> Result:
+    return function(item())

@@ -23,7 +23,7 @@ from common.files import atomic_paths, expand_inputs, optional_writer, read_bloc
 from common.progress import Meter
 from common.settings import BlacklistSettings
 from common.stats import Stats
-from common.workers import ordered_map
+from common.workers import process_map
 from corpus.domains import DomainList
 from corpus.seen import Seen
 from corpus.url_list import Checked, UrlListRules
@@ -57,8 +57,12 @@ def blacklist(
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in inputs for block in read_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs)).domain_lists, stats)
-    results = ordered_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers)
-    with atomic_paths(outputs) as temporaries, optional_writer(rejects) as reject, Meter("blacklist", "URLs") as meter:
+    with (
+        process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as results,
+        atomic_paths(outputs) as temporaries,
+        optional_writer(rejects) as reject,
+        Meter("blacklist", "URLs") as meter,
+    ):
 
         def flush() -> None:
             # appended and closed: a thousand shards are more files than a process may hold open

@@ -31,7 +31,7 @@ from common.files import (
 from common.progress import Meter
 from common.settings import CleanSettings
 from common.stats import Stats
-from common.workers import batched, ordered_map
+from common.workers import batched, process_map
 from corpus.filters import filters
 from corpus.repair import repair
 
@@ -69,8 +69,12 @@ def clean(
     """
     stats, bad, languages = Stats("clean"), BadLines(max_bad_share), Counter[str]()
     documents = stats.counted(read_shards(inputs, bad))
-    results = ordered_map(partial(clean_documents, settings), batched(documents, _BATCH), workers)
-    with document_writer(output) as write, optional_writer(rejects) as reject, Meter("clean", "documents") as meter:
+    with (
+        process_map(partial(clean_documents, settings), batched(documents, _BATCH), workers) as results,
+        document_writer(output) as write,
+        optional_writer(rejects) as reject,
+        Meter("clean", "documents") as meter,
+    ):
         for batch in results:
             for document, verdict in batch:
                 if verdict:

@@ -14,7 +14,8 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -36,11 +37,13 @@ from common.files import (
 from common.progress import Meter
 from common.settings import DecontaminateSettings
 from common.stats import Stats
-from common.workers import batched, ordered_map
-from corpus.ngrams import WORD, Ngrams, read_ngrams, words
+from common.workers import Workers, batched
+from corpus.ngrams import Ngrams, read_ngrams
+from corpus.words import spans, words
 
 _BATCH = 64  # documents sent to a worker at once
-_SENTENCE_END = re.compile("[.!?]")
+# . ! ? and what other scripts write for them; Thai and Lao put a space between sentences
+_SENTENCE_END = re.compile(r"[.!?。．｡！？।॥؟۔։።།။។]|(?<=[\u0e00-\u0eff])\s")
 
 Found = tuple[Document, list[int], str | None]
 """A document with what is left of its text, the n-grams cut out of it, and the reason to drop it."""
@@ -63,11 +66,19 @@ def count(
     inputs: Sequence[Path], settings: DecontaminateSettings, workers: int = 1, max_bad_share: float = 0.001
 ) -> dict[str, object]:
     """The first pass over some shards: the digest of the n-grams, and the occurrences of those that occur."""
+    with Workers(workers) as pool:
+        return count_shards(inputs, settings, pool, max_bad_share)
+
+
+def count_shards(
+    inputs: Sequence[Path], settings: DecontaminateSettings, pool: Workers, max_bad_share: float
+) -> dict[str, object]:
+    """`count` with workers that there are."""
     given, bad, total = settings.model_dump_json(), BadLines(max_bad_share), Counter[int]()
     digest = ngrams_of(given).digest
+    counted = pool.map(partial(count_documents, given), batched(read_shards(inputs, bad), _BATCH))
     with Meter("decontaminate count", "documents") as meter:
-        batches = batched(read_shards(inputs, bad), _BATCH)
-        for documents, counts in ordered_map(partial(count_documents, given), batches, workers):
+        for documents, counts in counted:
             total.update(counts)
             meter.advance(documents)
     bad.check()
@@ -85,13 +96,13 @@ def common_ngrams(ngrams: Ngrams, counts: Iterable[Path], settings: Decontaminat
     return frozenset(number for number, times in total.items() if times >= settings.max_count)
 
 
-def pieces(text: str, spans: Iterable[tuple[int, int]], settings: DecontaminateSettings) -> list[str]:
-    """What is left of a text without these spans (from, to) and what surrounds them; spans in order."""
+def pieces(text: str, places: Iterable[tuple[int, int]], settings: DecontaminateSettings) -> list[str]:
+    """What is left of a text without these places (from, to) and what surrounds them; places in order."""
     left: list[str] = []
     start = 0  # of what is not decided yet
-    for first, last in spans:
+    for first, last in places:
         end = first - settings.cut_characters - 1
-        while end > start and text[end] not in ".!?":
+        while end > start and not _SENTENCE_END.match(text, end):
             end -= 1
         if end > start:
             left.append(text[start : end + 1])
@@ -111,9 +122,9 @@ def cut_documents(settings: str, ignored: frozenset[int], documents: list[Docume
         if not found:
             cut.append((document, [], None))
             continue
-        places = [match.span() for match in WORD.finditer(text)]
-        spans = [(places[at][0], places[at + ngrams.texts[number].count(" ")][1]) for at, number in found]
-        left = pieces(text, spans, parsed)
+        where = spans(text)
+        places = [(where[at][0], where[at + ngrams.texts[number].count(" ")][1]) for at, number in found]
+        left = pieces(text, places, parsed)
         reason = "contaminated" if not left else "many_pieces" if len(left) > parsed.max_pieces else None
         kept = document if reason else {**document, "text": "\n\n".join(left)}
         cut.append((kept, [number for _, number in found], reason))
@@ -134,13 +145,48 @@ def cut(
 
     Raises InputError for unreadable input and counts of other n-grams, EmptyResultError when nothing is left.
     """
-    stats, bad, given = Stats("decontaminate"), BadLines(max_bad_share), settings.model_dump_json()
+    shard = Shard(inputs, output, rejects, BadLines(max_bad_share))
+    with Workers(workers) as pool:
+        (stats,) = cut_shards([shard], counts, settings, pool, allow_empty)
+    return stats
+
+
+@dataclass
+class Shard:
+    """What the second pass reads and writes, and what it counts."""
+
+    inputs: Sequence[Path]
+    output: Path
+    rejects: Path | None
+    bad: BadLines
+    stats: Stats = field(default_factory=partial(Stats, "decontaminate"))
+
+    def documents(self) -> Iterator[Document]:
+        """The documents of the inputs, counted."""
+        return self.stats.counted(read_shards(self.inputs, self.bad))
+
+
+def cut_shards(
+    shards: Sequence[Shard], counts: Sequence[Path], settings: DecontaminateSettings, pool: Workers, allow_empty: bool
+) -> Iterator[Stats]:
+    """The second pass over several shards through one pool; yields the statistics of each when it is written."""
+    given = settings.model_dump_json()
     ngrams = ngrams_of(given)
     ignored = common_ngrams(ngrams, counts, settings)
+    batches = [batched(shard.documents(), _BATCH) for shard in shards]
+    results = pool.map_groups(partial(cut_documents, given, ignored), batches)
+    for shard, found in zip(shards, results, strict=True):
+        _write(shard, found, ngrams, ignored, allow_empty)
+        yield shard.stats
+
+
+def _write(
+    shard: Shard, results: Iterable[list[Found]], ngrams: Ngrams, ignored: frozenset[int], allow_empty: bool
+) -> None:
+    """Write a shard, all or nothing. Raises EmptyResultError when nothing is left."""
+    stats, bad = shard.stats, shard.bad
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
-    batches = batched(stats.counted(read_shards(inputs, bad)), _BATCH)
-    results = ordered_map(partial(cut_documents, given, ignored), batches, workers)
-    with document_writer(output) as write, optional_writer(rejects) as reject:
+    with document_writer(shard.output) as write, optional_writer(shard.rejects) as reject:
         with Meter("decontaminate", "documents") as meter:
             for batch in results:
                 for document, found, reason in batch:
@@ -157,7 +203,9 @@ def cut(
                 meter.advance(len(batch))
         bad.check()
         if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(f"{inputs[0]}: none of {stats.documents_in} documents is left ({stats.dropped()})")
+            raise EmptyResultError(
+                f"{shard.inputs[0]}: none of {stats.documents_in} documents is left ({stats.dropped()})"
+            )
     stats.extra["evaluation_sets"] = {
         name: {
             "ngrams": len(numbers),
@@ -168,7 +216,6 @@ def cut(
         for name, numbers in sorted(ngrams.sets.items())
     }
     stats.extra["bad_lines"] = bad.bad
-    return stats
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,11 +263,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [path.name.split(".jsonl")[0] for path in inputs]
     if len(set(names)) < len(names):
         raise InputError("two inputs have the same file name; rename one of them")
-    write_json(folder / "counts.json", count(inputs, section, workers, bad_share))
+    shards = []
     for path, name in zip(inputs, names, strict=True):
         output, rejects = folder / f"{name}.jsonl.zst", folder / f"{name}.rejects.jsonl.zst"
-        stats = cut([path], [folder / "counts.json"], output, section, rejects, workers, bad_share, allow_empty=True)
-        stats.finish(folder / f"{name}.stats.json")
+        shards.append(Shard([path], output, rejects, BadLines(bad_share)))
+    with Workers(workers) as pool:
+        write_json(folder / "counts.json", count_shards(inputs, section, pool, bad_share))
+        cut_stats = cut_shards(shards, [folder / "counts.json"], section, pool, allow_empty=True)
+        for name, stats in zip(names, cut_stats, strict=True):
+            stats.finish(folder / f"{name}.stats.json")
     return 0
 
 

@@ -3,12 +3,12 @@
     ngrams = read_ngrams([Path("lambada.jsonl")], DecontaminateSettings(files=["lambada.jsonl"]))
     ngrams.find(words(text))                  # [(place of the first word, number of the n-gram), …]
 
-Words are lower-case runs of `\\w`. An item of an evaluation set gives all its 13-grams, a shorter one of 8 words or
-more itself. Texts are searched by 64-bit hashes of n-grams, vectorised, and what is found is compared word by word.
+Words are those of corpus.words. An item of an evaluation set gives all its 13-grams, a shorter one of 8 words or more
+itself; in scripts without spaces, where a word is a character, as many characters as 13 or 8 words are worth. Texts are
+searched by 64-bit hashes of n-grams, vectorised, and what is found is compared word by word.
 """
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,10 @@ from xxhash import xxh3_64_intdigest
 from common.errors import InputError
 from common.files import read_lines
 from common.settings import DecontaminateSettings
+from corpus.words import WHOLE, words, worth
 
-WORD = re.compile(r"\w+")
+_FORM = "2"  # of the words; another one makes other n-grams of the same evaluation sets
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplication modulo 2**64 loses nothing
-
-
-def words(text: str) -> list[str]:
-    """The words of a text as they are compared."""
-    return [word.lower() for word in WORD.findall(text)]
 
 
 def _hashes(found: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -59,7 +55,7 @@ class Ngrams:
     @property
     def digest(self) -> str:
         """Names this collection, so that counts made for another one are not mistaken for its."""
-        return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([_FORM, *self.texts]).encode()).hexdigest()[:16]
 
     def find(self, found: Sequence[str]) -> list[tuple[int, int]]:
         """(place of the first word, number of the n-gram) of each occurrence among these words, in order."""
@@ -83,13 +79,14 @@ def read_ngrams(paths: Sequence[Path], settings: DecontaminateSettings) -> Ngram
     members: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         for item in _items(path):
-            found = words(item)
-            length = min(len(found), settings.max_words)
-            if length >= settings.min_words:
-                starts = range(len(found) - length + 1)
-                members[str(path)].update(" ".join(found[start : start + length]) for start in starts)
+            if found := set(_ngrams_of(words(item), settings)):
+                members[str(path)].update(found)
         if str(path) not in members:
-            raise InputError(f"{path}: no item of {settings.min_words} words or more; is it an evaluation set?")
+            chinese = -(-3 * settings.min_words // 2)
+            raise InputError(
+                f"{path}: no item of {settings.min_words} words or more (in Chinese: {chinese} characters); "
+                "is it an evaluation set?"
+            )
     texts = sorted(set().union(*members.values()))
     number_of = {text: number for number, text in enumerate(texts)}
     by_length: dict[int, list[int]] = defaultdict(list)
@@ -102,6 +99,21 @@ def read_ngrams(paths: Sequence[Path], settings: DecontaminateSettings) -> Ngram
         tables[length] = hashes[order], np.array(numbers, dtype=np.int64)[order]
     sets = {name: np.array(sorted(number_of[text] for text in found)) for name, found in members.items()}
     return Ngrams(texts, sets, tables)
+
+
+def _ngrams_of(found: Sequence[str], settings: DecontaminateSettings) -> Iterator[str]:
+    """The n-grams of an item: from each word on as many as are worth `max_words`; of a short item all its words."""
+    ends = np.cumsum([0, *map(worth, found)])  # what the words before each place are worth
+    if ends[-1] < settings.min_words * WHOLE:
+        return
+    if ends[-1] <= settings.max_words * WHOLE:
+        yield " ".join(found)
+        return
+    for start, before in enumerate(ends.tolist()):
+        end = int(np.searchsorted(ends, before + settings.max_words * WHOLE))
+        if end == len(ends):
+            return
+        yield " ".join(found[start:end])
 
 
 def _items(path: Path) -> Iterator[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from common.errors import EmptyResultError, InputError
 from common.settings import DedupSettings
 from common.stats import Stats
-from common.workers import ordered_map
+from common.workers import Workers
 from corpus.dedup.clusters import write_clusters
 from corpus.dedup.filter import filter_shard, shard_name
 from corpus.dedup.pairs import write_pairs
-from corpus.dedup.signatures import Signatures, write_signatures
+from corpus.dedup.signatures import Signatures, describe_shards
 from corpus.dedup.verify import write_edges
 
 
@@ -57,22 +57,21 @@ def dedup(
     folder = output_dir / "work"
     shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
     try:
-        signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
-        for path, output in zip(inputs, signatures, strict=True):
-            write_signatures(path, output, settings, workers, max_bad_share)
-        with Signatures(signatures, settings) as opened:
-            if not opened.count:
-                raise EmptyResultError.no_documents(inputs)
-            stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in opened.shards)
-        parts = range(workers)
-        pairs = list(ordered_map(partial(_pairs, signatures, folder, settings, workers), parts, workers))
-        edges = list(ordered_map(partial(_edges, signatures, pairs, folder, settings), parts, workers))
-        with Signatures(signatures, settings) as opened:
-            stats.extra |= write_clusters(opened, pairs, edges, folder / "all.clusters", settings)
-        for part in ordered_map(
-            partial(filter_shard, clusters=folder / "all.clusters", output_dir=output_dir), inputs, workers
-        ):
-            stats.add(part)
+        with Workers(workers) as pool:  # it ends before the folder that it works in is removed
+            signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
+            describe_shards(inputs, signatures, settings, pool, max_bad_share)
+            with Signatures(signatures, settings) as opened:
+                if not opened.count:
+                    raise EmptyResultError.no_documents(inputs)
+                stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in opened.shards)
+            parts = range(workers)
+            pairs = list(pool.map(partial(_pairs, signatures, folder, settings, workers), parts))
+            edges = list(pool.map(partial(_edges, signatures, pairs, folder, settings), parts))
+            with Signatures(signatures, settings) as opened:
+                stats.extra |= write_clusters(opened, pairs, edges, folder / "all.clusters", settings)
+            filtered = partial(filter_shard, clusters=folder / "all.clusters", output_dir=output_dir)
+            for part in pool.map(filtered, inputs):
+                stats.add(part)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # bad input leaves nothing, not even an empty folder

@@ -13,7 +13,7 @@ Segments, a row a document, 65,536 rows at a time:
 """
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from common.errors import InputError
 from common.files import BadLines, Document, read_documents, short_hash
 from common.progress import Meter
 from common.settings import DedupSettings
-from common.workers import batched, ordered_map
+from common.workers import Workers, batched
 from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import MinHasher, band_hashes
 
@@ -77,11 +77,31 @@ def write_signatures(
     shard: Path, output: Path, settings: DedupSettings, workers: int = 1, max_bad_share: float = 0.001
 ) -> int:
     """Describe the documents of a shard; their number. Raises InputError for unreadable input."""
-    bad = BadLines(max_bad_share)
+    with Workers(workers) as pool:
+        (count,) = describe_shards([shard], [output], settings, pool, max_bad_share)
+    return count
+
+
+def describe_shards(
+    shards: Sequence[Path], outputs: Sequence[Path], settings: DedupSettings, pool: Workers, max_bad_share: float
+) -> list[int]:
+    """Write the signatures of each shard; how many documents each has. Raises InputError for unreadable input."""
+    bad = [BadLines(max_bad_share) for _ in shards]
+    batches = [batched(read_documents(shard, lines), _BATCH) for shard, lines in zip(shards, bad, strict=True)]
+    described = pool.map_groups(partial(describe, settings), batches)
+    counts = []
+    with Meter("dedup signatures", "documents") as meter:
+        for output, lines, parts in zip(outputs, bad, described, strict=True):
+            counts.append(_write(output, settings, parts, lines, meter))
+    return counts
+
+
+def _write(
+    output: Path, settings: DedupSettings, described: Iterable[dict[str, Any]], bad: BadLines, meter: Meter
+) -> int:
+    """Write what is known of the documents of a shard; their number."""
     info: dict[str, Any] = {"settings": owner_of(settings), "documents": 0, "bad_lines": 0}
-    batches = batched(read_documents(shard, bad), _BATCH)
-    described = ordered_map(partial(describe, settings), batches, workers)
-    with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
+    with write_segments(output, info) as file:
         for parts in batched(described, CHUNK // _BATCH):
             for name in ("key", "exact", "size"):
                 file.append(name, np.concatenate([part[name] for part in parts]))

@@ -1,0 +1,207 @@
+"""Words of a text as decontamination compares them, and where they stand in it.
+
+    words("Don't STOP: ｆｕｌｌ ﬁn")           # ["don", "t", "stop", "full", "fin"]
+    words("东京 2020")                       # ["东", "京", "2020"]: no spaces in Chinese, each character is a word
+    spans("Don't STOP")                      # [(0, 3), (4, 5), (6, 10)]
+
+Runs of letters, digits and underscores, folded: NFKC, so that composed and decomposed, full-width and ligature forms
+are one; case folding (ß is ss); one i with or without its dot (Turkish); no soft hyphens and other code points that
+are invisible (Unicode's NFKC_Casefold and the i). Accents and vowel signs belong to their words. In scripts that are
+written without spaces every character with its marks is a word, see `SPACELESS`.
+"""
+
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+WORD = re.compile(r"\w+")
+
+# (first, last) code points of scripts that put no spaces between words, as they are after folding
+SPACELESS = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19DF),  # Tai Le, New Tai Lue
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0x2E80, 0x2FDF),  # radicals of Chinese characters
+    (0x3005, 0x3007),  # 々, 〆, 〇
+    (0x3021, 0x312F),  # numerals, hiragana, katakana, bopomofo
+    (0x31A0, 0x31FF),  # more of these
+    (0xA000, 0xA4CF),  # Yi
+    (0xA980, 0xA9FF),  # Javanese, Burmese
+    (0xAA60, 0xAADF),  # Burmese, Tai Viet
+    (0x16FE0, 0x18DFF),  # Tangut and others
+    (0x1AFF0, 0x1B2FF),  # more kana, Nushu
+)
+# Those that may need folding; of the others Chinese characters and composed Korean syllables need none.
+_CODE_POINTS = (*range(0x3400), *range(0xA000, 0xAC00), *range(0xD7A4, 0x20000), *range(0x2F800, 0x2FA20))
+_JAMO = range(0x1160, 0x1200)  # vowels and ends of Korean syllables: they join what is before them
+# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt
+_INVISIBLE = (
+    (0x00AD, 0x00AD),
+    (0x034F, 0x034F),
+    (0x061C, 0x061C),
+    (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
+    (0x180B, 0x180F),
+    (0x200B, 0x200F),
+    (0x202A, 0x202E),
+    (0x2060, 0x206F),
+    (0x3164, 0x3164),
+    (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0),
+    (0xFFF0, 0xFFF8),
+    (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
+)
+
+
+_SELECTORS = (0xE0100, 0xE01EF)  # variants of characters: marks, and invisible
+_LAST_SMALL, _LARGE = "\uffff", re.compile("[\U00010000-\U0010ffff]")
+WHOLE = 15  # a word of English is as much as 1.5 Chinese characters, or 2.5 of other scripts: both without a rest
+_CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0x20000, 0x3FFFF))
+
+
+def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+
+
+def _class(characters: Iterable[str]) -> str:
+    """The inside of a character class with these characters, which are in order."""
+    ranges: list[list[int]] = []
+    for code in map(ord, characters):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return _ranges((first, last) for first, last in ranges)
+
+
+_HAN = re.compile(f"[々〇{_ranges(_CHINESE)}]")
+_REMOVED = re.compile(f"[{_ranges(_INVISIBLE)}]+")
+
+
+def _fold(text: str) -> str:
+    """NFKC_Casefold (Unicode Standard, section 3.13), and i without its dot."""
+    text = unicodedata.normalize("NFD", _REMOVED.sub("", text)).casefold()
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return text.replace("i\u0307", "i").replace("ı", "i")
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """Character classes of this Python's Unicode."""
+
+    special: re.Pattern[str]
+    """A character that `str.casefold` does not fold to one character, or that joins the one before it."""
+    stretch: re.Pattern[str]
+    """Such characters together; group 1: those that join the character before them."""
+    unit: re.Pattern[str]
+    """A word of a folded text, in any script."""
+    beyond: re.Pattern[str]
+    """A character for which `WORD` does not find the word."""
+
+
+@cache
+def _classes() -> dict[str, list[str]]:
+    """Characters by what they do; computed in a fifth of a second when the first text comes that is not ASCII."""
+    classes: dict[str, list[str]] = {name: [] for name in ("mark", "joins", "changes", "spaceless")}
+    without_spaces = re.compile(f"[{_ranges(SPACELESS)}]")
+    for character in map(chr, _CODE_POINTS):
+        first = unicodedata.normalize("NFKD", character)[0]
+        if unicodedata.category(character)[0] == "M":
+            classes["mark"].append(character)
+        if unicodedata.category(first)[0] == "M" or ord(first) in _JAMO or _REMOVED.match(character):
+            classes["joins"].append(character)
+        elif len(folded := character.casefold()) != 1 or _fold(character) != folded:
+            classes["changes"].append(character)
+        if character.isalnum() and without_spaces.match(character):
+            classes["spaceless"].append(character)
+    return classes
+
+
+@cache
+def _compiled(last: str) -> _Patterns:
+    """The patterns for texts of characters up to `last`: a class of small ones only is searched ten times sooner."""
+    classes = {name: [one for one in found if one <= last] for name, found in _classes().items()}
+    mark, joins, changes, own = map(_class, classes.values())
+    own += _ranges(_CHINESE[:2])
+    if last > _LAST_SMALL:
+        mark, joins, own = mark + _ranges([_SELECTORS]), joins + _ranges([_SELECTORS]), own + _ranges(_CHINESE[2:])
+    return _Patterns(
+        special=re.compile(f"[{changes}{joins}]"),
+        stretch=re.compile(f"[{changes}][{joins}]*|([{joins}]+)"),
+        unit=re.compile(rf"[{own}][{mark}]*|[^\W{own}]+(?:[{mark}]+[^\W{own}]*)*"),
+        beyond=re.compile(f"[{own}{mark}]"),
+    )
+
+
+def _patterns(text: str) -> _Patterns:
+    return _compiled("\U0010ffff" if _LARGE.search(text) else _LAST_SMALL)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as they are compared."""
+    if text.isascii():
+        return WORD.findall(text.lower())
+    folded = _fold(text) if _patterns(text).special.search(text) else text.casefold()
+    return _pattern(folded).findall(folded)
+
+
+def _pattern(folded: str) -> re.Pattern[str]:
+    """What finds the words of a folded text."""
+    return _patterns(folded).unit if _patterns(folded).beyond.search(folded) else WORD
+
+
+def worth(word: str) -> int:
+    """How much a word says, in fifteenths of a word of English: see docs/corpus.md, Decontamination."""
+    if word.isascii() or not _compiled("\U0010ffff").beyond.match(word):
+        return WHOLE
+    return WHOLE * 2 // 3 if _HAN.match(word) else WHOLE * 2 // 5
+
+
+def spans(text: str) -> list[tuple[int, int]]:
+    """Where each of `words(text)` stands in the text: (start, end)."""
+    if text.isascii():
+        return [match.span() for match in WORD.finditer(text)]
+    folded, stretches = _fold_in_stretches(text)
+    starts, ends = [stretch[0] for stretch in stretches], [stretch[1] for stretch in stretches]
+
+    def start_in_text(place: int) -> int:
+        number = bisect_right(starts, place) - 1  # the last stretch that begins at or before it
+        if number < 0:
+            return place
+        _, end, start_there, end_there = stretches[number]
+        return start_there if place < end else end_there + place - end
+
+    def end_in_text(place: int) -> int:
+        number = bisect_left(ends, place)  # the first stretch that ends at or after it
+        if number < len(stretches) and starts[number] < place:
+            return stretches[number][3]
+        _, end, _, end_there = stretches[number - 1] if number else (0, 0, 0, 0)
+        return end_there + place - end
+
+    return [(start_in_text(found.start()), end_in_text(found.end())) for found in _pattern(folded).finditer(folded)]
+
+
+def _fold_in_stretches(text: str) -> tuple[str, list[tuple[int, int, int, int]]]:
+    """`_fold(text)`, and where special stretches are: (start, end) there and (start, end) in the text."""
+    parts: list[str] = []
+    stretches = []
+    done = size = 0
+    for match in _patterns(text).stretch.finditer(text):
+        start, end = match.span()
+        if match[1] and start > done:
+            start -= 1  # the plain character before the marks
+        parts += [text[done:start].casefold(), _fold(text[start:end])]
+        first = size + start - done
+        size = first + len(parts[-1])
+        stretches.append((first, size, start, end))
+        done = end
+    return "".join([*parts, text[done:].casefold()]), stretches
