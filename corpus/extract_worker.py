@@ -7,8 +7,8 @@ It takes and gives frames through the socket that is its standard input:
     from it   one empty frame when it is ready; then JSON: {"text", "title", ...} or {"reason"}
 
 It loads the libraries (a second of work) and leaves the pages to a child, forked again after some hundred pages
-(milliseconds). The child kills itself by an alarm when a page takes too long, so that a hung one ends even after its
-parents were killed; its death, whatever the cause, is the worker's.
+(milliseconds). The child kills itself by an alarm when a page takes too long; its death, whatever the cause, is the
+worker's. Both end with their parents, also when these are killed.
 
 A page may map `memory` bytes; RLIMIT_AS of a child is a third more. Where that is reached libraries give up, crash,
 or go on with half a page, so that an answer counts only when its page kept to `memory`. What earlier pages left behind
@@ -31,6 +31,7 @@ from typing import Any
 
 import orjson
 
+from common.processes import die_with_parent
 from corpus.extract import Extractor, NothingExtracted, extract, load_extractors
 
 LENGTH = struct.Struct(">I")
@@ -149,7 +150,9 @@ def _give(connection: socket.socket, frame: bytes) -> None:
 
 def _worker_main() -> int:
     """Load the libraries, then fork one child after the other; returns the code of the last one."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a job: the parent ends the workers
+    for number in (signal.SIGTERM, signal.SIGHUP):  # sent to all processes of a job: the parent ends the workers
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()  # should it be gone already, the socket says so
     pages, timeout, megabytes, *names = sys.argv[1:]
     connection = socket.socket(fileno=sys.stdin.fileno())
     os.dup2(2, 1)  # what a library prints belongs into the log
@@ -161,9 +164,11 @@ def _worker_main() -> int:
     gc.freeze()  # the children share it
     kept = _Kept()
     _give(connection, b"")
+    this = os.getpid()
     while True:
         child = os.fork()
         if child == 0:
+            die_with_parent(this)
             memory = _Memory(int(megabytes) << 20)
             try:
                 more = _serve(connection, kept, int(pages), float(timeout), memory, extractors)

@@ -9,8 +9,6 @@ path. Server and command end together, also when one of them, or the process tha
 
 import asyncio
 import contextlib
-import ctypes
-import signal
 import socket
 import subprocess
 import sys
@@ -20,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import cli
+from common.processes import die_with_parent
 from demo.site import Page, read_site
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-_LIBC = ctypes.CDLL(None)  # opened here: between fork and exec it is too late
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _NOT_FOUND = Page("", b"<html><body><h1>404 Not Found</h1></body></html>", 404)
 
 
@@ -83,19 +80,13 @@ async def _serve(
     await runner.cleanup()
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the one that started it is gone (Linux; elsewhere a no-op)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the command's exit code."""
     parser = cli.parser("demo.serve", __doc__)
     parser.add_argument("--site", type=Path, required=True, metavar="DIR", help="recorded site")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --: what to run while the site is up")
     arguments = parser.parse_args(argv)
-    _die_with_parent()
+    die_with_parent()
     with serve(arguments.site) as address:
         if not arguments.command:
             print(address, flush=True)
@@ -104,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         command = [argument.replace("ADDRESS", address) for argument in arguments.command]
         # without the server a scrape would only record refused connections, so it must not live longer
-        process = subprocess.Popen(command, preexec_fn=_die_with_parent)
+        process = subprocess.Popen(command, preexec_fn=die_with_parent)
         try:
             code = process.wait()
         finally:

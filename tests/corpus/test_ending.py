@@ -1,0 +1,84 @@
+"""How steps end that are told to, or killed, while their workers are busy or wait."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+from tests.helpers import document, prose
+
+LINES = b"".join(orjson.dumps(document(n, prose(n, 400))) + b"\n" for n in range(900))  # two blocks of a megabyte
+STEPS: dict[str, list[object]] = {
+    "corpus.clean": ["--input", "-", "--output", "out.zst", "--rejects", "rejects.zst"],
+    "corpus.dedup": ["run", "--input", "-", "--output-dir", "out"],
+    "corpus.blacklist": ["--input", "-", "--output", "out.txt"],
+}
+
+
+@contextmanager
+def waiting(module: str, folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[psutil.Process]]]:
+    """A step with two workers, in a session of its own, that waits for more input; and its workers."""
+    command = [sys.executable, "-m", module, *map(str, STEPS[module]), "--workers", "2"]
+    pipe: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, **pipe, cwd=folder, env=environment, start_new_session=True) as process:
+        assert process.stdin is not None
+        lines = LINES if module != "corpus.blacklist" else b"http://site.example/a-page-of-some-length\n" * 60_000
+        process.stdin.write(lines)
+        process.stdin.flush()
+        found: list[psutil.Process] = []
+        while len(found) < 2:  # the step is at work, and waits for the rest of its input
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            found = psutil.Process(process.pid).children(recursive=True)
+        try:
+            yield process, found
+        finally:
+            process.kill()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run after a while."""
+    _, left = psutil.wait_procs(processes, timeout=20)
+    return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("module", "number", "group"),
+    [
+        ("corpus.clean", signal.SIGTERM, True),  # Slurm, a terminal: to every process of the job
+        ("corpus.clean", signal.SIGHUP, False),
+        ("corpus.clean", signal.SIGINT, True),
+        ("corpus.dedup", signal.SIGTERM, False),
+        ("corpus.blacklist", signal.SIGTERM, True),
+    ],
+)
+def test_a_step_that_is_told_to_end_leaves_no_process_and_no_file(
+    tmp_path: Path, module: str, number: signal.Signals, group: bool
+) -> None:
+    with waiting(module, tmp_path) as (process, workers):
+        (os.killpg if group else os.kill)(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+        assert not alive(workers)
+    assert process.returncode == 128 + number
+    assert errors.decode() == ("interrupted\n" if number == signal.SIGINT else f"ended by {number.name}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", STEPS)
+def test_the_workers_of_a_step_that_is_killed_end_with_it(tmp_path: Path, module: str) -> None:
+    with waiting(module, tmp_path) as (process, workers):
+        process.kill()
+        assert not alive(workers)
+    if module == "corpus.clean":  # the next run of the step takes the place of what is left
+        command = [sys.executable, "-m", module, *map(str, STEPS[module])]
+        subprocess.run(command, input=LINES[: LINES.index(b"\n") + 1], check=True, cwd=tmp_path, capture_output=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.zst", "rejects.zst"]
