@@ -22,6 +22,7 @@ _NAMES = {
     "merge_index": "merging datasets against megatron-core",
     "scrape": "fetching and extraction against requests",
     "tokenize": "encoding against tiktoken, gigatoken and tokenizers",
+    "workers": "one worker against two, many small and few large shards",
 }
 
 

@@ -1,3 +1,5 @@
+import hashlib
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,80 @@ def test_the_worker_count_and_the_shards_change_no_text(tmp_path: Path) -> None:
         cut([half], [tmp_path / "c0.json", tmp_path / "c1.json"], tmp_path / "out.zst", settings)
         kept += [found["text"] for found in read_shard(tmp_path / "out.zst")]
     assert sorted(kept) == sorted(one) and all(ITEM not in text for text in one)
+
+
+# An item of an evaluation set, how a page may write it, and sentences of its language. Spaces between Thai sentences.
+LANGUAGES = {
+    "decomposed": (
+        "Quelle rivière le vieux géomètre a-t-il traversée avant d’arriver enfin à son camp?",
+        "NFD",
+        "Été. ",
+    ),
+    "capitals": ("Welche Straße nahm der große Geometer zu seinem fußläufigen Lager im Norden?", str.upper, "Maße. "),
+    "full width": (ITEM, lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text), FILLER),
+    "soft hyphens": (ITEM, lambda text: text.replace("ve", "v\u00ade"), FILLER),
+    "Chinese": ("老测量员在最后到达北部山谷的营地之前渡过了哪条河流", str, "这句话和它没有任何关系。"),
+    "Japanese": (
+        "年老いた測量士は北の谷の野営地に着く前にどの川を渡りましたか",
+        str,
+        "この文はそれと関係がありません。",
+    ),
+    "Thai": ("นักสำรวจชราข้ามแม่น้ำสายใดก่อนที่จะถึงค่ายในหุบเขาทางเหนือ", "NFKC", "ประโยคนี้ไม่เกี่ยวข้องกัน "),
+    "Khmer": ("តើអ្នកស្ទង់ចាស់បានឆ្លងកាត់ទន្លេណាមុនពេលទៅដល់ជំរុំនៅជ្រលងភ្នំខាងជើង", str, "ប្រយោគនេះមិនទាក់ទងទេ។"),
+    "Burmese": ("အဘိုးအိုမြေတိုင်းသည်စခန်းသို့မရောက်မီမည်သည့်မြစ်ကိုဖြတ်ကူးခဲ့သနည်း", str, "ဤစာကြောင်းသည်မသက်ဆိုင်ပါ။"),
+    "Lao": ("ນັກສຳຫຼວດເກົ່າໄດ້ຂ້າມແມ່ນ້ຳສາຍໃດກ່ອນທີ່ຈະໄປຮອດຄ້າຍຢູ່ຮ່ອມພູທາງເໜືອ", str, "ປະໂຫຍກນີ້ບໍ່ກ່ຽວຂ້ອງ "),
+    "Hindi": (
+        "बूढ़े सर्वेक्षक ने अपने शिविर तक पहुँचने से पहले कौन सी नदी पार की",
+        lambda text: text.replace("\u0922\u093c", "\u095d"),
+        "यह वाक्य अलग है। ",
+    ),
+    "Chinese with English": (
+        "请使用Python编写一个函数来计算northern valley里所有河流的长度",
+        str,
+        "这句话和它没有任何关系。",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_an_item_is_found_in_other_forms_and_scripts_and_only_its_surroundings_are_cut(
+    tmp_path: Path, name: str
+) -> None:
+    item, written, sentence = LANGUAGES[name]
+    found = unicodedata.normalize(written, item) if isinstance(written, str) else written(item)
+    assert found != item or written is str or name == "Thai"
+    (tmp_path / "set.txt").write_text(f"{item}\n")
+    settings = DecontaminateSettings(files=[str(tmp_path / "set.txt")])
+    filler = sentence * (600 // len(sentence))
+    texts = [f"{filler}{found}{sentence[-1]}{filler}", filler, f"{filler}{item[: len(item) // 4]}{filler}"]
+    shard = write_shard(tmp_path / "in.zst", [document(n, text) for n, text in enumerate(texts)])
+    write_json(tmp_path / "c.json", count([shard], settings))
+    cut([shard], [tmp_path / "c.json"], tmp_path / "out.zst", settings)
+    kept, *others = [d["text"] for d in read_shard(tmp_path / "out.zst")]
+    assert others == texts[1:], "what has no match stays as it was, byte for byte"
+    before, after = kept.split("\n\n")
+    assert filler.startswith(before) and filler.strip().endswith(after), "whole sentences of the original text"
+    assert all(200 < len(piece) <= len(filler) - 200 + len(sentence) for piece in (before, after))
+
+
+def test_short_and_common_phrases_of_scripts_without_spaces_are_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "set.txt").write_text("中国的首都是哪个城市\nแม่น้ำสายใด\n日本の首都はどこですか\n")
+    with pytest.raises(InputError, match=r"no item of 8 words or more \(in Chinese: 12 characters\)"):
+        count([], DecontaminateSettings(files=[str(tmp_path / "set.txt")]))
+
+
+def test_counts_of_words_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
+    decontaminate(tmp_path, [prose(1)])
+    before = hashlib.sha256("\n".join(ngrams_of_item()).encode()).hexdigest()[:16]  # until version 0.2
+    write_json(tmp_path / "counts.json", {"ngrams": before, "counts": {}})
+    settings = DecontaminateSettings(files=[str(tmp_path / "set.txt")])
+    with pytest.raises(InputError, match=r"counts.json: not counted with these evaluation sets"):
+        cut([tmp_path / "in.jsonl.zst"], [tmp_path / "counts.json"], tmp_path / "out.zst", settings)
+
+
+def ngrams_of_item() -> list[str]:
+    found = ITEM.lower().split()
+    return sorted(" ".join(found[start : start + 13]) for start in range(len(found) - 12))
 
 
 def test_counts_of_other_evaluation_sets_are_refused(tmp_path: Path) -> None:
