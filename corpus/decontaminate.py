@@ -7,7 +7,8 @@
 Two passes: `count` how often each n-gram occurs in a shard, then `cut` each shard, given all counts; `run` is both on
 one machine. N-grams seen 10 times or more in the corpus are ordinary language and stay. Around the others 200
 characters on each side are cut, to the next . ! or ?; pieces over 200 characters are kept, with a blank line between
-them, and a document in more than 10 pieces is dropped (Megatron-LM's recipe; Brown et al. 2020, appendix C).
+them, and a document in more than 10 pieces is dropped (Megatron-LM's recipe; Brown et al. 2020, appendix C). Words are
+compared in one Unicode form, and languages without spaces by characters: see docs/corpus.md.
 """
 
 import argparse

@@ -193,7 +193,7 @@ class DecontaminateSettings(Section):
     files: list[str] = []
     """Evaluation sets: files or globs, plain or compressed; JSON lines (every string in them), or an item a line."""
     min_words: PositiveInt = 8
-    """Shortest n-gram: items with fewer words are not looked for."""
+    """Shortest n-gram: items with fewer words (1.5 Chinese characters, 2.5 in Thai or kana, are one) are left out."""
     max_words: PositiveInt = 13
     """Longest n-gram: items with more words are looked for by all of theirs of this length."""
     max_count: PositiveInt = 10
