@@ -2,7 +2,7 @@
 
 Each row runs both in turn; the ratio by the clock is the median of the rounds' own ratios, below 1 where two workers
 take less time. Two cores that other work uses give no gain by the clock: CPU time (user and system, workers included)
-then says what the second worker costs. Texts are those of `clean`.
+then says what the second worker costs. Documents are those of `dedup`: real sentences, one document in five a copy.
 """
 
 import argparse
@@ -11,17 +11,17 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.clean import documents, packaged_texts, read_texts
+import orjson
+
+from benchmarks.dedup import make_documents
 from benchmarks.machine import table
 from common.cli import positive_int
-from common.files import document_writer, short_hash
+from common.files import Document, document_writer, write_text
 from common.workers import Workers
 
 _ITEM = 40  # words of an item of the evaluation set: in one of 20 documents
@@ -36,17 +36,17 @@ class Run(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--texts", type=Path, nargs="+", metavar="DIR", help="folders of real texts")
+    parser.add_argument("--texts", type=Path, metavar="DIR", help="*.txt instead of Python's own documentation")
     parser.add_argument("--small", type=positive_int, default=30, metavar="N", help="documents of a small shard (30)")
-    parser.add_argument("--large", type=positive_int, default=2000, metavar="N", help="of a large shard (2,000)")
-    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each row (default 3)")
+    parser.add_argument("--large", type=positive_int, default=1000, metavar="N", help="of a large shard (1,000)")
+    parser.add_argument("--rounds", type=positive_int, default=2, metavar="N", help="runs of each row (default 2)")
 
 
-def _write(folder: Path, shards: int, size: int, texts: Iterator[str]) -> None:
+def _write(folder: Path, shards: int, documents: list[Document]) -> None:
     for shard in range(shards):
         with document_writer(folder / f"{shard:04d}.jsonl.zst") as write:
-            for number, text in enumerate(islice(texts, size)):
-                write({"id": short_hash(f"{shard} {number}"), "text": text})
+            for document in documents[shard::shards]:
+                write(document)
 
 
 def _commands(source: Path, items: Path, folder: Path) -> dict[str, list[object]]:
@@ -89,18 +89,17 @@ def _memory() -> str:
 
 def measure(arguments: argparse.Namespace) -> str:
     """Rows of seconds for one and two workers, and their ratios."""
-    texts = (text for folder in arguments.texts for text in read_texts(folder)) if arguments.texts else packaged_texts()
-    size = 4 * arguments.large
-    chosen = list(islice(documents(texts, size), size))
+    documents, _ = make_documents(max(40 * arguments.small, 4 * arguments.large), arguments.texts)
     rows = []
     with TemporaryDirectory() as name:
         folder = Path(name)
         items = folder / "items.txt"
-        items.write_text("\n".join(" ".join(text.split()[10 : 10 + _ITEM]) for text in chosen[::20]))
+        chosen = [" ".join(document["text"].split()[10 : 10 + _ITEM]) for document in documents[::20]]
+        write_text(items, orjson.dumps(chosen).decode())
         kinds = (("40 small", 40, arguments.small), ("4 large", 4, arguments.large))
         for kind, shards, each in kinds:
             source = folder / kind.replace(" ", "_")
-            _write(source, shards, each, cycle(chosen))
+            _write(source, shards, documents[: shards * each])
             for step, command in _commands(source, items, folder / "out").items():
                 pairs = [(_run(command, 1), _run(command, 2)) for _ in range(arguments.rounds)]
                 one, two = zip(*pairs, strict=True)
