@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.errors import EmptyResultError, InputError
 from common.files import read_json, write_json
 from common.settings import DecontaminateSettings
-from corpus.decontaminate import count, cut, pieces
+from corpus.decontaminate import count, cut, main, pieces
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
 
@@ -191,6 +191,20 @@ def test_a_corpus_that_ends_empty_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmptyResultError, match=r"none of 1 documents is left \(1 contaminated\)"):
         cut([tmp_path / "in.jsonl.zst"], [tmp_path / "counts.json"], tmp_path / "new.zst", settings)
     assert not (tmp_path / "new.zst").exists()
+
+
+def test_run_writes_every_shard_alike_whatever_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "set.txt").write_text(f"{ITEM}\n")
+    texts = [f"{FILLER * 20}{ITEM if n % 50 == 0 else ''}. {prose(n)}" for n in range(200)]
+    for shard, chosen in enumerate((texts[:90], [], texts[90:])):
+        write_shard(tmp_path / "in" / f"{shard}.jsonl.zst", [document(n, text) for n, text in enumerate(chosen)])
+    arguments = ["run", "--files", str(tmp_path / "set.txt"), "--input", str(tmp_path / "in")]
+    for workers in ("1", "3"):
+        assert main([*arguments, "--output-dir", str(tmp_path / workers), "--workers", workers]) == 0
+    for shard, size in enumerate((90, 0, 110)):
+        one, three = (tmp_path / workers / f"{shard}.jsonl.zst" for workers in ("1", "3"))
+        assert one.read_bytes() == three.read_bytes() and len(read_shard(one)) == size
+        assert read_json(tmp_path / "3" / f"{shard}.stats.json")["documents_in"] == size
 
 
 def test_run_does_what_count_and_cut_do(tmp_path: Path, command: Command) -> None:

@@ -81,7 +81,8 @@ def test_survivors_do_not_depend_on_shards_their_order_or_workers(tmp_path: Path
     expected = survivor_ids(run(tmp_path / "one", [documents]))
     shuffled = random.Random(5).sample(documents, len(documents))
     assert survivor_ids(run(tmp_path / "three", [shuffled[0::3], shuffled[1::3], shuffled[2::3]])) == expected
-    assert survivor_ids(run(tmp_path / "workers", [shuffled], workers=2)) == expected
+    for name, shards in (("workers", [shuffled]), ("shards", [shuffled[0::2], [], shuffled[1::2]])):
+        assert survivor_ids(run(tmp_path / name, shards, workers=2)) == expected
 
 
 def test_survivors_do_not_depend_on_pythons_hash_seed(tmp_path: Path) -> None:
