@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.machine import table
 from benchmarks.step import SIZES, Job, Size, write_dataset
-from common.cli import positive_int
+from common.cli import output_folder, positive_int
 from common.files import fsync
 from common.settings import ModelSettings
 
@@ -44,7 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--size", choices=_SIZES, default="124m", help="of the model (default 124m)")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="turns of each row (default 3)")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write (default: for temporary files)")
+    parser.add_argument(
+        "--folder", type=output_folder, metavar="DIR", help="where to write (default: for temporary files)"
+    )
 
 
 def seconds(action: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from benchmarks.machine import alone, table
-from common.cli import positive_int
+from common.cli import input_path, positive_int
 from common.errors import InputError
 from common.files import document_writer, read_documents, short_hash
 from common.settings import CleanSettings
@@ -38,7 +38,9 @@ class Run(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--texts", type=Path, nargs="+", metavar="DIR", help="folders of real texts, rows for each")
+    parser.add_argument(
+        "--texts", type=input_path, nargs="+", metavar="DIR", help="folders of real texts, rows for each"
+    )
     parser.add_argument("--count", type=positive_int, default=1000, metavar="N", help="documents (default 1,000)")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each row (default 3)")
 

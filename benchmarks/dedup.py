@@ -15,7 +15,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.machine import table
-from common.cli import positive_int
+from common.cli import input_path, positive_int
 from common.files import Document, document_writer, read_documents
 from common.settings import DedupSettings
 
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--count", type=positive_int, default=5000, metavar="N", help="documents (default 5,000)")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each row (default 3)")
-    parser.add_argument("--texts", type=Path, metavar="DIR", help="*.txt instead of Python's own documentation")
+    parser.add_argument("--texts", type=input_path, metavar="DIR", help="*.txt instead of Python's own documentation")
 
 
 def sentences(folder: Path | None) -> list[str]:

@@ -23,6 +23,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from benchmarks.machine import table
+from common.cli import input_path
 from common.errors import InputError
 from common.files import read_json
 from common.settings import ScrapeSettings
@@ -149,7 +150,7 @@ def contenders() -> Mapping[str, Contender]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument(
-        "--articles", type=Path, default=ARTICLES, metavar="DIR", help=f"folder of the pages (default {ARTICLES})"
+        "--articles", type=input_path, default=ARTICLES, metavar="DIR", help=f"folder of the pages (default {ARTICLES})"
     )
 
 

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import psutil
 
 from benchmarks.machine import alone, peak_memory, table
-from common.cli import positive_int
+from common.cli import output_folder, positive_int
 from common.files import fsync
 
 _DISTINCT = 100
@@ -48,7 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=positive_int, default=128, metavar="N", help="mean of a document (default 128)"
     )
     parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="runs of each row (default 1)")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where it is written (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=output_folder, metavar="DIR", help="where it is written (default: a temporary folder)"
+    )
 
 
 def make_shards(folder: Path, shards: int, documents: int, tokens: int) -> list[Path]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.machine import alone, table
+from common.cli import input_path
 
 _SLOW = 10  # clients far below the others fetch this many times fewer pages
 
@@ -27,7 +28,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="medians are over so many (default 5)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="extraction processes (default 2)")
     parser.add_argument(
-        "--articles", type=Path, metavar="DIR", help="serve DIR/html/*.html.gz (default: pages made from Python's help)"
+        "--articles",
+        type=input_path,
+        metavar="DIR",
+        help="serve DIR/html/*.html.gz (default: pages made from Python's help)",
     )
     parser.add_argument("--memory", type=int, metavar="PAGES", help="measure memory over one scrape of so many pages")
 

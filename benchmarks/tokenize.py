@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.clean import documents, packaged_texts, read_texts
 from benchmarks.machine import table
-from common.cli import positive_int
+from common.cli import input_path, positive_int
 from common.files import document_writer, read_blocks, read_documents, short_hash
 from common.settings import TokenizeSettings
 from common.stats import Stats
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--texts", type=Path, nargs="+", metavar="DIR", help="folders of real texts")
+    parser.add_argument("--texts", type=input_path, nargs="+", metavar="DIR", help="folders of real texts")
     parser.add_argument("--count", type=positive_int, default=2000, metavar="N", help="documents (default 2,000)")
     parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="runs of each row (default 1)")
 

@@ -42,7 +42,9 @@ def _figure(cell: str | None, form: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("cluster.status", __doc__)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders (default results/*/models/*)")
+    parser.add_argument(
+        "runs", nargs="*", type=cli.input_path, metavar="RUN", help="run folders (default results/*/models/*)"
+    )
     arguments = parser.parse_args(argv)
     for run in arguments.runs:
         if not run.is_dir():

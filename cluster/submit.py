@@ -131,7 +131,7 @@ def describe(settings: Settings, name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("cluster.submit", __doc__)
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--config", type=cli.input_path, required=True, metavar="FILE")
     parser.add_argument("--model", required=True, metavar="NAME", help="a name under `models`")
     parser.add_argument("--wait", action="store_true", help="follow the job to its end")
     parser.add_argument("--dry-run", action="store_true", help="print what would be submitted")

@@ -1,7 +1,12 @@
-"""The shell around every `main`: one-line errors, exit codes, `--help` that shows an example.
+"""The shell around every `main`: one-line errors, exit codes, `--help` that shows an example, paths that are checked.
 
-    parser = cli.parser(__doc__)              # the module docstring is the help text
+    parser = cli.parser("corpus.clean", __doc__)             # the module docstring is the help text
+    parser.add_argument("--input", type=cli.shards, nargs="+")
+    parser.add_argument("--output", type=cli.output_file)
     sys.exit(cli.run(main))
+
+Options that name files say by their `type` what they are. Parsing refuses an output that cannot be written, two that
+are one file, and one that is an input, before anything is read.
 
 Exit codes: 0 done, 2 bad input (one line on stderr, no traceback), 130 interrupted, 143 and 129 ended by SIGTERM or
 SIGHUP: these unwind like an error, so that temporary files are removed and workers ended.
@@ -12,19 +17,133 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from common.errors import ToolkitError
+from common.errors import InputError, ToolkitError
+from common.files import Kind, check_outputs, exists, find_inputs, is_stdout, locate
+
+
+def _require_text(text: str) -> None:
+    if not text:
+        raise argparse.ArgumentTypeError("is the empty string; name a path (. is the working folder)")
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Type of an option for files that are read: a path, a folder or a glob, left as it is."""
+
+    kind: Kind
+
+    def __call__(self, text: str) -> str:
+        _require_text(text)
+        return text
+
+
+def input_path(text: str) -> Path:
+    """Type of an option for one file or folder that is read."""
+    _require_text(text)
+    return Path(text)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Type of an option for what is written: one file, or those whose names begin with a prefix."""
+
+    endings: tuple[str, ...] = ("",)
+    regular: bool = False
+    """Whether pipes and devices are refused."""
+
+    def __call__(self, text: str) -> Path:
+        _require_text(text)
+        path = Path(text)
+        if text.endswith(("/", "/.")) or path.name in ("", ".."):
+            raise argparse.ArgumentTypeError(f"{text}: is a folder; name a file in it")
+        return path
+
+    def files(self, path: Path) -> list[Path]:
+        """The files that the option stands for. InputError for one that cannot be written."""
+        files = [path.with_name(path.name + ending) for ending in self.endings]
+        for file in files:
+            if locate(file).stream and self.regular:
+                raise InputError(f"{file}: is no regular file, which this output has to be; choose another one")
+        return files
+
+
+shards, lists, any_files = _Inputs("shards"), _Inputs("lists"), _Inputs("files")
+"""Types of options that take paths, folders and globs of documents; of URL lists and texts; of anything else."""
+output_file, regular_file = _Output(), _Output(regular=True)
+"""Types of options for one file; the second one is for files that cannot be streams."""
+
+
+def output_prefix(ending: str = "") -> _Output:
+    """Type of an option for the PREFIX of a dataset, without an `ending` that the step adds."""
+    return _Output(tuple(ending + suffix for suffix in (".bin", ".idx", ".json")), regular=True)
+
+
+def output_folder(text: str) -> Path:
+    """Type of an option for a folder that files are written to; it may exist."""
+    _require_text(text)
+    path = Path(text)
+    for folder in (path, *path.parents):
+        if os.path.lexists(folder):
+            if not folder.is_dir():
+                raise argparse.ArgumentTypeError(f"{folder}: is no folder; choose another one")
+            break
+    return path
+
+
+def new_folder(text: str) -> Path:
+    """Type of an option for a folder that is replaced as a whole, and needs a name for that."""
+    path = output_folder(text)
+    if path.name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text}: cannot be replaced; name a folder inside it")
+    return path
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, without argparse's usage block."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse has it, also called for the options of a verb; then the paths are checked."""
+        found, rest = super().parse_known_args(args, namespace)
+        self._check_paths(found)
+        return found, rest
+
+    def _given(self, found: argparse.Namespace) -> Iterable[tuple[Any, Any]]:
+        """(type, value) of each path among the arguments."""
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            for one in value if isinstance(value, list) else [value]:
+                if one is not None:
+                    yield action.type, one
+
+    def _check_paths(self, found: argparse.Namespace) -> None:
+        given = list(self._given(found))
+        outputs = [path for kind, value in given if isinstance(kind, _Output) for path in kind.files(value)]
+        inputs: list[Path] = []
+        if any(map(exists, outputs)):  # one that is not there is no input
+            inputs = [value for kind, value in given if kind is input_path]
+            for kind, value in given:
+                inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, _Inputs) else []
+        check_outputs(outputs, inputs)
+        for folder in (value for kind, value in given if kind is new_folder):
+            check_folder(folder, (value for kind, value in given if kind is input_path))
+        if any(map(is_stdout, outputs)):
+            sys.stdout = sys.stderr  # what is said to people must not stand among the data
+
+
+def check_folder(folder: Path, inputs: Iterable[Path]) -> None:
+    """InputError for a folder that is replaced and read at once."""
+    for path in inputs:
+        if folder.exists() and path.exists() and folder.samefile(path):
+            raise InputError(f"{folder}: would overwrite the input {path}; choose another output")
 
 
 def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -47,10 +166,10 @@ def positive_int(text: str) -> int:
 
 def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
     """The options that every corpus step over shards of documents has."""
-    parser.add_argument("--rejects", type=Path, metavar="FILE", help="dropped documents with their reasons")
-    parser.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
+    parser.add_argument("--rejects", type=output_file, metavar="FILE", help="dropped documents with their reasons")
+    parser.add_argument("--stats", type=output_file, metavar="FILE", help="what was counted, as JSON")
     parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes (default 1)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"read the section `{section}`")
+    parser.add_argument("--config", type=input_path, metavar="FILE", help=f"read the section `{section}`")
     parser.add_argument("--allow-empty", action="store_true", help="a shard may end empty")
 
 
@@ -108,16 +227,16 @@ def _reported(main: Callable[[], int]) -> int:
     except ToolkitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        _close_stdout()
-        return 0
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and (not error.filename or is_stdout(Path(error.filename))):
+            _close_stdout()
+            return 0
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
 
 
 def say(text: str) -> None:
@@ -130,4 +249,4 @@ def say(text: str) -> None:
 
 def _close_stdout() -> None:
     """The reader of our output went away (`… | head`): what is still to be flushed must go somewhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -2,6 +2,7 @@
 
 ToolkitError
 ├── InputError         a file, folder or argument that is missing, empty, truncated or malformed
+│   └── EncodingError  a text that is not UTF-8
 ├── ConfigError        a key of the configuration, named with its full path
 ├── EmptyResultError   a step that would end with no documents at all
 ├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
@@ -19,6 +20,10 @@ class ToolkitError(Exception):
 
 class InputError(ToolkitError):
     """A file, folder or argument that is missing, empty, truncated or malformed."""
+
+
+class EncodingError(InputError):
+    """A text file that is not UTF-8."""
 
 
 class ConfigError(ToolkitError):

@@ -71,8 +71,8 @@ def merge(checkpoint_path: Path, output: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("convert.merge_mp", __doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="run or iter_* folder")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="DIR", help="run or iter_* folder")
+    parser.add_argument("--output", type=cli.new_folder, required=True, metavar="DIR", help="folder to write")
     arguments = parser.parse_args(argv)
     print(merge(arguments.checkpoint, arguments.output))
     return 0

@@ -19,7 +19,7 @@ import numpy as np
 from common import cli
 from common.config import step_settings
 from common.errors import EmptyResultError, InputError
-from common.files import atomic_paths, expand_inputs, optional_writer, read_blocks
+from common.files import check_outputs, expand_inputs, output_files, reject_writer, unmarked_blocks
 from common.progress import Meter
 from common.settings import BlacklistSettings
 from common.stats import Stats
@@ -55,20 +55,20 @@ def blacklist(
     """
     stats, seen = Stats("blacklist"), Seen()
     pending: list[list[str]] = [[] for _ in outputs]
-    blocks = (block for path in inputs for block in read_blocks(path))
+    blocks = (block for path in inputs for block in unmarked_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs)).domain_lists, stats)
     with (
         process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as results,
-        atomic_paths(outputs) as temporaries,
-        optional_writer(rejects) as reject,
+        output_files(outputs) as files,
+        reject_writer(rejects, "blacklist") as reject,
         Meter("blacklist", "URLs") as meter,
     ):
 
         def flush() -> None:
-            # appended and closed: a thousand shards are more files than a process may hold open
-            for path, urls in zip(temporaries, pending, strict=True):
-                with path.open("a", encoding="utf-8") as file:
-                    file.writelines(f"{url}\n" for url in urls)
+            for file, urls in zip(files, pending, strict=True):
+                data = "".join(f"{url}\n" for url in urls).encode()
+                file.append(data)
+                stats.bytes_out += len(data) - len(urls)  # without line ends
                 urls.clear()
 
         for checked in results:
@@ -87,7 +87,6 @@ def blacklist(
                 flush()
         flush()
         stats.documents_out = stats.documents_in - stats.reasons.total()
-        stats.bytes_out = sum(path.stat().st_size for path in temporaries) - stats.documents_out  # without line ends
         names = ", ".join(map(str, inputs))
         if not stats.documents_in:
             raise InputError(f"{names}: no URLs inside; give a list with one URL a line")
@@ -111,18 +110,22 @@ def _report_lists(lists: Sequence[DomainList], stats: Stats) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.blacklist", __doc__)
-    parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="URL lists")
+    parser.add_argument("--input", type=cli.lists, nargs="+", required=True, metavar="PATH", help="URL lists")
     output = parser.add_mutually_exclusive_group(required=True)
-    output.add_argument("--output", type=Path, metavar="FILE", help="the URLs that are kept")
-    output.add_argument("--output-dir", type=Path, metavar="DIR", help="folder for the shards 0000.txt, 0001.txt, …")
+    output.add_argument("--output", type=cli.output_file, metavar="FILE", help="the URLs that are kept")
+    output.add_argument(
+        "--output-dir", type=cli.output_folder, metavar="DIR", help="folder for the shards 0000.txt, 0001.txt, …"
+    )
     parser.add_argument("--shards", type=int, metavar="N", help="number of shards in --output-dir")
-    parser.add_argument("--rejects", type=Path, metavar="FILE", help="dropped URLs with their reasons (JSON lines)")
-    parser.add_argument("--stats", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--rejects", type=cli.output_file, metavar="FILE", help="dropped URLs with their reasons (JSON lines)"
+    )
+    parser.add_argument("--stats", type=cli.output_file, metavar="FILE")
     parser.add_argument("--min-score", type=int, metavar="N", help="Pushshift dumps: skip submissions below (3)")
     parser.add_argument("--over-18", action="store_true", default=None, help="Pushshift dumps: take these, too")
     parser.add_argument("--self-posts", action="store_true", default=None, help="Pushshift dumps: take these, too")
     parser.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="processes (default 1)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="read the section `blacklist`")
+    parser.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the section `blacklist`")
     arguments = parser.parse_args(argv)
     if (arguments.output_dir is None) != (arguments.shards is None):
         parser.error("--output-dir and --shards belong together")
@@ -136,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.output
         else [arguments.output_dir / f"{shard:04d}.txt" for shard in range(arguments.shards)]
     )
-    stats = blacklist(expand_inputs(arguments.input), outputs, settings, arguments.rejects, arguments.workers)
+    inputs = expand_inputs(arguments.input, "lists")
+    check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
+    stats = blacklist(inputs, outputs, settings, arguments.rejects, arguments.workers)
     stats.finish(arguments.stats)
     return 0
 

@@ -24,9 +24,9 @@ from common.files import (
     Document,
     document_writer,
     expand_inputs,
-    optional_writer,
     read_documents,
     read_shards,
+    reject_writer,
 )
 from common.progress import Meter
 from common.settings import CleanSettings
@@ -72,7 +72,7 @@ def clean(
     with (
         process_map(partial(clean_documents, settings), batched(documents, _BATCH), workers) as results,
         document_writer(output) as write,
-        optional_writer(rejects) as reject,
+        reject_writer(rejects, "clean") as reject,
         Meter("clean", "documents") as meter,
     ):
         for batch in results:
@@ -117,9 +117,11 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.clean", __doc__)
-    parser.add_argument("--input", nargs="+", metavar="FILE", help="shards of documents")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="shard of clean documents")
-    parser.add_argument("--explain", type=Path, metavar="FILE", help="print what each rule finds in some documents")
+    parser.add_argument("--input", type=cli.shards, nargs="+", metavar="FILE", help="shards of documents")
+    parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of clean documents")
+    parser.add_argument(
+        "--explain", type=cli.input_path, metavar="FILE", help="print what each rule finds in some documents"
+    )
     cli.add_step_options(parser, "clean")
     arguments = parser.parse_args(argv)
     if (arguments.input is None or arguments.output is None) == (arguments.explain is None):
@@ -130,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line)
         return 0
     stats = clean(
-        expand_inputs(arguments.input),
+        expand_inputs(arguments.input, "shards"),
         arguments.output,
         settings.clean,
         rejects=arguments.rejects,

@@ -28,11 +28,14 @@ from common.errors import EmptyResultError, InputError
 from common.files import (
     BadLines,
     Document,
+    check_outputs,
     document_writer,
     expand_inputs,
-    optional_writer,
+    find_inputs,
     read_json,
     read_shards,
+    reject_writer,
+    require_regular,
     write_json,
 )
 from common.progress import Meter
@@ -54,7 +57,7 @@ Found = tuple[Document, list[int], str | None]
 def ngrams_of(settings: str) -> Ngrams:
     """The n-grams of the evaluation sets of `settings` (JSON), read once a process."""
     parsed = DecontaminateSettings.model_validate_json(settings)
-    return read_ngrams(expand_inputs(parsed.files), parsed)
+    return read_ngrams(expand_inputs(parsed.files, "lists"), parsed)
 
 
 def count_documents(settings: str, documents: list[Document]) -> tuple[int, Counter[int]]:
@@ -187,7 +190,7 @@ def _write(
     """Write a shard, all or nothing. Raises EmptyResultError when nothing is left."""
     stats, bad = shard.stats, shard.bad
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
-    with document_writer(shard.output) as write, optional_writer(shard.rejects) as reject:
+    with document_writer(shard.output) as write, reject_writer(shard.rejects, "decontaminate") as reject:
         with Meter("decontaminate", "documents") as meter:
             for batch in results:
                 for document, found, reason in batch:
@@ -228,18 +231,30 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "both passes over all shards, on this machine"),
     ):
         one = verbs.add_parser(verb, help=summary)
-        one.add_argument("--input", nargs="+", required=True, metavar="FILE", help="shards of documents")
-        one.add_argument("--files", nargs="+", metavar="FILE", help="evaluation sets (default: the configuration's)")
+        one.add_argument(
+            "--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents"
+        )
+        one.add_argument(
+            "--files", type=cli.lists, nargs="+", metavar="FILE", help="evaluation sets (default: the configuration's)"
+        )
         one.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="processes (default 1)")
-        one.add_argument("--config", type=Path, metavar="FILE", help="read the section `decontaminate`")
+        one.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the section `decontaminate`")
         if verb == "run":
-            one.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="shards, counts, stats")
+            one.add_argument(
+                "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
+            )
         else:
-            one.add_argument("--output", type=Path, required=True, metavar="FILE", help="what the pass makes")
+            one.add_argument(
+                "--output", type=cli.output_file, required=True, metavar="FILE", help="what the pass makes"
+            )
         if verb == "cut":
-            one.add_argument("--counts", nargs="+", required=True, metavar="FILE", help="counts of all shards")
-            one.add_argument("--rejects", type=Path, metavar="FILE", help="dropped documents with their reasons")
-            one.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
+            one.add_argument(
+                "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
+            )
+            one.add_argument(
+                "--rejects", type=cli.output_file, metavar="FILE", help="dropped documents with their reasons"
+            )
+            one.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
             one.add_argument("--allow-empty", action="store_true", help="a shard may end empty")
     return parser
 
@@ -251,7 +266,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     section = settings.decontaminate.model_copy(update={"files": arguments.files} if arguments.files else {})
     if not section.files:
         raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
-    inputs, bad_share, workers = expand_inputs(arguments.input), settings.max_bad_share, arguments.workers
+    inputs, bad_share, workers = expand_inputs(arguments.input, "shards"), settings.max_bad_share, arguments.workers
+    files = [path for pattern in section.files for path in find_inputs(pattern, "lists")[0]]
+    if workers > 1:
+        require_regular(files, "every worker")
+    if arguments.verb != "run":
+        check_outputs([getattr(arguments, name, None) for name in ("output", "rejects", "stats")], [*inputs, *files])
     if arguments.verb == "count":
         write_json(arguments.output, count(inputs, section, workers, bad_share))
         return 0
@@ -264,10 +284,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [path.name.split(".jsonl")[0] for path in inputs]
     if len(set(names)) < len(names):
         raise InputError("two inputs have the same file name; rename one of them")
-    shards = []
-    for path, name in zip(inputs, names, strict=True):
-        output, rejects = folder / f"{name}.jsonl.zst", folder / f"{name}.rejects.jsonl.zst"
-        shards.append(Shard([path], output, rejects, BadLines(bad_share)))
+    require_regular(inputs, "corpus.decontaminate run")
+    shards = [
+        Shard([path], folder / f"{name}.jsonl.zst", folder / "rejects" / f"{name}.jsonl.zst", BadLines(bad_share))
+        for path, name in zip(inputs, names, strict=True)
+    ]
+    written = [path for shard in shards for path in (shard.output, shard.rejects) if path is not None]
+    check_outputs(written, [*inputs, *files])
     with Workers(workers) as pool:
         write_json(folder / "counts.json", count_shards(inputs, section, pool, bad_share))
         cut_stats = cut_shards(shards, [folder / "counts.json"], section, pool, allow_empty=True)

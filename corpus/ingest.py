@@ -26,8 +26,19 @@ import orjson
 
 from common import cli
 from common.config import step_settings
-from common.errors import EmptyResultError, InputError
-from common.files import BadLines, Document, expand_inputs, read_blocks, read_lines, sharded_writer, short_hash
+from common.errors import EmptyResultError, EncodingError, InputError
+from common.files import (
+    BadLines,
+    Document,
+    check_outputs,
+    expand_inputs,
+    find_inputs,
+    read_lines,
+    require_kept,
+    sharded_writer,
+    short_hash,
+)
+from common.files import read_text as file_text
 from common.progress import Meter
 from common.settings import SourceSettings
 from common.stats import Stats
@@ -43,9 +54,9 @@ def read_text(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
     """The one document of a text file."""
     bad.lines += 1
     try:
-        yield {"text": b"".join(read_blocks(path)).decode("utf-8-sig")}
-    except UnicodeDecodeError as error:
-        bad.add(f"{path}: not UTF-8 at byte {error.start}")
+        yield {"text": file_text(path)}
+    except EncodingError as error:
+        bad.add(str(error))
 
 
 def read_jsonl(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
@@ -64,7 +75,9 @@ def _object(line: bytes, where: str, text_key: str, bad: BadLines) -> Iterator[D
         return
     if not isinstance(found, dict):
         bad.add(f"{where}: not a JSON object")
-    elif not isinstance(found.get(text_key), str):
+        return
+    require_kept(found, where)
+    if not isinstance(found.get(text_key), str):
         bad.add(f"{where}: no string under {text_key!r}")
     else:
         named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
@@ -125,7 +138,7 @@ def read_source(source: SourceSettings, bad: BadLines) -> Iterator[Document]:
 
     Raises InputError for a source that is not there and for a damaged file.
     """
-    for path in expand_inputs([source.path]):
+    for path in expand_inputs([source.path], "lists"):
         read = _READERS[source.format or format_of(path)]
         for document in read(path, source.text_key, bad):
             yield {"id": _id(document), **document}
@@ -164,15 +177,17 @@ def ingest(sources: Sequence[SourceSettings], outputs: Sequence[Path], max_bad_s
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.ingest", __doc__)
-    parser.add_argument("--input", nargs="+", metavar="PATH", help="files, folders or globs")
+    parser.add_argument("--input", type=cli.lists, nargs="+", metavar="PATH", help="files, folders or globs")
     parser.add_argument("--format", choices=list(_READERS), help="of all of them (default: by their names)")
     parser.add_argument("--text-key", default="text", metavar="KEY", help="where JSON objects have their text (text)")
     output = parser.add_mutually_exclusive_group(required=True)
-    output.add_argument("--output", type=Path, metavar="FILE", help="shard of documents")
-    output.add_argument("--output-dir", type=Path, metavar="DIR", help="folder for 0000.jsonl.zst, 0001.jsonl.zst, …")
+    output.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of documents")
+    output.add_argument(
+        "--output-dir", type=cli.output_folder, metavar="DIR", help="folder for 0000.jsonl.zst, 0001.jsonl.zst, …"
+    )
     parser.add_argument("--shards", type=cli.positive_int, metavar="N", help="number of shards in --output-dir")
-    parser.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="read the key `sources`")
+    parser.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
+    parser.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the key `sources`")
     arguments = parser.parse_args(argv)
     if (arguments.output_dir is None) != (arguments.shards is None):
         parser.error("--output-dir and --shards belong together")
@@ -189,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.output
         else [arguments.output_dir / f"{shard:04d}.jsonl.zst" for shard in range(arguments.shards)]
     )
+    check_outputs([*outputs, arguments.stats], (path for one in sources for path in find_inputs(one.path, "lists")[0]))
     ingest(sources, outputs, max_bad_share=settings.max_bad_share).finish(arguments.stats)
     return 0
 

@@ -10,10 +10,12 @@ twice is there twice. Every shard is verified as it is read; memory does not gro
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from common import cli
 from common.errors import EmptyResultError, InputError
+from common.files import check_outputs
 from common.progress import Meter
 from common.stats import Stats
 from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
@@ -26,10 +28,8 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     others have none; EmptyResultError when there is no document at all.
     """
     stats = Stats("merge_index")
-    output = suffixed(output_prefix, ".bin").resolve()
-    for prefix in inputs:
-        if suffixed(prefix, ".bin").resolve() == output:
-            raise InputError(f"{prefix}: is an input and the output; choose another --output-prefix")
+    files = [[suffixed(prefix, suffix) for suffix in (".bin", ".idx", ".json")] for prefix in (output_prefix, *inputs)]
+    check_outputs(files[0], chain.from_iterable(files[1:]))
     first = IndexedDataset(inputs[0])
     with IndexWriter(output_prefix, first.dtype, read_meta(inputs[0])) as index:
         with Meter("merge_index", "shards", len(inputs)) as meter:
@@ -75,7 +75,7 @@ def expand_prefixes(paths: Sequence[Path], shards: int | None) -> list[Path]:
             prefixes.append(path.with_suffix("") if path.suffix == ".idx" else path)
         elif shards is not None:
             prefixes.extend(path / f"{shard:04d}_text_document" for shard in range(shards))
-        elif found := sorted(path.glob("*.idx")):
+        elif found := sorted(index for index in path.glob("*.idx") if not index.name.startswith(".")):
             prefixes.extend(index.with_suffix("") for index in found)
         else:
             raise InputError(f"{path}: no *.idx in this folder")
@@ -86,13 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.merge_index", __doc__)
     parser.add_argument(
-        "--inputs", nargs="+", required=True, type=Path, metavar="PREFIX", help="datasets to join, or folders of them"
+        "--inputs",
+        nargs="+",
+        required=True,
+        type=cli.input_path,
+        metavar="PREFIX",
+        help="datasets to join, or folders of them",
     )
     parser.add_argument(
         "--shards", type=cli.positive_int, metavar="N", help="of a folder: only the shards 0000 to N - 1"
     )
-    parser.add_argument("--output-prefix", type=Path, required=True, metavar="P", help="writes P.bin, P.idx, P.json")
-    parser.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
+    parser.add_argument(
+        "--output-prefix", type=cli.output_prefix(), required=True, metavar="P", help="writes P.bin, P.idx, P.json"
+    )
+    parser.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
     arguments = parser.parse_args(argv)
     stats = merge_index(expand_prefixes(arguments.inputs, arguments.shards), arguments.output_prefix)
     stats.finish(arguments.stats)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import EmptyResultError
-from common.files import Document, document_writer, optional_writer
+from common.files import Document, document_writer, reject_writer
 from common.stats import Stats
 from corpus.extract import Extracted
 from corpus.fetch import Page
@@ -43,7 +43,7 @@ def outcome_writer(
     Raises EmptyResultError when no URL had text.
     """
     extractors: Counter[str] = Counter()
-    with optional_writer(rejects) as reject, document_writer(output) as write:
+    with reject_writer(rejects, stats.step) as reject, document_writer(output) as write:
 
         def settle(url: str, outcome: Outcome) -> None:
             stats.documents_in += 1

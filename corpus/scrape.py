@@ -21,7 +21,7 @@ from typing import Any
 from common import cli
 from common.config import step_settings
 from common.errors import EmptyResultError, InputError
-from common.files import expand_inputs, read_lines
+from common.files import beside, expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 
@@ -74,8 +74,10 @@ def scrape(
         raise InputError(f"{urls}: no URLs inside; give a list with one URL a line")
     planned = plan(listed, settings, blacklist)
     stats = Stats("scrape")
-    path = output.with_name(output.name + ".journal")
-    with Journal(path, owner_of(listed, settings, blacklist, archive), len(listed)) as journal:
+    with (
+        beside(output, ".journal") as path,
+        Journal(path, owner_of(listed, settings, blacklist, archive), len(listed)) as journal,
+    ):
         stats.extra["resumed"] = journal.finished
         if journal.finished:
             print(f"scrape: {journal.finished} of {len(listed)} URLs are settled already ({path})", file=sys.stderr)
@@ -112,10 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.scrape", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--urls", type=Path, metavar="FILE", help="one URL a line")
-    source.add_argument("--warc", nargs="+", metavar="PATH", help="WARC files: recorded pages instead of the web's")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="shard of pages (.jsonl.zst)")
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="raw responses (.warc.gz)")
+    source.add_argument("--urls", type=cli.input_path, metavar="FILE", help="one URL a line")
+    source.add_argument(
+        "--warc", type=cli.any_files, nargs="+", metavar="PATH", help="WARC files: recorded pages instead of the web's"
+    )
+    parser.add_argument(
+        "--output", type=cli.output_file, required=True, metavar="FILE", help="shard of pages (.jsonl.zst)"
+    )
+    parser.add_argument("--archive", type=cli.regular_file, metavar="FILE", help="raw responses (.warc.gz)")
     parser.add_argument(
         "--resolve", nargs="+", action="extend", default=[], metavar="HOST=IP:PORT", help="added to scrape.resolve"
     )
@@ -129,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from corpus.warc import extract_archives
 
         paths = expand_inputs(arguments.warc)
+        require_regular(paths, "corpus.scrape --warc")
         extract_archives(paths, arguments.output, whole.scrape, whole.blacklist, **options).finish(arguments.stats)
         return 0
     from corpus.host_stats import table

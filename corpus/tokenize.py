@@ -20,7 +20,7 @@ import numpy.typing as npt
 from common import cli
 from common.config import step_settings
 from common.errors import EmptyResultError
-from common.files import BadLines, Document, expand_inputs, optional_writer, read_shards
+from common.files import BadLines, Document, expand_inputs, read_shards, reject_writer
 from common.progress import Meter
 from common.settings import TokenizeSettings
 from common.stats import Stats
@@ -93,7 +93,7 @@ def tokenize(
     meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
     documents = stats.counted(read_shards(inputs, bad))
     encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(documents), workers - 1)
-    with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, optional_writer(rejects) as reject:
+    with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, reject_writer(rejects, "tokenize") as reject:
         with Meter("tokenize", "tokens") as meter:
             for batch in encoded:
                 index.add_documents(batch.tokens, batch.lengths)
@@ -115,8 +115,16 @@ def tokenize(
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.tokenize", __doc__)
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="shards of documents")
-    parser.add_argument("--output-prefix", type=Path, required=True, metavar="P", help="writes P_text_document.*")
+    parser.add_argument(
+        "--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents"
+    )
+    parser.add_argument(
+        "--output-prefix",
+        type=cli.output_prefix("_text_document"),
+        required=True,
+        metavar="P",
+        help="writes P_text_document.*",
+    )
     parser.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents (default 128)")
     cli.add_step_options(parser, "tokenize")
     arguments = parser.parse_args(argv)
@@ -127,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("--min-tokens must be 0 or more")
         rules = rules.model_copy(update={"min_tokens": arguments.min_tokens})
     stats = tokenize(
-        expand_inputs(arguments.input),
+        expand_inputs(arguments.input, "shards"),
         arguments.output_prefix,
         rules,
         rejects=arguments.rejects,

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from common import cli
 from common.config import step_settings
 from common.errors import InputError
-from common.files import BadLines, atomic_paths, expand_inputs, read_shards, short_hash
+from common.files import BadLines, check_outputs, expand_inputs, output_files, read_shards, short_hash
 from common.progress import Meter
 from common.settings import TrainTokenizerSettings
 from common.stats import Stats
@@ -70,9 +70,9 @@ def train_tokenizer(
             f"{settings.vocab_size}; lower train_tokenizer.vocab_size, raise train_tokenizer.share, or give more text"
         )
     lines = ["#version: 0.2", *(f"{left} {right}" for left, right in model["merges"]), ""]
-    with atomic_paths([files.encoder_json, files.vocab_bpe]) as (encoder_json, vocab_bpe):
-        encoder_json.write_bytes(orjson.dumps(ids))
-        vocab_bpe.write_text("\n".join(lines), encoding="utf-8")
+    with output_files([files.encoder_json, files.vocab_bpe]) as (encoder_json, vocab_bpe):
+        encoder_json.append(orjson.dumps(ids))
+        vocab_bpe.append("\n".join(lines).encode())
     stats.extra.update(bad_lines=bad.bad, vocab_size=len(ids))
     return stats
 
@@ -80,13 +80,17 @@ def train_tokenizer(
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.train_tokenizer", __doc__)
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="shards of documents")
-    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="for encoder.json and vocab.bpe")
+    parser.add_argument(
+        "--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents"
+    )
+    parser.add_argument(
+        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="for encoder.json and vocab.bpe"
+    )
     parser.add_argument("--vocab-size", type=int, metavar="N", help="entries, end-of-text included")
     parser.add_argument("--share", type=float, metavar="X", help="part of the documents to train on (default 1)")
-    parser.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
+    parser.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
     parser.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="threads (default 1)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="read the section `train_tokenizer`")
+    parser.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the section `train_tokenizer`")
     arguments = parser.parse_args(argv)
     settings = step_settings(arguments.config)
     given = {"vocab_size": arguments.vocab_size, "share": arguments.share}
@@ -99,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--vocab-size, or a --config with train_tokenizer.vocab_size")
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers)  # the library takes no other word for it
     files = VocabularyFiles(arguments.output_dir / "encoder.json", arguments.output_dir / "vocab.bpe")
-    stats = train_tokenizer(expand_inputs(arguments.input), files, rules, settings.max_bad_share)
+    inputs = expand_inputs(arguments.input, "shards")
+    check_outputs([files.encoder_json, files.vocab_bpe, arguments.stats], inputs)
+    stats = train_tokenizer(inputs, files, rules, settings.max_bad_share)
     stats.finish(arguments.stats)
     return 0
 

@@ -78,7 +78,7 @@ def edited(text: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("demo.build", __doc__)
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the site")
+    parser.add_argument("--output", type=cli.output_folder, required=True, metavar="DIR", help="folder of the site")
     arguments = parser.parse_args(argv)
     articles = python_articles()
     build_site(articles, arguments.output)

@@ -83,7 +83,7 @@ async def _serve(
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the command's exit code."""
     parser = cli.parser("demo.serve", __doc__)
-    parser.add_argument("--site", type=Path, required=True, metavar="DIR", help="recorded site")
+    parser.add_argument("--site", type=cli.input_path, required=True, metavar="DIR", help="recorded site")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --: what to run while the site is up")
     arguments = parser.parse_args(argv)
     die_with_parent()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import InputError
-from common.files import read_json, write_json, write_text
+from common.files import naming, read_json, write_json, write_text
 
 _FORMAT = 1
 HTML = "text/html; charset=utf-8"
@@ -35,7 +35,8 @@ def write_site(folder: Path, pages: Iterable[Page], urls: Sequence[str]) -> None
     entries = []
     for number, page in enumerate(pages):
         body = f"pages/{number:04d}"
-        (folder / body).write_bytes(page.body)
+        with naming(folder / body):
+            (folder / body).write_bytes(page.body)
         entry = {"url": page.url, "status": page.status, "headers": page.headers, "body": body, "delay": page.delay}
         entries.append(entry)
     write_text(folder / "urls.txt", "".join(f"{url}\n" for url in urls))

@@ -14,7 +14,7 @@ import jinja2
 
 from common import cli
 from common.errors import InputError
-from common.files import read_json, write_text
+from common.files import read_json, read_text, write_text
 from report.corpus import corpus
 from report.curves import loss_curve
 from report.funnel import STEPS, funnel
@@ -30,7 +30,7 @@ def models(run: Path) -> list[dict[str, object]]:
                 "name": folder.name,
                 "curve": loss_curve(folder),
                 "evaluation": read_json(evaluation) if evaluation.exists() else None,
-                "sample": sample.read_text(encoding="utf-8") if sample.exists() else None,
+                "sample": read_text(sample) if sample.exists() else None,
             }
         )
     return found
@@ -53,15 +53,17 @@ def render(run: Path) -> str:
         steps=steps,
         corpus=corpus(run, {folder: name for folder, (name, _) in STEPS.items()}),
         models=trained,
-        config=config.read_text(encoding="utf-8") if config.exists() else None,
+        config=read_text(config) if config.exists() else None,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("report", __doc__)
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="the `run` folder of a configuration")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.html")
+    parser.add_argument(
+        "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
+    )
+    parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE.html")
     arguments = parser.parse_args(argv)
     if not arguments.run.is_dir():
         raise InputError(f"{arguments.run}: no such folder")

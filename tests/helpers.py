@@ -5,7 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from common.files import Document, document_writer, read_documents
+import orjson
+
+from common.files import MARK, Document, document_writer, read_documents, read_lines
 
 
 def write_shard(path: Path, documents: list[Document]) -> Path:
@@ -19,6 +21,13 @@ def write_shard(path: Path, documents: list[Document]) -> Path:
 def read_shard(path: Path) -> list[Document]:
     """All documents of a shard."""
     return list(read_documents(path))
+
+
+def read_rejects(path: Path) -> list[Document]:
+    """What a step dropped, without the mark that each line of the file has."""
+    dropped = [orjson.loads(line) for line in read_lines(path)]
+    assert all(found.pop(MARK) for found in dropped)
+    return dropped
 
 
 def document(number: int, text: str, **more: Any) -> Document:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import cli
 from common.errors import InputError
-from common.files import read_documents, read_lines, write_json
+from common.files import check_outputs, is_readable, read_documents, read_lines, write_json
 
 if TYPE_CHECKING:
     from common.tokenizer import Tokenizer
@@ -89,8 +89,10 @@ def evaluate_all(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("training.evaluate", __doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="model to evaluate")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE|PREFIX", help="texts or datasets")
+    parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="DIR", help="model to evaluate")
+    parser.add_argument(
+        "--data", type=cli.input_path, nargs="+", required=True, metavar="FILE|PREFIX", help="texts or datasets"
+    )
     parser.add_argument("--task", choices=("loss", "wikitext", "lambada"), default="loss", help="what to measure")
     parser.add_argument("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
     parser.add_argument("--split", default="949,50,1", metavar="A,B,C", help="shares that define the parts")
@@ -100,13 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="wikitext: tokens from one window to the next (default 32; the sequence length is quickest)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the result as JSON too")
+    parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="write the result as JSON too")
     arguments = parser.parse_args(argv)
 
     from training.load import load_model
 
     for data in arguments.data:
         _check_data(data, arguments)
+    from corpus.index import suffixed
+
+    files = (suffixed(data, suffix) for data in arguments.data for suffix in (".bin", ".idx", ".json"))
+    check_outputs([arguments.output], files)
     model, tokenizer = load_model(arguments.checkpoint)
     about = {"checkpoint": str(arguments.checkpoint), "data": ", ".join(map(str, arguments.data))}
     if arguments.task == "loss":
@@ -167,9 +173,9 @@ def _check_data(data: Path, arguments: argparse.Namespace) -> None:
         raise InputError("--stride is for --task wikitext")
     if task != "loss" and len(arguments.data) > 1:
         raise InputError(f"--task {task} takes one file, --data names {len(arguments.data)}")
-    if task != "loss" and not data.is_file():
+    if task != "loss" and not is_readable(data):
         raise InputError(f"{data}: no such file; --task {task} needs one of text")
-    if not _is_dataset(data) and not data.is_file():
+    if not _is_dataset(data) and not is_readable(data):
         raise InputError(f"{data}: neither a file nor the PREFIX of a dataset (PREFIX.bin, PREFIX.idx)")
     if not _is_dataset(data) and part != "all":
         raise InputError(f"{data}: --part {part} needs a dataset, this is one file of text")

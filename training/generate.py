@@ -117,16 +117,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     defaults = GenerateSettings()
     parser = cli.parser("training.generate", __doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="model to use")
+    parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="DIR", help="model to use")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="text to continue; leave out to type prompts")
-    source.add_argument("--prompts", type=Path, metavar="FILE", help="texts to continue, a line each; - for stdin")
+    source.add_argument(
+        "--prompts", type=cli.input_path, metavar="FILE", help="texts to continue, a line each; - for stdin"
+    )
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, metavar="N")
     parser.add_argument("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy")
     parser.add_argument("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all")
     parser.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P")
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write what is printed there too")
+    parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="write what is printed there too")
     arguments = parser.parse_args(argv)
     options = _options(vars(arguments))
     records = [] if arguments.prompts is None else read_prompts(arguments.prompts)

@@ -10,7 +10,6 @@ same command continues a run that was stopped, from its newest complete checkpoi
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from common import cli
 from common.config import load_settings
@@ -42,7 +41,7 @@ def train(settings: Settings, name: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("training.train", __doc__)
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration")
+    parser.add_argument("--config", type=cli.input_path, required=True, metavar="FILE", help="configuration")
     parser.add_argument("--model", required=True, metavar="NAME", help="a name under models: in the configuration")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of this model to replace")
     arguments = parser.parse_args(argv)

@@ -26,7 +26,7 @@ from typing import Any
 from common import cli
 from common.config import step_settings
 from common.errors import EmptyResultError, InputError
-from common.files import expand_inputs, write_json
+from common.files import check_outputs, expand_inputs, require_regular, write_json
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -53,24 +53,28 @@ def _parser() -> argparse.ArgumentParser:
 
     def phase(name: str, summary: str) -> argparse.ArgumentParser:
         command = phases.add_parser(name, help=summary)
-        command.add_argument("--config", type=Path, metavar="FILE", help="read the section `dedup`")
+        command.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the section `dedup`")
         command.add_argument("--threshold", type=float, metavar="T", help="Jaccard similarity of duplicates (0.7)")
         return command
 
     def add_folders(command: argparse.ArgumentParser, *names: str) -> None:
         for name in names:
-            command.add_argument(f"--{name}", type=Path, required=True, metavar="DIR", help=f"folder of *.{name}")
+            command.add_argument(
+                f"--{name}", type=cli.input_path, required=True, metavar="DIR", help=f"folder of *.{name}"
+            )
         command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
-        command.add_argument("--output", type=Path, required=True, metavar="FILE")
+        command.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
 
     run = phase("run", "all phases on one machine")
-    run.add_argument("--input", nargs="+", required=True, metavar="FILE", help="shards of documents")
-    run.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="survivors; DIR/removed: the rest")
-    run.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
+    run.add_argument("--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents")
+    run.add_argument(
+        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="survivors; DIR/removed: the rest"
+    )
+    run.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
     run.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="processes (default 1)")
     signatures = phase("signatures", "phase 1: describe the documents of a shard")
-    signatures.add_argument("--input", type=Path, required=True, metavar="FILE", help="shard of documents")
-    signatures.add_argument("--output", type=Path, required=True, metavar="FILE")
+    signatures.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents")
+    signatures.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
     signatures.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="processes (default 1)")
     bands = phase("bands", "phase 2: pair the documents that agree in a band")
     add_folders(bands, "signatures")
@@ -80,14 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--block", type=_share, required=True, metavar="J/N", help="this job's share of the pairs")
     clusters = phase("clusters", "phase 4: who survives")
     add_folders(clusters, "signatures", "pairs", "edges")
-    clusters.add_argument("--stats", type=Path, metavar="FILE", help="clusters by size, as JSON")
+    clusters.add_argument("--stats", type=cli.output_file, metavar="FILE", help="clusters by size, as JSON")
     filters = phase("filter", "phase 5: the survivors of a shard")
-    filters.add_argument("--input", type=Path, required=True, metavar="FILE", help="shard of documents")
-    filters.add_argument("--clusters", type=Path, required=True, metavar="FILE")
+    filters.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents")
+    filters.add_argument("--clusters", type=cli.input_path, required=True, metavar="FILE")
     filters.add_argument(
-        "--output-dir", type=Path, required=True, metavar="DIR", help="survivors; DIR/removed: the rest"
+        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="survivors; DIR/removed: the rest"
     )
-    filters.add_argument("--stats", type=Path, metavar="FILE", help="what was counted, as JSON")
+    filters.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
     return parser
 
 
@@ -103,22 +107,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = settings.model_copy(update={"threshold": arguments.threshold})
 
     from corpus.dedup.clusters import write_clusters
-    from corpus.dedup.filter import filter_shard
+    from corpus.dedup.filter import filter_shard, outputs_of
     from corpus.dedup.pairs import jobs_of, write_pairs
-    from corpus.dedup.run import dedup
+    from corpus.dedup.run import check_names, dedup
     from corpus.dedup.signatures import Signatures, write_signatures
     from corpus.dedup.verify import write_edges
 
     if arguments.phase == "run":
-        shards = expand_inputs(arguments.input)
+        shards = expand_inputs(arguments.input, "shards")
+        require_regular(shards, "corpus.dedup run")
+        check_names(shards)
+        outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
+        check_outputs([*outputs, arguments.stats], shards)
         stats = dedup(shards, arguments.output_dir, settings, arguments.workers, whole.max_bad_share)
         stats.finish(arguments.stats)
     elif arguments.phase == "signatures":
         count = write_signatures(arguments.input, arguments.output, settings, arguments.workers, whole.max_bad_share)
         print(f"dedup signatures: {count} documents")
     elif arguments.phase == "filter":
+        require_regular([arguments.input], "deduplication")
+        check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
         filter_shard(arguments.input, arguments.clusters, arguments.output_dir).finish(arguments.stats)
     else:
+        folders = {name: getattr(arguments, name, None) for name in ("signatures", "pairs", "edges")}
+        inputs = (path for name, folder in folders.items() if folder for path in folder.glob(f"*.{name}"))
+        check_outputs([arguments.output, getattr(arguments, "stats", None)], inputs)
         with Signatures(_signatures(arguments.signatures, arguments.shards), settings) as opened:
             if arguments.phase == "bands":
                 if not opened.count:

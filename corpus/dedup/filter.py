@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import InputError
-from common.files import BadLines, document_writer, read_documents
+from common.files import BadLines, document_writer, read_documents, reject_writer
 from common.stats import Stats
 from corpus.dedup.segments import Segments
 
@@ -18,8 +18,8 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     """
     stats = Stats("dedup")
     removals = _removals(shard, clusters)
-    name = f"{shard_name(shard)}.jsonl.zst"
-    with document_writer(output_dir / name) as keep, document_writer(output_dir / "removed" / name) as remove:
+    survivors, removed_from = outputs_of(shard, output_dir)
+    with document_writer(survivors) as keep, reject_writer(removed_from, "dedup") as remove:
         # A bad line was skipped and counted when the shard was described.
         for place, document in enumerate(stats.counted(read_documents(shard, BadLines(1.0)))):
             if (removal := removals.pop(place, None)) is None:
@@ -46,6 +46,12 @@ def _removals(shard: Path, clusters: Path) -> dict[int, dict[str, str]]:
     reasons = ["exact" if same else "near" for same in exact]
     found = zip(places, survivors, reasons, strict=True)
     return {place: {"survivor": survivor, "reason": reason} for place, survivor, reason in found}
+
+
+def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:
+    """Where the survivors of a shard go, and the others."""
+    name = f"{shard_name(shard)}.jsonl.zst"
+    return output_dir / name, output_dir / "removed" / name
 
 
 def shard_name(path: Path) -> str:

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from common.errors import InputError
-from common.files import atomic_path
+from common.files import output_files
 
 _MAGIC = b"DEDUPSG1"
 _TRAILER = struct.Struct("<QQ")
@@ -35,16 +35,14 @@ class SegmentWriter:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._segments: list[list[Any]] = []
-        self._file.write(_MAGIC)
+        self._end = self._file.write(_MAGIC)  # a pipe does not know its position
 
     def append(self, name: str, values: NDArray[Any]) -> None:
         """Add an array; an empty one leaves no trace."""
         if len(values):
             data = np.ascontiguousarray(values).view(np.uint8).data
-            self._segments.append(
-                [name, values.dtype.str, self._file.tell(), len(data), xxhash.xxh3_64_intdigest(data)]
-            )
-            self._file.write(data)
+            self._segments.append([name, values.dtype.str, self._end, len(data), xxhash.xxh3_64_intdigest(data)])
+            self._end += self._file.write(data)
 
     def close(self, info: Mapping[str, Any]) -> None:
         """Write the index."""
@@ -55,7 +53,7 @@ class SegmentWriter:
 @contextmanager
 def write_segments(path: Path, info: Mapping[str, Any]) -> Iterator[SegmentWriter]:
     """Write a file of segments, whole or not at all; `info` is read when the block ends."""
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+    with output_files([path]) as (output,), output.open() as file:
         writer = SegmentWriter(file)
         yield writer
         writer.close(info)

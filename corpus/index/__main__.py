@@ -9,7 +9,6 @@ fault is one line and exit code 2.
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("corpus.index", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("inspect", help="print what a dataset holds")
-    command.add_argument("prefix", type=Path, metavar="PREFIX")
+    command.add_argument("prefix", type=cli.input_path, metavar="PREFIX")
     command.add_argument("--verify", action="store_true", help="read every token")
     arguments = parser.parse_args(argv)
     dataset = IndexedDataset(arguments.prefix)

@@ -4,7 +4,6 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import TracebackType
 
 import numpy as np
@@ -13,7 +12,7 @@ import orjson
 import xxhash
 
 from common.errors import InputError
-from common.files import atomic_paths
+from common.files import output_files, scratch_file
 from common.progress import Meter
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import (
@@ -49,12 +48,14 @@ class IndexWriter:
     def __enter__(self) -> "IndexWriter":
         suffixes = [".bin", ".idx"] if self.meta is None else [".bin", ".json", ".idx"]
         with ExitStack() as stack:
-            paths = stack.enter_context(atomic_paths([suffixed(self.prefix, suffix) for suffix in suffixes]))
-            self._description, self._index_path = paths[-2], paths[-1]
-            self._bin = stack.enter_context(paths[0].open("wb"))
-            self._idx = stack.enter_context(self._index_path.open("wb"))
-            self._documents = stack.enter_context(TemporaryFile(dir=self.prefix.parent))
-            self._modes = stack.enter_context(TemporaryFile(dir=self.prefix.parent))
+            self._files = stack.enter_context(
+                output_files([suffixed(self.prefix, suffix) for suffix in suffixes], regular_only=True)
+            )
+            self._index_path = self._files[-1].temporary
+            self._bin = stack.enter_context(self._files[0].open())
+            self._idx = stack.enter_context(self._files[-1].open())
+            self._documents = stack.enter_context(scratch_file(self._index_path))
+            self._modes = stack.enter_context(scratch_file(self._index_path))
             self._idx.write(bytes(HEADER.size))
             self._documents.write(bytes(8))  # the first document begins at sequence 0
             self._stack = stack.pop_all()
@@ -134,10 +135,10 @@ class IndexWriter:
             data = self._digest.hexdigest()
             checksum = index_checksum(self._index_path, self.meta, data)
             values = asdict(Description(self.meta.vocab_size, self.meta.end_of_text, data, checksum))
-            self._description.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            self._files[-2].append(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
         # of an older dataset under this name: neither its index nor its vocabulary may lie beside the new tokens
-        for suffix in (".idx", ".json"):
-            suffixed(self.prefix, suffix).unlink(missing_ok=True)
+        for path in (self._files[-1].target, suffixed(self.prefix, ".json").resolve()):
+            path.unlink(missing_ok=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

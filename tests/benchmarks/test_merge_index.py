@@ -17,7 +17,7 @@ def rows(table: str) -> dict[str, list[str]]:
 
 
 def test_links_stand_for_the_shards_after_the_hundredth(tmp_path: Path) -> None:
-    with patch("common.files.fsync"):
+    with patch("common.files.writing.fsync"):
         prefixes = make_shards(tmp_path, 101, 3, 5)
     assert [IndexedDataset(prefix).n_documents for prefix in prefixes] == [3] * 101
     assert prefixes[100].with_suffix(".bin").samefile(prefixes[0].with_suffix(".bin"))

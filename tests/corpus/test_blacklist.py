@@ -107,7 +107,7 @@ def test_two_thousand_shards_need_no_two_thousand_open_files(tmp_path: Path) -> 
 
 
 def test_bytes_do_not_depend_on_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.files._CHUNK", 5_000)  # many blocks
+    monkeypatch.setattr("common.files.reading._CHUNK", 5_000)  # many blocks
     urls = [f"http://site{number % 91}.example/{number % 2000}?utm_source=x{number}" for number in range(4000)]
     (tmp_path / "urls.txt").write_text("\n".join(urls))
     written = []

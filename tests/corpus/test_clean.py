@@ -10,7 +10,7 @@ from common.settings import CleanSettings
 from corpus.clean import clean
 from corpus.repair import repair
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
 
 GERMAN = (
     "Der Hund lief durch den Wald und suchte nach seinem Herrn, der am Morgen das Haus verlassen hatte. "
@@ -91,7 +91,7 @@ def test_statistics_tell_languages_sizes_and_the_same_few_examples_of_each_reaso
     assert sum(stats["sizes_out"].values()) == 30 and min(map(int, stats["sizes_out"])) == 512
     assert [found["id"] for found in stats["examples"]["language"]] == [f"{n:016x}" for n in range(1, 20, 2)]
     assert stats["examples"]["short"][0]["finding"] == "10 characters"
-    assert {found["finding"] for found in read_shard(tmp_path / "rejects.jsonl.zst")} == {"de", "10 characters"}
+    assert {found["finding"] for found in read_rejects(tmp_path / "rejects.jsonl.zst")} == {"de", "10 characters"}
 
 
 def test_bad_lines_are_counted_and_located_and_cost_nothing_else(

@@ -11,7 +11,7 @@ from common.files import read_json, write_json
 from common.settings import DecontaminateSettings
 from corpus.decontaminate import count, cut, main, pieces
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
 FILLER = "This sentence has nothing to do with it at all. "
@@ -44,7 +44,7 @@ def test_clean_documents_are_not_touched_and_short_pieces_are_dropped(tmp_path: 
     kept, stats = decontaminate(tmp_path, [clean, f"Short. {ITEM}. Short.", f"{FILLER * 20}{ITEM}"])
     assert kept[0] == clean and len(kept) == 2 and ITEM not in kept[1]
     assert stats["reasons"] == {"contaminated": 1}
-    assert read_shard(tmp_path / "rejects.zst")[0]["text"] == f"Short. {ITEM}. Short."
+    assert read_rejects(tmp_path / "rejects.zst")[0]["text"] == f"Short. {ITEM}. Short."
 
 
 def test_n_grams_seen_ten_times_in_the_corpus_stay(tmp_path: Path) -> None:

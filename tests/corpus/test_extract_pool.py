@@ -152,7 +152,11 @@ def test_a_death_is_named_in_the_rejects_of_a_scrape(tmp_path: Path) -> None:
             tmp_path / "urls.txt", tmp_path / "pages.jsonl", settings, BlacklistSettings(), rejects=rejects, workers=1
         )
     assert stats.documents_out == 2
-    assert json.loads(rejects.read_text()) == {"url": "http://one.example/1", "reason": "extract_crash"}
+    assert json.loads(rejects.read_text()) == {
+        "dropped_by": "scrape",
+        "url": "http://one.example/1",
+        "reason": "extract_crash",
+    }
 
 
 @pytest.mark.usefixtures("stub")

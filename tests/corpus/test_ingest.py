@@ -9,7 +9,6 @@ import orjson
 import pytest
 import zstandard
 
-import common.files
 from common.errors import EmptyResultError, InputError
 from common.files import Document, short_hash
 from common.settings import SourceSettings
@@ -121,7 +120,7 @@ def test_nothing_to_take_is_an_error(tmp_path: Path, command: Command) -> None:
 
 
 def test_the_shard_of_a_document_depends_on_its_id_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common.files, "_HELD", 2_000)  # many small frames
+    monkeypatch.setattr("common.files.shards._HELD", 2_000)  # many small frames
     lines = [orjson.dumps({"text": prose(n, 20), "n": n}) for n in range(300)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines[:100]))
     (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines[100:]))

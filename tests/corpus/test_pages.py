@@ -35,7 +35,7 @@ def test_outcomes_become_shard_rejects_and_counts(tmp_path: Path) -> None:
         write("http://one.example/old", outcome)
         write("http://one.example/gone", {"reason": "http_404"})
     assert read_shard(output) == [outcome["record"]]
-    assert rejects.read_text() == '{"url":"http://one.example/gone","reason":"http_404"}\n'
+    assert rejects.read_text() == '{"dropped_by":"scrape","url":"http://one.example/gone","reason":"http_404"}\n'
     assert (stats.documents_in, stats.documents_out, stats.bytes_out, stats.reasons) == (2, 1, 5, {"http_404": 1})
     assert stats.extra["extractors"] == {"plain": 1}
 

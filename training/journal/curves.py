@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.files import read_rows, write_text
+from common.files import naming, read_rows, write_text
 from training.journal.flops import CONVENTION
 
 TRAIN_COLUMNS = (
@@ -45,7 +45,7 @@ class Curve:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one row; the file is whole again when this returns."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(self._row(row))
 
     def _row(self, row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from common.settings import DedupSettings
 from corpus.dedup.clusters import Forest
 from corpus.dedup.run import dedup
-from tests.helpers import document, prose, read_shard, write_shard
+from tests.helpers import document, prose, read_rejects, write_shard
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60), st.integers(1, 5))
@@ -53,4 +53,4 @@ def test_a_giant_cluster_is_warned_of_and_described(
     largest = stats.extra["largest_cluster"]
     assert largest["documents"] == 6 and largest["lowest_similarity"] < 0.4
     assert "a cluster of 6 documents" in capsys.readouterr().err
-    assert len(read_shard(tmp_path / "out" / "removed" / "in.jsonl.zst")) == 5
+    assert len(read_rejects(tmp_path / "out" / "removed" / "in.jsonl.zst")) == 5

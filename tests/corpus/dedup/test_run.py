@@ -15,7 +15,7 @@ from common.settings import DedupSettings
 from corpus.dedup.run import dedup
 from corpus.dedup.shingles import jaccard, shingles
 from tests.conftest import ROOT, Command
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
 
 RULES = DedupSettings()
 
@@ -42,7 +42,7 @@ def run(folder: Path, shards: list[list[Document]], workers: int = 1, rules: Ded
     paths = [write_shard(folder / "in" / f"{n:04d}.jsonl.zst", shard) for n, shard in enumerate(shards)]
     stats = dedup(paths, folder / "out", rules, workers)
     kept = [d for path in paths for d in read_shard(folder / "out" / path.name)]
-    removed = [d for path in paths for d in read_shard(folder / "out" / "removed" / path.name)]
+    removed = [d for path in paths for d in read_rejects(folder / "out" / "removed" / path.name)]
     assert stats.documents_in == len(kept) + len(removed) == sum(map(len, shards))
     assert stats.documents_out == len(kept)
     return kept + removed

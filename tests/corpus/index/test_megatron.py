@@ -106,6 +106,6 @@ def test_their_merged_bytes_are_ours(
     shards.append([[[1]]])  # a merge without documents is an error of ours
     inputs = [theirs(megatron, folder / f"{n}", documents, dtype, modes) for n, documents in enumerate(shards)]
     merged_by_them(megatron, folder / "theirs", inputs, dtype, multimodal=modes > 0)
-    with patch("common.files.fsync"):
+    with patch("common.files.writing.fsync"):
         merge_index(inputs, folder / "ours")
     assert files(folder / "ours") == files(folder / "theirs")

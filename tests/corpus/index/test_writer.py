@@ -49,7 +49,7 @@ def test_whatever_way_documents_are_added_the_bytes_are_the_same(
     whole = by_hand(folder / "whole", documents, kind)
     left = list(enumerate(documents))
     with (
-        patch("common.files.fsync"),  # hundreds of small files
+        patch("common.files.writing.fsync"),  # hundreds of small files
         patch("corpus.index.writer.ENTRIES", 3),  # pieces so small that the few documents are several of them
         patch("corpus.index.dataset.ENTRIES", 3),
         patch("corpus.index.dataset._TOKENS", 4),

@@ -1,0 +1,73 @@
+"""Files as every step reads and writes them: compressed text, JSON-lines shards, all-or-nothing writes.
+
+A shard is `*.jsonl.zst`, one document a line: `{"id", "url", "text", …}`. Writers make a regular file appear whole or
+not at all; readers name the file and the line that they cannot read.
+"""
+
+from common.files.documents import (
+    MARK,
+    BadLines,
+    Document,
+    read_documents,
+    read_shards,
+    require_kept,
+    short_hash,
+    unmarked_blocks,
+)
+from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
+from common.files.outputs import check_outputs, exists, is_stdout, locate
+from common.files.reading import is_readable, read_blocks, read_json, read_lines, read_rows, read_text
+from common.files.shards import document_writer, optional_writer, reject_writer, sharded_writer
+from common.files.writing import (
+    Output,
+    atomic_path,
+    atomic_paths,
+    beside,
+    fsync,
+    lock,
+    naming,
+    output_files,
+    scratch_file,
+    write_json,
+    write_text,
+)
+
+__all__ = [
+    "MARK",
+    "BadLines",
+    "Document",
+    "Kind",
+    "Output",
+    "atomic_path",
+    "atomic_paths",
+    "beside",
+    "check_outputs",
+    "document_writer",
+    "exists",
+    "expand_inputs",
+    "find_inputs",
+    "fsync",
+    "is_readable",
+    "is_stdout",
+    "locate",
+    "lock",
+    "naming",
+    "optional_writer",
+    "output_files",
+    "read_blocks",
+    "read_documents",
+    "read_json",
+    "read_lines",
+    "read_rows",
+    "read_shards",
+    "read_text",
+    "reject_writer",
+    "require_kept",
+    "require_regular",
+    "scratch_file",
+    "sharded_writer",
+    "short_hash",
+    "unmarked_blocks",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,135 @@
+"""Which files the paths, folders and globs of an option stand for.
+
+A folder of a run holds more than what the next step reads: rejects, statistics, journals, temporary files. They are
+left out of folders and globs, with a line on stderr that counts and names them; a file of rejects that is named is
+refused.
+"""
+
+import glob
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from common.errors import InputError
+from common.files.documents import first_line, is_marked
+from common.files.reading import COMPRESSED, is_readable
+
+Kind = Literal["shards", "lists", "files"]
+"""What an option reads: shards of documents; URL lists and texts; any files (WARC, counts)."""
+
+_SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
+_UNFINISHED = re.compile(r".*\.(tmp|journal)")
+_FIGURES = re.compile(r"(.*\.)?(stats|counts)\.json|clusters\.json")
+_REJECTS = re.compile(r".*\.rejects\.jsonl.*")  # where they lay before each line was marked
+_REJECTS_FOLDERS = ("rejects", "removed")
+_NOUNS: dict[Kind, str] = {"shards": "shards of documents", "lists": "lists or texts", "files": "files"}
+_NAMED = 3  # files that a line about those left out names
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, links to folders followed, each folder once; nothing hidden."""
+    seen = {_folder_id(folder)}
+    for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        new = []
+        for name in sorted(folders):
+            number = None if name.startswith(".") else _folder_id(Path(root, name))
+            if number is not None and number not in seen:  # a link may lead to a folder above it
+                seen.add(number)
+                new.append(name)
+        folders[:] = new
+        yield from (Path(root, name) for name in names if not name.startswith("."))
+
+
+def _folder_id(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise error
+
+
+def _is_rejects(path: Path) -> bool:
+    """Whether a file holds what a step dropped; an empty one is known by its folder alone."""
+    if _REJECTS.fullmatch(path.name):
+        return True
+    line = first_line(path) if path.is_file() else b"?"  # a pipe can be read once
+    return is_marked(line) if line else path.parent.name in _REJECTS_FOLDERS
+
+
+def _is_left_out(path: Path, kind: Kind, in_folder: bool) -> bool:
+    """Whether a file of a folder or a glob is no input."""
+    if path.exists() and not path.is_file():
+        return True  # a pipe waits for whoever writes to it
+    if kind == "files":
+        return _UNFINISHED.fullmatch(path.name) is not None
+    if _UNFINISHED.fullmatch(path.name) or _FIGURES.fullmatch(path.name):
+        return True
+    return (kind == "shards" and in_folder and not _SHARD.fullmatch(path.name)) or _is_rejects(path)
+
+
+def _require_input(path: Path, kind: Kind) -> None:
+    """InputError for a file that was named, perhaps by a glob of the shell, and is no input."""
+    if kind != "files" and _is_rejects(path):
+        raise InputError(f"{path}:1: rejects of a step, dropped once already; name the step's shards instead")
+    if kind == "shards" and (_UNFINISHED.fullmatch(path.name) or _FIGURES.fullmatch(path.name)):
+        raise InputError(f"{path}: not a shard but a temporary file, a journal or statistics; name the shards alone")
+
+
+def _matches(pattern: str) -> dict[Path, bool]:
+    """What a glob finds, and whether it lies in a folder that the glob found."""
+    found: dict[Path, bool] = {}
+    if "**" not in pattern:
+        for name in glob.glob(pattern):
+            found |= dict.fromkeys(_walk(Path(name)), True) if os.path.isdir(name) else {Path(name): False}
+        return found
+    real: dict[Path, Path] = {}  # a link to a folder above would give its files many times
+    for name in sorted(glob.glob(pattern, recursive=True), key=lambda name: (len(name), name)):
+        if not os.path.isdir(name):
+            real.setdefault(Path(os.path.realpath(os.path.dirname(name)), os.path.basename(name)), Path(name))
+    return dict.fromkeys(real.values(), False)
+
+
+def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
+    """The files that one pattern stands for, and those that are left out; see `expand_inputs`."""
+    if not pattern:
+        raise InputError("an input is the empty string; name a file, a glob or a folder (. for the working one)")
+    path = Path(pattern)
+    if is_readable(path):
+        if pattern != "-":
+            _require_input(path, kind)
+        return [path], []
+    found = dict.fromkeys(_walk(path), True) if path.is_dir() else _matches(pattern)
+    left_out = {file for file, in_folder in found.items() if _is_left_out(file, kind, in_folder)}
+    return sorted(found.keys() - left_out), sorted(left_out)
+
+
+def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
+    """Files named by paths, folders (what is below, sorted) and globs (sorted); `-` is stdin.
+
+    Raises InputError for a pattern that matches nothing: an input is never silently empty.
+    """
+    paths: list[Path] = []
+    for pattern in patterns:
+        files, left_out = find_inputs(pattern, kind)
+        names = ", ".join(map(str, left_out[:_NAMED])) + (", …" if len(left_out) > _NAMED else "")
+        note = f"{len(left_out)} left out, as they are no {_NOUNS[kind]}: {names}" if left_out else ""
+        if not files:
+            problem = f"folder with no {_NOUNS[kind]}" if Path(pattern).is_dir() else "matches no file"
+            raise InputError(f"{pattern}: {problem}" + (f" ({note})" if note else ""))
+        if note:
+            print(f"note: {pattern}: {len(files)} files are read, {note}", file=sys.stderr)
+        paths.extend(files)
+    return paths
+
+
+def require_regular(paths: Iterable[Path], reader: str) -> None:
+    """Raise InputError for a pipe or a device given to a `reader` that reads its inputs more than once."""
+    for path in paths:
+        if str(path) == "-" or (path.exists() and not path.is_file()):
+            raise InputError(
+                f"{path}: is no regular file, and {reader} reads it more than once; write it to a file first"
+            )

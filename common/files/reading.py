@@ -1,0 +1,229 @@
+"""Text as lines, blocks and rows: decompressed by its suffix, its byte-order mark skipped, damage named.
+
+Regular files, pipes (`<(zcat …)`, /dev/fd/N), character devices and `-` (stdin) are read alike, once and in order.
+"""
+
+import bz2
+import csv
+import lzma
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import orjson
+import zstandard
+
+from common.errors import EncodingError, InputError
+from common.files.outputs import descriptor_of
+from common.files.writing import naming
+
+_CHUNK = 1 << 20  # bytes read at a time
+_MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
+_OTHER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}  # FF FE 00 00 is UTF-32, too
+_MARK_BYTES = 4  # of the longest
+
+
+class _Decompressor(Protocol):
+    """One gzip member, zstd frame, bzip2 or xz stream, in the terms of `bz2` and `lzma`."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def needs_input(self) -> bool: ...
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes: ...
+
+
+class _GzipMember:
+    """One gzip member."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._stream.unconsumed_tail
+
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail + data, max(0, max_length))
+
+
+class _ZstdFrame:
+    """One zstd frame; a skippable one gives no bytes."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        # 2**31: Pushshift dumps use long windows
+        self._frame = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+        return self._frame.decompress(data)
+
+
+_FORMATS: dict[str, tuple[str, Callable[[], _Decompressor]]] = {
+    ".gz": ("gzip", _GzipMember),
+    ".bz2": ("bzip2", bz2.BZ2Decompressor),
+    ".xz": ("xz", lzma.LZMADecompressor),
+    ".zst": ("zstd", _ZstdFrame),
+}
+COMPRESSED = tuple(_FORMATS)
+"""Suffixes of the compressions that are read."""
+
+
+def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """The bytes of all frames of a compressed file, of which there must be one; what follows them must be another.
+
+    Raises InputError for a frame that stops early, anything else between or after frames, and an empty file.
+    """
+    name, new_frame = _FORMATS[path.suffix]
+    frame, started, frames = new_frame(), False, 0
+    try:
+        for data in blocks:
+            while True:
+                if frames and not started and name in ("gzip", "xz"):
+                    data = data.lstrip(b"\0")  # padding, which both formats allow
+                if not data and frame.needs_input:
+                    break
+                started = True
+                if chunk := frame.decompress(data, _CHUNK):
+                    yield chunk
+                data = b""
+                if frame.eof:
+                    data, frame, started, frames = frame.unused_data, new_frame(), False, frames + 1
+    except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # bz2 reports damage as a bare OSError
+            raise
+        raise InputError(f"{path}: damaged {name} file ({error}); make it again") from None
+    if started:
+        raise InputError(f"{path}: truncated {name} file; make it again")
+    if not frames:
+        raise InputError(f"{path}: 0 bytes are no {name} file; make it again")
+
+
+def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """The chunks of a text without its byte-order mark. EncodingError for the marks of UTF-16 and UTF-32."""
+    head = b""
+    while len(head) < _MARK_BYTES and (chunk := next(chunks, b"")):
+        head += chunk
+    for mark, name in _OTHER_MARKS.items():
+        if head.startswith(mark):
+            raise EncodingError(f"{path}: {name} text (it begins with that byte-order mark); convert it to UTF-8")
+    if head := head.removeprefix(_MARK):
+        yield head
+    yield from chunks
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a path leads to something that can be read like a file: a regular one, a pipe, /dev/null, stdin."""
+    if str(path) == "-":
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISSOCK))
+
+
+def _open(path: Path) -> IO[bytes]:
+    if not is_readable(path):
+        path.stat()  # says what is wrong
+        raise InputError(f"{path}: not a file")
+    descriptor = descriptor_of(path)
+    if descriptor is not None and stat.S_ISSOCK(os.fstat(descriptor).st_mode):  # cannot be opened a second time
+        return open(os.dup(descriptor), "rb")
+    return open(path, "rb")
+
+
+def _chunks(path: Path, size: int) -> Iterator[bytes]:
+    """The decompressed text of a file, about `size` bytes at a time."""
+    if str(path) == "-":
+        yield from _unmarked(iter(partial(sys.stdin.buffer.read, size), b""), path)
+        return
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    with file, naming(path):
+        blocks = iter(partial(file.read, size), b"")
+        yield from _unmarked(_decompressed(blocks, path) if path.suffix in _FORMATS else blocks, path)
+
+
+def read_blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
+    """Whole lines of a text file, about `size` bytes (1 MB) at a time, decompressed by its suffix. `-` is stdin.
+
+    Raises InputError when the file is absent, truncated, damaged, or (compressed) empty, EncodingError for UTF-16.
+    """
+    rest: list[bytes] = []  # pieces of a line that spans chunks
+    for chunk in _chunks(path, size or _CHUNK):
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*rest, chunk[:end]])
+            rest.clear()
+        rest.append(chunk[end:])
+    if last := b"".join(rest):
+        yield last
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file without their line ends; see `read_blocks`."""
+    for block in read_blocks(path):
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            yield line.rstrip(b"\r")
+
+
+def read_text(path: Path) -> str:
+    """A whole file of text, every line end kept; errors as in `read_blocks`, and EncodingError when it is not UTF-8."""
+    try:
+        return b"".join(read_blocks(path)).decode()
+    except UnicodeDecodeError as error:
+        raise EncodingError(f"{path}: not UTF-8 at byte {error.start}; convert it, or make it again") from None
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; InputError names it when it is absent or not JSON."""
+    try:
+        return orjson.loads(read_text(path))
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path}: not valid JSON ({error})") from None
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file that grows by lines; none where it is absent. A torn last row is left out.
+
+    Raises InputError for a file that is not UTF-8, and for a row that has not the columns of the first.
+    """
+    if not path.is_file():
+        return []
+    lines = read_text(path).rpartition("\n")[0].splitlines()
+    reader, rows = csv.DictReader(lines), []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise InputError(f"{path}:{reader.line_num}: not {len(reader.fieldnames or ())} cells; delete the line")
+            rows.append(row)
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: not CSV ({error}); delete the line") from None
+    return rows

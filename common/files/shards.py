@@ -1,0 +1,84 @@
+"""Writers of shards: documents as lines of JSON, compressed where the name ends in `.zst`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import orjson
+import zstandard
+
+from common.files.documents import MARK, Document
+from common.files.writing import output_files
+
+_HELD = 64 << 20  # bytes of lines that a writer of shards holds
+
+Write = Callable[[Document], None]
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=3, write_checksum=True)
+
+
+@contextmanager
+def document_writer(path: Path) -> Iterator[Write]:
+    """Yield a function that appends one JSON object as a line of `path`, which appears whole or not at all.
+
+    A path that ends in `.zst` is compressed. The bytes are a function of the objects alone: one zstd frame, fixed
+    level, one thread.
+    """
+    with output_files([path]) as (output,), output.open() as file:
+        with _compressor().stream_writer(file) if path.suffix == ".zst" else nullcontext(file) as lines:
+            yield lambda document: _write_line(lines, document)
+
+
+def _write_line(file: Any, document: Document) -> None:
+    file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+
+
+@contextmanager
+def sharded_writer(paths: Sequence[Path]) -> Iterator[Callable[[int, Document], None]]:
+    """Yield a function that appends a document to the shard of a number; all `paths` appear, or none.
+
+    Holds 64 MB of lines, and one file open: a thousand shards are more than a process may have. Each time they are full
+    every shard gets a zstd frame: the bytes are a function of the documents and their order alone.
+    """
+    compressor = _compressor()
+    pending: list[list[bytes]] = [[] for _ in paths]
+    held = 0
+    with output_files(paths) as outputs:
+
+        def flush() -> None:
+            for output, lines in zip(outputs, pending, strict=True):
+                data = b"".join(lines)
+                output.append(compressor.compress(data) if output.path.suffix == ".zst" else data)
+                lines.clear()
+
+        def write(shard: int, document: Document) -> None:
+            nonlocal held
+            line = orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+            pending[shard].append(line)
+            held += len(line)
+            if held >= _HELD:
+                flush()
+                held = 0
+
+        yield write
+        flush()
+
+
+@contextmanager
+def optional_writer(path: Path | None) -> Iterator[Write]:
+    """`document_writer`, or a function that drops everything where there is no path."""
+    if path is None:
+        yield lambda document: None
+    else:
+        with document_writer(path) as write:
+            yield write
+
+
+@contextmanager
+def reject_writer(path: Path | None, step: str) -> Iterator[Write]:
+    """`optional_writer` for what a step drops: each line says so, and no reader takes it for a document again."""
+    with optional_writer(path) as write:
+        yield lambda document: write({MARK: step, **document})
