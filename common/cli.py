@@ -68,7 +68,8 @@ class _Output:
     def files(self, path: Path) -> list[Path]:
         """The files that the option stands for. InputError for one that cannot be written."""
         files = [path.with_name(path.name + ending) for ending in self.endings]
-        for file in files:
+        # a PREFIX may be the name of a folder, too, but nobody means the files /dev/null.bin and /dev/null.idx
+        for file in files if path.is_dir() and self.endings != ("",) else [path, *files]:
             if locate(file).stream and self.regular:
                 raise InputError(f"{file}: is no regular file, which this output has to be; choose another one")
         return files

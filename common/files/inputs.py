@@ -9,7 +9,8 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -80,17 +81,30 @@ def _require_input(path: Path, kind: Kind) -> None:
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
-    """What a glob finds, and whether it lies in a folder that the glob found."""
+    """What a glob finds, folders walked, and whether it lies in a folder that the glob found; each file once."""
+    parts = pattern.split("/")
     found: dict[Path, bool] = {}
-    if "**" not in pattern:
-        for name in glob.glob(pattern):
-            found |= dict.fromkeys(_walk(Path(name)), True) if os.path.isdir(name) else {Path(name): False}
+    if "**" in parts:  # not glob's own, which follows links in circles
+        first = parts.index("**")
+        for folder in glob.glob("/".join(parts[:first]) + "/") if first else ["."]:
+            names = ((file, file.relative_to(folder).parts) for file in _walk(Path(folder)))
+            found |= {file: False for file, name in names if _fits(name, parts[first:])}
         return found
-    real: dict[Path, Path] = {}  # a link to a folder above would give its files many times
-    for name in sorted(glob.glob(pattern, recursive=True), key=lambda name: (len(name), name)):
-        if not os.path.isdir(name):
-            real.setdefault(Path(os.path.realpath(os.path.dirname(name)), os.path.basename(name)), Path(name))
-    return dict.fromkeys(real.values(), False)
+    for name in glob.glob(pattern):
+        found |= dict.fromkeys(_walk(Path(name)), True) if os.path.isdir(name) else {Path(name): False}
+    by_place: dict[str, Path] = {}
+    for file in sorted(found, key=lambda file: (len(file.parts), file)):
+        by_place.setdefault(os.path.join(os.path.realpath(file.parent), file.name), file)
+    return {file: found[file] for file in by_place.values()}
+
+
+def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a pattern; `**` stands for any number of folders."""
+    if not pattern or not name:
+        return not name and all(part == "**" for part in pattern)
+    if pattern[0] == "**":
+        return _fits(name, pattern[1:]) or _fits(name[1:], pattern)
+    return fnmatchcase(name[0], pattern[0]) and _fits(name[1:], pattern[1:])
 
 
 def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
@@ -116,12 +130,12 @@ def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
     for pattern in patterns:
         files, left_out = find_inputs(pattern, kind)
         names = ", ".join(map(str, left_out[:_NAMED])) + (", …" if len(left_out) > _NAMED else "")
-        note = f"{len(left_out)} left out, as they are no {_NOUNS[kind]}: {names}" if left_out else ""
+        note = f"{len(left_out)} left out: {names}" if left_out else ""
         if not files:
             problem = f"folder with no {_NOUNS[kind]}" if Path(pattern).is_dir() else "matches no file"
             raise InputError(f"{pattern}: {problem}" + (f" ({note})" if note else ""))
         if note:
-            print(f"note: {pattern}: {len(files)} files are read, {note}", file=sys.stderr)
+            print(f"note: {pattern}: {len(files)} {_NOUNS[kind]}, {note}", file=sys.stderr)
         paths.extend(files)
     return paths
 

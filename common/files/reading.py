@@ -86,7 +86,7 @@ class _ZstdFrame:
 _FORMATS: dict[str, tuple[str, Callable[[], _Decompressor]]] = {
     ".gz": ("gzip", _GzipMember),
     ".bz2": ("bzip2", bz2.BZ2Decompressor),
-    ".xz": ("xz", lzma.LZMADecompressor),
+    ".xz": ("xz", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)),  # zeros are an empty file of the older format
     ".zst": ("zstd", _ZstdFrame),
 }
 COMPRESSED = tuple(_FORMATS)

@@ -1,68 +1,230 @@
+"""Paths on the command line of every step, as users write them."""
+
 import os
-import signal
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from common import cli
+from common.errors import InputError
+from tests.conftest import ROOT
+from tests.helpers import document, prose, read_rejects, read_shard, write_shard
+
+# Command lines without the option that is tested; the folder `in` has two shards, `list` holds URLs.
+STEPS = {
+    "corpus.blacklist": ["--input", "list"],
+    "corpus.clean": ["--input", "in"],
+    "corpus.ingest": ["--input", "in"],
+    "corpus.tokenize": ["--input", "in"],
+    "corpus.train_tokenizer": ["--input", "in", "--vocab-size", "300"],
+    "corpus.merge_index": ["--inputs", "data"],
+    "corpus.scrape": ["--urls", "list"],
+    "corpus.dedup run": ["--input", "in"],
+    "corpus.dedup signatures": ["--input", "in/0000.jsonl.zst"],
+    "corpus.dedup bands": ["--signatures", "in", "--part", "0/1"],
+    "corpus.dedup filter": ["--input", "in/0000.jsonl.zst", "--clusters", "c"],
+    "corpus.decontaminate run": ["--input", "in", "--files", "list"],
+    "corpus.decontaminate count": ["--input", "in", "--files", "list"],
+    "corpus.decontaminate cut": ["--input", "in", "--files", "list", "--counts", "c"],
+    "training.evaluate": ["--checkpoint", "c", "--data", "list"],
+    "training.generate": ["--checkpoint", "c", "--prompts", "list"],
+    "convert.merge_mp": ["--checkpoint", "in"],
+    "report": ["--run", "in"],
+    "demo.build": [],
+}
+FILES = {  # options for a file
+    "corpus.blacklist": ["--output", "--rejects", "--stats"],
+    "corpus.clean": ["--output", "--rejects", "--stats"],
+    "corpus.ingest": ["--output", "--stats"],
+    "corpus.tokenize": ["--output-prefix", "--rejects", "--stats"],
+    "corpus.train_tokenizer": ["--stats"],
+    "corpus.merge_index": ["--output-prefix", "--stats"],
+    "corpus.scrape": ["--output", "--rejects", "--stats", "--archive"],
+    "corpus.dedup run": ["--stats"],
+    "corpus.dedup signatures": ["--output"],
+    "corpus.dedup bands": ["--output"],
+    "corpus.dedup filter": ["--stats"],
+    "corpus.decontaminate count": ["--output"],
+    "corpus.decontaminate cut": ["--output", "--rejects", "--stats"],
+    "training.evaluate": ["--output"],
+    "training.generate": ["--output"],
+    "report": ["--output"],
+}
+FOLDERS = {  # options for a folder
+    "corpus.blacklist": ["--shards", "2", "--output-dir"],
+    "corpus.ingest": ["--shards", "2", "--output-dir"],
+    "corpus.train_tokenizer": ["--output-dir"],
+    "corpus.dedup run": ["--output-dir"],
+    "corpus.dedup filter": ["--output-dir"],
+    "corpus.decontaminate run": ["--output-dir"],
+    "convert.merge_mp": ["--output"],
+    "demo.build": ["--output"],
+}
 
 
-def send(*numbers: signal.Signals) -> int:
-    for number in numbers:
-        os.kill(os.getpid(), number)
-    return 0
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for shard in range(2):
+        texts = [prose(100 * shard + number) for number in range(3)]
+        documents = [document(100 * shard + number, text) for number, text in enumerate([*texts, "short", texts[0]])]
+        write_shard(Path(f"in/{shard:04d}.jsonl.zst"), documents)
+    Path("list").write_text("http://example.org/a\nhttp://example.org/b.jpg\n")
+    return tmp_path
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_unwinds_the_step_and_gives_its_exit_code(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cleaned = []
-
-    def main() -> int:
-        try:
-            return send(number)
-        finally:
-            send(number, signal.SIGTERM)  # the clean-up is not cut short
-            cleaned.append(True)
-
-    assert cli.run(main) == 128 + number and cleaned
-    assert capsys.readouterr().err == f"ended by {number.name}\n"
-    assert signal.getsignal(number) is signal.SIG_DFL
-
-
-def test_a_second_signal_of_another_kind_does_not_cut_short_the_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
-    def main() -> int:
-        try:
-            return send(signal.SIGINT)
-        finally:
-            try:
-                raise ValueError("what a clean-up meets")
-            except ValueError:
-                send(signal.SIGTERM)
-
-    assert cli.run(main) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_an_error_that_the_unwinding_meets_does_not_hide_the_signal() -> None:
-    def main() -> int:
-        try:
-            return send(signal.SIGHUP)
-        finally:
-            raise OSError("the terminal is gone")
-
-    assert cli.run(main) == 129
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
-def test_signals_that_others_ignore_or_handle_stay_theirs(handler: signal.Handlers) -> None:
-    before = signal.signal(signal.SIGHUP, handler)  # nohup, submitit
+def problem(step: str, arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command refuses its arguments."""
+    module, _, verb = step.partition(" ")
+    name = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
+    capsys.readouterr()
     try:
-        assert cli.run(lambda: send(signal.SIGHUP)) == 0
-        assert signal.getsignal(signal.SIGHUP) is handler
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        import_module(name).main([*([verb] if verb else []), *arguments])
+    except InputError as error:
+        return str(error)
+    except SystemExit as stop:
+        assert stop.code == 2
+        return capsys.readouterr().err
+    raise AssertionError(f"{step} {' '.join(arguments)} is not refused")
 
 
-def test_a_main_that_handles_them_itself_is_left_alone() -> None:
-    assert cli.run(lambda: int(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL), signals=False) == 1
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(("step", "option"), [(step, option) for step, options in FILES.items() for option in options])
+def test_what_cannot_be_written_is_refused_before_anything_is_read(
+    folder: Path, step: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo("pipe")  # reading it would wait for ever
+    before = contents(folder)
+    rest = ["--output", "o"] if "--output" in FILES[step] and option != "--output" else []
+    rest += ["--output-prefix", "o"] if "--output-prefix" in FILES[step] and option != "--output-prefix" else []
+    rest += [*FOLDERS[step], "d"] if step in FOLDERS and not rest and option == "--stats" else []
+    for value in ("", ".", "/", "..", "in/", "list/x", *(["in"] if option != "--output-prefix" else [])):
+        found = problem(step, [*STEPS[step], *rest, option, value], capsys)
+        assert re.search(r"empty string|is a folder|below a file", found) and len(found.splitlines()) == 1, found
+    if rest[:1] == ["--output"]:
+        assert "is the same file as the output o" in problem(step, [*STEPS[step], *rest, option, "./o"], capsys)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("step", FOLDERS)
+def test_a_folder_that_is_none_is_refused(folder: Path, step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("", "list", "list/x", "/dev/null"):
+        found = problem(step, [*STEPS[step], *FOLDERS[step], value], capsys)
+        assert re.search(r"empty string|is no folder", found), found
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_empty_string_is_no_input(folder: Path, step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = STEPS[step]
+    for place in [place for place, option in enumerate(options) if option.startswith("--") and option != "--part"]:
+        if options[place] != "--vocab-size":
+            found = problem(step, [*options[: place + 1], "", *options[place + 2 :]], capsys)
+            assert "empty string" in found
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments"),
+    [
+        ("corpus.clean", ["--output", "in/0000.jsonl.zst"]),
+        ("corpus.clean", ["--input", "in/*.zst", "--output", "o", "--rejects", "in/../in/0001.jsonl.zst"]),
+        ("corpus.tokenize", ["--output-prefix", "o", "--stats", "in/0001.jsonl.zst"]),
+        ("corpus.ingest", ["--output", "in/0001.jsonl.zst"]),
+        ("corpus.ingest", ["--output-dir", "in", "--shards", "1"]),
+        ("corpus.blacklist", ["--output", "list"]),
+        ("corpus.blacklist", ["--output", "linked"]),
+        ("corpus.scrape", ["--output", "list"]),
+        ("corpus.dedup run", ["--output-dir", "in"]),
+        ("corpus.dedup run", ["--output-dir", "./linked_in"]),
+        ("corpus.dedup filter", ["--output-dir", "in"]),
+        ("corpus.dedup signatures", ["--output", "in/0000.jsonl.zst"]),
+        ("corpus.decontaminate run", ["--output-dir", "in"]),
+        ("corpus.decontaminate count", ["--output", "list"]),
+        ("corpus.decontaminate cut", ["--output", "o", "--stats", "in/0000.jsonl.zst"]),
+        ("training.generate", ["--output", "list"]),
+        ("training.evaluate", ["--output", "list"]),
+        ("convert.merge_mp", ["--output", "linked_in"]),
+    ],
+)
+def test_an_input_is_never_overwritten(
+    folder: Path, step: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("linked").symlink_to("list")
+    Path("linked_in").symlink_to("in")
+    Path("c").write_text("{}")
+    before = contents(folder)
+    assert "would overwrite the input" in problem(step, [*STEPS[step], *arguments], capsys)
+    assert contents(folder) == before
+
+
+def test_outputs_of_a_folder_may_not_be_the_statistics(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, name in (
+        ("corpus.dedup run", "removed/0001.jsonl.zst"),
+        ("corpus.ingest", "0001.jsonl.zst"),
+        ("corpus.blacklist", "0001.txt"),
+        ("corpus.train_tokenizer", "vocab.bpe"),
+    ):
+        found = problem(step, [*STEPS[step], *FOLDERS[step], "d", "--stats", f"d/{name}"], capsys)
+        assert "is the same file as the output" in found
+    arguments = ["--input", "in", "--output-prefix", "o", "--stats", "o_text_document.idx"]
+    found = problem("corpus.tokenize", arguments, capsys)
+    assert "is the same file as the output" in found
+
+
+def bash(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """A line of shell in a folder, `step` being `python -m corpus.…`."""
+    return subprocess.run(
+        ["bash", "-c", f'step() {{ {sys.executable} -m "corpus.$@"; }}\n{script}'],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_steps_stand_in_pipelines(folder: Path) -> None:
+    script = """
+        step clean --input in --output file.jsonl --rejects rejects.jsonl
+        step clean --input in --output /dev/stdout --rejects /dev/null --stats /dev/null > redirected.jsonl
+        step clean --input in --output /dev/stdout --rejects >(cat > rejects_too.jsonl) | cat > piped.jsonl
+        cat file.jsonl | step ingest --input - --output-dir ingested --shards 1
+        step clean --input <(cat file.jsonl) --output >(cat > substituted.jsonl)
+        step tokenize --input <(cat file.jsonl) --output-prefix t --rejects /dev/null --stats /dev/stderr
+        step blacklist --input <(cat list) - --output /dev/stdout < /dev/null > kept
+        step clean --input in --output /dev/stdout | head -c 9 > nine
+        sleep 0.5
+    """
+    result = bash(f"set -eo pipefail\n{script}", folder)
+    assert result.returncode == 0, result.stderr
+    kept = read_shard(folder / "file.jsonl")
+    assert len(kept) == 8
+    for name in ("redirected", "piped", "substituted"):
+        assert read_shard(folder / f"{name}.jsonl") == kept, name
+    assert read_rejects(folder / "rejects_too.jsonl") == read_rejects(folder / "rejects.jsonl")
+    assert (folder / "kept").read_text() == "http://example.org/a\n"
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_reader_that_goes_away_or_a_full_disk_is_told(folder: Path) -> None:
+    big = write_shard(folder / "big.jsonl", [document(number, prose(number)) for number in range(2000)])
+    result = bash(f"step ingest --input {big} --output >(true)", folder)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1) and "Broken pipe" in result.stderr
+    result = bash(f"ulimit -f 100; step ingest --input {big} --output out.jsonl", folder)
+    assert (result.returncode, result.stderr) == (2, "error: out.jsonl: File too large\n")
+    assert not list(folder.glob("out*"))
+    result = bash(f"step ingest --input {big} --output /dev/full", folder)
+    assert (result.returncode, result.stderr) == (2, "error: /dev/full: No space left on device\n")
+
+
+def test_no_option_of_any_command_is_a_bare_path() -> None:
+    for package in ("common", "corpus", "training", "convert", "report", "demo", "cluster", "benchmarks"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert "type=Path" not in path.read_text(encoding="utf-8"), f"{path}: say by the type what the path is for"

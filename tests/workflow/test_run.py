@@ -21,8 +21,9 @@ from tests.helpers import prose, read_shard
 
 # Everything but the times in the statistics and logs must be equal between two runs.
 CORPUS_FILES = (
-    *("urls/*.txt", "urls/*.zst", "pages/*.zst", "clean/*.zst", "dedup/**/*.zst", "tokens/*.bin", "tokens/*.idx"),
-    *("tokens/*.zst", "dataset/*.bin", "dataset/*.idx", "dataset/*_document.json"),
+    *("urls/*.txt", "urls/**/*.zst", "pages/**/*.zst", "clean/**/*.zst", "dedup/**/*.zst"),
+    *("tokens/*.bin", "tokens/*.idx", "tokens/rejects/*.zst"),
+    *("dataset/*.bin", "dataset/*.idx", "dataset/*_document.json"),
 )
 
 

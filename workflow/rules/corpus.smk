@@ -8,7 +8,7 @@ rule blacklist:
         lists=settings.blacklist.domain_lists,
     output:
         shards=expand(RUN / "urls/{shard}.txt", shard=SHARDS),
-        rejects=RUN / "urls/rejects.jsonl.zst",
+        rejects=RUN / "urls/rejects/all.jsonl.zst",
         stats=RUN / "urls/stats.json",
     log:
         RUN / "logs/blacklist.log",
@@ -34,7 +34,7 @@ rule scrape:
         site=[settings.site / "site.json"] if settings.site else [],
     output:
         pages=RUN / "pages/{shard}.jsonl.zst",
-        rejects=RUN / "pages/{shard}.rejects.jsonl.zst",
+        rejects=RUN / "pages/rejects/{shard}.jsonl.zst",
         stats=RUN / "pages/{shard}.stats.json",
     log:
         RUN / "logs/scrape/{shard}.log",
@@ -92,7 +92,7 @@ rule clean:
         [RUN / "ingest/{shard}.jsonl.zst"] if settings.sources else [],
     output:
         documents=RUN / "clean/{shard}.jsonl.zst",
-        rejects=RUN / "clean/{shard}.rejects.jsonl.zst",
+        rejects=RUN / "clean/rejects/{shard}.jsonl.zst",
         stats=RUN / "clean/{shard}.stats.json",
     log:
         RUN / "logs/clean/{shard}.log",
@@ -141,7 +141,7 @@ if settings.decontaminate.files:
             files=settings.evaluation_files(),
         output:
             documents=RUN / "decontaminate/{shard}.jsonl.zst",
-            rejects=RUN / "decontaminate/{shard}.rejects.jsonl.zst",
+            rejects=RUN / "decontaminate/rejects/{shard}.jsonl.zst",
             stats=RUN / "decontaminate/{shard}.stats.json",
         log:
             RUN / "logs/decontaminate/{shard}.log",
@@ -198,7 +198,7 @@ rule tokenize:
         bin=RUN / "tokens/{shard}_text_document.bin",
         idx=RUN / "tokens/{shard}_text_document.idx",
         meta=RUN / "tokens/{shard}_text_document.json",
-        rejects=RUN / "tokens/{shard}.rejects.jsonl.zst",
+        rejects=RUN / "tokens/rejects/{shard}.jsonl.zst",
         stats=RUN / "tokens/{shard}.stats.json",
     log:
         RUN / "logs/tokenize/{shard}.log",

@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import orjson
+import pytest
+
+from common.errors import InputError
+from common.files import BadLines, read_documents, read_lines, reject_writer, unmarked_blocks
+from tests.helpers import document, write_shard
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{broken", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b'{"id": "a"}', "no string under 'text'"),
+        (b'{"id": "a", "text": 3}', "no string under 'text'"),
+        (b'{"text": "a"}', "no string under 'id'"),
+        (b'{"id": "a", "text": "\\ud800"}', "not JSON"),
+    ],
+)
+def test_a_bad_line_is_located_and_counted(tmp_path: Path, line: bytes, problem: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(orjson.dumps(document(1, "x")) + b"\n" + line + b"\n" + orjson.dumps(document(2, "y")) + b"\n")
+    bad = BadLines(max_share=0.5)
+    assert [found["text"] for found in read_documents(path, bad)] == ["x", "y"]
+    assert (bad.bad, bad.lines) == (1, 3)
+    assert bad.first.startswith(f"{path}:2: ") and problem in bad.first
+    bad.check()
+    with pytest.raises(InputError, match="1 of 3 lines are bad"):
+        strict = BadLines(max_share=0.1)
+        list(read_documents(path, strict))
+        strict.check()
+
+
+def test_a_document_that_was_dropped_once_is_never_read_again(tmp_path: Path) -> None:
+    shard, path = tmp_path / "a.jsonl", tmp_path / "mixed.jsonl"
+    write_shard(shard, [document(1, "kept"), document(2, "kept")])
+    with reject_writer(tmp_path / "rejects.jsonl", "clean") as reject:
+        reject({**document(3, "dropped"), "reason": "short"})
+    (line,) = read_lines(tmp_path / "rejects.jsonl")
+    assert orjson.loads(line) == {"dropped_by": "clean", **document(3, "dropped"), "reason": "short"}
+    path.write_bytes(shard.read_bytes() + line)
+    for bad in (None, BadLines(1.0)):
+        with pytest.raises(InputError, match=r"mixed\.jsonl:3: dropped by the step clean: .* name the step's shards"):
+            list(read_documents(path, bad))
+    with pytest.raises(InputError, match=r"mixed\.jsonl:3: dropped by the step clean"):
+        list(unmarked_blocks(path))
+
+
+def test_text_that_speaks_of_the_mark_is_text(tmp_path: Path) -> None:
+    text = 'He wrote {"dropped_by": "clean"} on a line: "dropped_by":'
+    path = write_shard(tmp_path / "a.jsonl", [document(1, text, nested={"dropped_by": 1})])
+    assert [found["text"] for found in read_documents(path)] == [text]
+    assert b"".join(unmarked_blocks(path)) == path.read_bytes()
