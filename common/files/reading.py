@@ -26,6 +26,7 @@ _CHUNK = 1 << 20  # bytes read at a time
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
 _OTHER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}  # FF FE 00 00 is UTF-32, too
 _MARK_BYTES = 4  # of the longest
+_READABLE = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISSOCK)
 
 
 class _Decompressor(Protocol):
@@ -144,15 +145,14 @@ def is_readable(path: Path) -> bool:
         mode = os.stat(path).st_mode
     except OSError:
         return False
-    return any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISSOCK))
+    return any(kind(mode) for kind in _READABLE)
 
 
 def _open(path: Path) -> IO[bytes]:
-    if not is_readable(path):
-        path.stat()  # says what is wrong
+    mode = os.stat(path).st_mode
+    if not any(kind(mode) for kind in _READABLE):
         raise InputError(f"{path}: not a file")
-    descriptor = descriptor_of(path)
-    if descriptor is not None and stat.S_ISSOCK(os.fstat(descriptor).st_mode):  # cannot be opened a second time
+    if stat.S_ISSOCK(mode) and (descriptor := descriptor_of(path)) is not None:  # cannot be opened a second time
         return open(os.dup(descriptor), "rb")
     return open(path, "rb")
 

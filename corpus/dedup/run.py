@@ -54,7 +54,7 @@ def dedup(
     """
     check_names(inputs)
     stats = Stats("dedup")
-    folder = output_dir / "work"
+    folder = output_dir / "work.tmp"  # not `work`, which may be of the phases on a cluster
     shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
     try:
         with Workers(workers) as pool:  # it ends before the folder that it works in is removed
