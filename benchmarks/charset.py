@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 from benchmarks.extract import ARTICLES, read_articles
 from benchmarks.machine import table
+from common.cli import input_path
 from corpus.charset import decode
 
 # language -> Python's codecs and the labels that pages use
@@ -146,10 +146,14 @@ def _row(language: str, codec: str, label: str, pages: list[_Page]) -> dict[str,
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument(
-        "--articles", type=Path, default=ARTICLES, metavar="DIR", help=f"folder of English pages (default {ARTICLES})"
+        "--articles",
+        type=input_path,
+        default=ARTICLES,
+        metavar="DIR",
+        help=f"folder of English pages (default {ARTICLES})",
     )
     parser.add_argument(
-        "--books", type=Path, metavar="DIR", help="folder of pages in other languages, a folder for each"
+        "--books", type=input_path, metavar="DIR", help="folder of pages in other languages, a folder for each"
     )
     parser.add_argument("--pages", type=int, default=12, metavar="N", help="pages for each of them (default 12)")
 

@@ -20,7 +20,7 @@ import orjson
 
 from benchmarks.dedup import make_documents
 from benchmarks.machine import table
-from common.cli import positive_int
+from common.cli import input_path, positive_int
 from common.files import Document, document_writer, write_text
 from common.workers import Workers
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--texts", type=Path, metavar="DIR", help="*.txt instead of Python's own documentation")
+    parser.add_argument("--texts", type=input_path, metavar="DIR", help="*.txt instead of Python's own documentation")
     parser.add_argument("--small", type=positive_int, default=30, metavar="N", help="documents of a small shard (30)")
     parser.add_argument("--large", type=positive_int, default=1000, metavar="N", help="of a large shard (1,000)")
     parser.add_argument("--rounds", type=positive_int, default=2, metavar="N", help="runs of each row (default 2)")

@@ -19,7 +19,7 @@ from tests.helpers import document, prose
 LINES = b"".join(orjson.dumps(document(n, prose(n, 400))) + b"\n" for n in range(900))  # two blocks of a megabyte
 STEPS: dict[str, list[object]] = {
     "corpus.clean": ["--input", "-", "--output", "out.zst", "--rejects", "rejects.zst"],
-    "corpus.dedup": ["run", "--input", "-", "--output-dir", "out"],
+    "corpus.dedup": ["signatures", "--input", "-", "--output", "0000.signatures"],
     "corpus.blacklist": ["--input", "-", "--output", "out.txt"],
 }
 
