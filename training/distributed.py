@@ -4,32 +4,33 @@
 
 Who: submitit's local executor, then Slurm (srun, which submitit's Slurm executor uses too), then torchrun, then one
 process alone. A torchrun inside a Slurm job wins over Slurm's variables, which then describe its launcher.
-Where: no port is ever guessed. Rank 0 binds a free one, and its address travels in a file in the run folder whose name
-carries the job id and restart count; torchrun brings a meeting point of its own.
+Where: `training.meeting`. When one fails: `training.watch.lifeline`.
 """
 
 import ctypes
 import os
 import socket
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from common.errors import ConfigError, JobError, ToolkitError
-from common.files import write_text
+from common.errors import ConfigError, JobError, ToolkitError, TrainingError
 from common.settings import ParallelSettings
 from common.workers import available_cpus
+from training.meeting import join_lifeline, meet
+from training.watch.lifeline import Lifeline
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
-START_TIMEOUT = 300.0  # seconds for all processes to meet: slow nodes import torch from a cold network file system
+Result = TypeVar("Result")
+_SHORT = 30.0  # seconds that a process which has failed already waits for the others
 
 
 @dataclass(frozen=True)
@@ -93,53 +94,143 @@ def check_world_size(launch: Launch, parallel: ParallelSettings, model: str) -> 
 
 
 @contextmanager
-def one_voice(rank: int) -> Iterator[None]:
-    """Around checks that fail on all ranks alike: rank 0 tells, the others leave with code 2 and no word."""
+def before_start(launch: Launch, folder: Path | None = None) -> Iterator[None]:
+    """Around what each process checks for itself before they meet: who fails meets the others and tells them.
+
+    `folder` is where they would meet (`started`); None where it is not known yet.
+    """
     try:
         yield
-    except ToolkitError:
-        if rank == 0:
+    except Exception as error:
+        if launch.size == 1:
             raise
-        raise SystemExit(2) from None
+        try:
+            with _somewhere(launch, folder) as place:
+                lifeline = join_lifeline(launch, meet(launch, place, _SHORT))
+        except JobError:  # nobody came
+            raise _own_error(launch, error) from None
+        with lifeline:
+            raise _verdict(launch, lifeline, error) from None
+
+
+@contextmanager
+def _somewhere(launch: Launch, folder: Path | None) -> Iterator[Path]:
+    """A folder to meet in for processes that failed; what rank 0 makes for that is removed."""
+    if folder is None:
+        folder = Path(tempfile.gettempdir()) / f"training-{os.getuid()}"
+    made = [path for path in (folder, *folder.parents) if not path.exists()] if launch.rank == 0 else []
+    if made:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 @contextmanager
 def started(launch: Launch, folder: Path) -> Iterator[World]:
     """Join the job's other processes; on leaving, take the process group down again.
 
-    Raises JobError when they have not all arrived within START_TIMEOUT seconds, or when one of them dies later on.
+    An error inside is printed once: by rank 0 when all processes have it, else by the lowest rank that does, with its
+    number. The others leave within seconds and name that rank. Raises JobError when the processes have not all arrived
+    within START_TIMEOUT seconds.
     """
     import torch.distributed as dist
 
-    device = _choose_device(launch)
     if launch.size == 1:
-        yield World(0, 1, device, launch.key)
+        device = _choose_device(launch)
+        try:
+            yield World(0, 1, device, launch.key)
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise TrainingError(describe(error)) from None
         return
     if launch.nodes == 1 and "lo" in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's host name often resolves to nowhere
-    store: Store | None = None
-    if launch.launcher != "torchrun":
-        store = meet(launch, folder)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=launch.rank if store else -1,
-        world_size=launch.size if store else -1,
-        timeout=timedelta(minutes=30),  # the longest a rank may wait for another: a checkpoint on a slow disk
-        device_id=device if device.type == "cuda" else None,
+    store = meet(launch, folder)
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    with join_lifeline(launch, store) as lifeline:
+        on_gpu = False
+        try:
+            device = _choose_device(launch)
+            on_gpu = device.type == "cuda"
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                store=PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(minutes=30),  # the longest a rank may wait for another: a checkpoint on a slow disk
+                device_id=device if on_gpu else None,
+            )
+            yield World(launch.rank, launch.size, device, launch.key)
+        except BaseException as error:
+            verdict = _verdict(launch, lifeline, error)
+            if verdict is error:
+                raise
+            raise verdict from None
+        finally:
+            failed = sys.exc_info()[0] is not None
+            if dist.is_initialized() and not (on_gpu and failed):  # NCCL would wait for calls that never end
+                dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------ who failed
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    if _out_of_memory(error):
+        told = (str(error).splitlines() or [""])[0]
+        return f"out of memory ({told}); lower train.micro_batch_size, or share the model out among more processes"
+    if isinstance(error, ToolkitError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the system had no memory left; torch says so in several ways."""
+    told = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in told or "not enough memory" in told)
     )
-    try:
-        yield World(launch.rank, launch.size, device, launch.key)
-    except RuntimeError as error:
-        # NCCL's errors have a class of their own, gloo's are told by the source file they name.
-        if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-            raise JobError(
-                f"rank {launch.rank} lost contact with another process of the job, whose log says why; "
-                "start the job again: it continues from its newest checkpoint"
-            ) from error
-        raise
-    finally:
-        dist.destroy_process_group()
+
+
+def _own_error(launch: Launch, error: BaseException, others: int = 0) -> BaseException:
+    """The error of a process that does not share it with all others, its rank named."""
+    if not isinstance(error, ToolkitError | OSError) and not _out_of_memory(error):
+        error.add_note(f"(on rank {launch.rank} of {launch.size})")
+        return error  # a defect: its traceback is printed
+    more = f" and {others} more" if others else ""
+    return JobError(f"rank {launch.rank}{more}: {describe(error)}")
+
+
+def _verdict(launch: Launch, lifeline: Lifeline, error: BaseException) -> BaseException:
+    """What this process is to end with, once it is known which others failed, and of what."""
+    import torch.distributed as dist
+
+    # NCCL's errors have a class of their own, gloo's are told by the source file they name.
+    if isinstance(error, dist.DistError) or "/gloo/" in str(error):
+        if lifeline.lost():
+            return JobError(f"{lifeline.others()}; started again, the job continues from its newest checkpoint")
+        error = JobError("lost contact with another process of the job; start it again: it continues")
+    message = describe(error)
+    if not isinstance(error, Exception):  # an interrupt
+        lifeline.fail(message, wait=False)
+        return error
+    alike = sorted(rank for rank, told in lifeline.fail(message).items() if told == message)
+    if not isinstance(error, ToolkitError | OSError) and not _out_of_memory(error):
+        return _own_error(launch, error)
+    if launch.rank != alike[0]:
+        return SystemExit(2)
+    if len(alike) < launch.size:
+        return _own_error(launch, error, len(alike) - 1)
+    return error if isinstance(error, ToolkitError | OSError) else TrainingError(message)
 
 
 def gathered(value: Any, group: Any = None) -> list[Any]:
@@ -151,6 +242,20 @@ def gathered(value: Any, group: Any = None) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def together(action: Callable[[], Result], group: Any = None) -> Result:
+    """`action()` on every rank; what goes wrong on one of them is raised on all (a collective call)."""
+    problem: Exception | None = None
+    result: Result | None = None
+    try:
+        result = action()
+    except Exception as error:
+        problem = error
+    for found in gathered(problem, group):
+        if found is not None:
+            raise found
+    return cast(Result, result)
 
 
 def _choose_device(launch: Launch) -> "torch.device":
@@ -180,70 +285,3 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):  # glibc only
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-# ------------------------------------------------------------------------------------------------ meeting point
-
-
-def meet(launch: Launch, folder: Path, timeout: float = START_TIMEOUT) -> "Store":
-    """A store shared by all processes of the job, served by rank 0 on a port that the system chose.
-
-    Rank 0 writes "host:port" to a file in `folder`, the others wait for it; once all have come the file is removed.
-    """
-    from torch.distributed import DistNetworkError, DistStoreError
-
-    meeting = folder / f"meeting-{launch.key}"
-    deadline = time.monotonic() + timeout
-    try:
-        store = _serve(launch, meeting, timeout) if launch.rank == 0 else _join(launch, meeting, deadline)
-        store.set(f"here/{launch.rank}", "yes")
-        if launch.rank == 0:
-            store.wait([f"here/{rank}" for rank in range(launch.size)], timedelta(seconds=timeout))
-    except (DistStoreError, DistNetworkError, TimeoutError):
-        raise JobError(
-            f"{meeting}: the {launch.size} processes of the job did not meet within {timeout:.0f} s "
-            f"(rank {launch.rank} waited); did they all start, and do they see the same folder?"
-        ) from None
-    finally:
-        if launch.rank == 0:
-            meeting.unlink(missing_ok=True)
-    return store
-
-
-def _serve(launch: Launch, meeting: Path, timeout: float) -> "Store":
-    """Rank 0: listen on a free port, then publish it."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    one_node = launch.nodes == 1
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1" if one_node else "", 0))
-    listener.listen(launch.size)
-    port = listener.getsockname()[1]
-    # The host's name, not its address as seen from itself: Debian resolves a machine's own name to 127.0.1.1.
-    host = "127.0.0.1" if one_node else socket.gethostname()
-    store = TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
-        master_listen_fd=listener.detach(),  # from here on the store owns the socket
-    )
-    write_text(meeting, f"{host}:{port}\n")
-    return store
-
-
-def _join(launch: Launch, meeting: Path, deadline: float) -> "Store":
-    """Ranks 1 and up: wait for the address; one left by a killed start is refused and read again."""
-    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
-
-    while time.monotonic() < deadline:
-        try:
-            host, _, port = meeting.read_text(encoding="utf-8").strip().rpartition(":")
-            attempt = timedelta(seconds=2)  # an address that nobody serves is tried this long, then read again
-            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=attempt)
-            store.set_timeout(timedelta(seconds=START_TIMEOUT))
-            return store
-        except (FileNotFoundError, DistNetworkError):
-            time.sleep(0.05)
-    raise TimeoutError

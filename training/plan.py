@@ -9,6 +9,7 @@ from common.settings import ModelRun, Settings, TokenizeSettings
 from training.data.blend import Blend
 from training.data.corpus import PARTS, Corpus, Samples, split_documents
 from training.finetune import check_start
+from training.run_folder import iterations
 
 if TYPE_CHECKING:
     from training.data.batches import BatchForm
@@ -130,7 +131,7 @@ def make_plan(settings: Settings, name: str) -> Plan:
             if documents and part != "test":
                 samples.require_one(part)
             parts[part].append(samples)
-    if run.finetune is not None and not any(settings.run_folder(name).glob("iter_*/manifest.json")):
+    if run.finetune is not None and not iterations(settings.run_folder(name)):
         check_start(run, name, run.finetune)
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())

@@ -28,12 +28,15 @@ from training.session import Session
 class Saver:
     """Writes the checkpoints of one run.
 
-    `may_write` is a collective call that raises TrainingError when the run's folder is not ours any more. It is called
-    before a save and before the finished checkpoint gets its name; only before, where a thread does the rest.
+    `may_write` raises TrainingError on rank 0 when the run's folder is not ours any more. It is called there before a
+    save, before the finished checkpoint gets its name, and before an old one is removed. `mark` is that of
+    `checkpoint.write`.
     """
 
-    def __init__(self, session: Session, folder: Path, may_write: Callable[[], None] | None = None) -> None:
-        self.session, self.folder, self.may_write = session, folder, may_write
+    def __init__(
+        self, session: Session, folder: Path, may_write: Callable[[], None] = lambda: None, mark: str = ""
+    ) -> None:
+        self.session, self.folder, self.may_write, self.mark = session, folder, may_write, mark
         self.newest: Path | None = None
         self._sound: set[Path] = set()  # checkpoints that need not be read through again
         self._thread: ThreadPoolExecutor | None = None
@@ -68,8 +71,6 @@ class Saver:
         Raises CheckpointError on all ranks when it, or the one before it, cannot be written.
         """
         self.wait()
-        if self.may_write is not None:
-            self.may_write()
         session, plan = self.session, self.session.plan
         replicas = checkpoint.compare_replicas(session.parameters)
         if replicas.drifted and session.world.rank == 0:
@@ -77,7 +78,7 @@ class Saver:
         tensors = checkpoint.tensors_of(session.parameters, session.optimizer, plan.run.model.vocab_size)
         write = partial(self._write, tensors, progress, replicas)
         if self._thread is None:
-            self.newest = write(may_write=self.may_write)
+            self.newest = write()
         else:
             checkpoint.copy_tensors(tensors, self._copies)
             self._writing = self._thread.submit(write, copies=self._copies)
@@ -96,9 +97,10 @@ class Saver:
     def _write(self, tensors: dict[str, Tensor], progress: Progress, replicas: Any, **options: Any) -> Path:
         """All that need not be done between two steps."""
         plan, train = self.session.plan, self.session.plan.run.train
-        path = checkpoint.write(self.folder, tensors, progress, plan, replicas, group=self._group, **options)
+        options |= {"group": self._group, "may_write": self.may_write, "mark": self.mark}
+        path = checkpoint.write(self.folder, tensors, progress, plan, replicas, **options)
         if self.session.world.rank == 0:
             say(f"saved {path}")
         self._sound.add(path)
-        checkpoint.thin_out(self.folder, train.keep_last, train.keep_every, self._sound, self._group)
+        checkpoint.thin_out(self.folder, train.keep_last, train.keep_every, self._sound, self._group, self.may_write)
         return path

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from common import cli
 from common.config import load_settings
 from common.settings import Settings
-from training.distributed import check_world_size, one_voice, read_launch, started
+from training.distributed import before_start, check_world_size, read_launch, started
 from training.journal.boards import check_boards
 from training.plan import make_plan
 from training.watch.stop import RESUME_ME
@@ -27,14 +27,14 @@ def train(settings: Settings, name: str) -> int:
     """
     launch = read_launch()
     folder = settings.run_folder(name)
-    with one_voice(launch.rank):
+    with before_start(launch, folder):
         plan = make_plan(settings, name)
         check_world_size(launch, plan.run.parallel, name)
         check_boards(plan.run, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    from training.loop import run_training  # torch, seconds of import: after everything that can be wrong without it
-
+        folder.mkdir(parents=True, exist_ok=True)
     with started(launch, folder) as world:
+        from training.loop import run_training  # torch, seconds of import: after all that can be wrong without it
+
         return 0 if run_training(settings, plan, world) else RESUME_ME
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, metavar="NAME", help="a name under models: in the configuration")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of this model to replace")
     arguments = parser.parse_args(argv)
-    with one_voice(read_launch().rank):
+    with before_start(read_launch()):
         settings = load_settings(arguments.config, arguments.overrides, model=arguments.model)
     return train(settings, arguments.model)
 

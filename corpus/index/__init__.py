@@ -3,8 +3,9 @@
 `layout` draws the bytes (docs/formats.md tells of them), `writer` writes them, `dataset` reads them.
 """
 
+from corpus.index.content import content_of
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import Meta, read_meta, suffixed, token_dtype
 from corpus.index.writer import IndexWriter
 
-__all__ = ["IndexWriter", "IndexedDataset", "Meta", "read_meta", "suffixed", "token_dtype"]
+__all__ = ["IndexWriter", "IndexedDataset", "Meta", "content_of", "read_meta", "suffixed", "token_dtype"]

@@ -11,7 +11,7 @@ import torch
 
 from tests.training.helpers import settings_of
 from training.checkpoint import Progress
-from training.distributed import one_voice, read_launch, started
+from training.distributed import read_launch, started
 from training.parallel.tensors import local
 from training.plan import make_plan
 from training.saver import Saver
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         calls: list[int] = []
         steps = step_batches(session, 0)
-        with one_voice(world.rank), Saver(session, folder, lambda: calls.append(1)) as saver:
+        with Saver(session, folder, lambda: calls.append(1)) as saver:
             for iteration in range(1, plan.run.train.iterations + 1):
                 train_step(session, iteration, next(steps), 0.01)
                 if "nudge" in faults and last_rank and iteration == 1:

@@ -1,6 +1,5 @@
 """Saves while training goes on, copies that drifted apart, disks that are full, and which checkpoints stay."""
 
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ def test_two_ranks_save_the_same_in_the_background_as_between_steps(tmp_path: Pa
         parallel = {"data": 2, "zero_stage": 1}
         config = make_run(tmp_path / name, parallel=parallel, train={"async_save": background})
         results = launch_ok(2, WORKER, config)
-        assert f"asked {4 if background else 8} times" in results[0].stdout  # before a save, before its renaming
+        assert "asked 8 times" in results[0].stdout  # before a save, before its renaming
         folders = checkpoint.iterations(tmp_path / name / "models" / "tiny")
         assert len(folders) == 4
         files.append([tensor_files(folder) for folder in folders])
@@ -232,7 +231,6 @@ def test_nothing_is_removed_before_a_newer_checkpoint_is_complete(
 
     with pytest.raises(TrainingError), Saver(saved, tmp_path / "run", refuse_later) as saver:
         saver.save(Progress(10, 80))
-    shutil.rmtree(tmp_path / "run" / "iter_0000010.tmp")  # finished, but not named: the folder is not ours
     assert names(tmp_path / "run") == ["8", "6", "4", "2"]
 
 

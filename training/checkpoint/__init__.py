@@ -7,11 +7,12 @@
     RUN/latest          the name of the newest one, for people and scripts
 """
 
-from training.checkpoint.finding import at, check_fits, iteration_folder, iterations, newest
+from training.checkpoint.finding import at, check_fits, newest
 from training.checkpoint.keeping import thin_out
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.checkpoint.saving import copy_tensors, load, read_weights, tensors_of, write
+from training.run_folder import iteration_folder, iterations
 
 __all__ = [
     "Manifest",

@@ -1,7 +1,7 @@
 """Which checkpoints there are, and which one to go on from."""
 
-import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,51 +10,60 @@ import torch.distributed as dist
 from common.errors import CheckpointError
 from training.checkpoint import manifest as manifests
 from training.checkpoint.manifest import Manifest, read_manifest, verify
+from training.checkpoint.versions import OtherVersion
 from training.distributed import gathered
 from training.plan import Plan
+from training.run_folder import is_iteration, iterations
 
-_NAME = re.compile(r"iter_(\d{7,})")
-
-
-def iteration_folder(run_folder: Path, iteration: int) -> Path:
-    """RUN/iter_0000100."""
-    return run_folder / f"iter_{iteration:07d}"
-
-
-def iteration_of(folder: Path) -> int:
-    """100 of RUN/iter_0000100."""
-    return int(folder.name.removeprefix("iter_"))
-
-
-def iterations(run_folder: Path) -> list[Path]:
-    """The checkpoint folders of a run, newest first, complete or not."""
-    found = [path for path in run_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=iteration_of, reverse=True)
+_NAMED = 3  # problems in a message; with more, the first ones
 
 
 def problem_of(folder: Path, group: Any = None, *, content: bool = True) -> str:
     """What is wrong with a checkpoint, or nothing; ranks share the reading (a collective call, equal on all)."""
-    problem = ""
+    return str(_problem(folder, group, content) or "")
+
+
+def _problem(folder: Path, group: Any = None, content: bool = True) -> CheckpointError | None:
+    problem: CheckpointError | None = None
     try:
         share = slice(dist.get_rank(group), None, dist.get_world_size(group)) if dist.is_initialized() else slice(None)
         verify(read_manifest(folder), share, content=content)
     except CheckpointError as error:
-        problem = str(error)
-    return next(filter(None, gathered(problem, group)), "")
+        problem = error
+    return next((found for found in gathered(problem, group) if found is not None), None)
 
 
 def newest(run_folder: Path) -> Manifest | None:
     """The newest checkpoint of a run that passes `verify`; the ones it passes over are named on stderr.
 
-    A collective call: ranks share the reading and agree on the answer. None where there is no complete checkpoint.
+    A collective call: ranks share the reading and agree on the answer. None where a run has no checkpoint yet. Raises
+    CheckpointError where it has some, but none of them can be used, or the newest is another version's: training on
+    from less would write over them.
     """
+    problems: list[str] = []
     for folder in gathered(iterations(run_folder))[0]:  # rank 0's list: a network folder may look different elsewhere
-        problem = problem_of(folder)
-        if not problem:
+        problem = _problem(folder)
+        if problem is None:
+            for text in problems if not dist.is_initialized() or dist.get_rank() == 0 else ():
+                print(f"warning: checkpoint passed over: {text}", file=sys.stderr)
             return read_manifest(folder)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            print(f"warning: checkpoint passed over: {problem}", file=sys.stderr)
+        if isinstance(problem, OtherVersion):
+            raise CheckpointError(f"{problem}, or move {folder.name} away to go on from an older checkpoint")
+        problems.append(str(problem))
+    if problems:
+        raise CheckpointError(_none_usable(run_folder, problems))
     return None
+
+
+def _none_usable(run_folder: Path, problems: Sequence[str]) -> str:
+    """How many there are, why each is of no use, what to do."""
+    count = len(problems)
+    told = "; ".join([*problems[:_NAMED], *(["…"] if count > _NAMED else [])])
+    return (
+        f"{run_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {told}. Nothing "
+        "was changed. Restore one from a copy, or use the version of this toolkit that wrote them; to begin again from "
+        "nothing, remove the iter_* folders"
+    )
 
 
 def at(path: Path) -> Manifest:
@@ -66,26 +75,38 @@ def at(path: Path) -> Manifest:
         raise CheckpointError(f"{path}: no such folder")
     if path.name.startswith("mp_rank_") or next(path.glob("mp_rank_*"), next(path.glob("*/mp_rank_*"), None)):
         raise CheckpointError(f"{path}: a Megatron checkpoint (mp_rank_*); these are not read yet")
-    if _NAME.fullmatch(path.name.removesuffix(".tmp")) or (path / manifests.NAME).exists():
+    if is_iteration(path) or (path / manifests.NAME).exists():
         manifest = read_manifest(path)
         verify(manifest)
         return manifest
-    if not iterations(path):
-        raise CheckpointError(f"{path}: no checkpoint here (a run folder holds iter_0000100 or the like)")
     found = newest(path)
     if found is None:
-        raise CheckpointError(f"{path}: no complete checkpoint here; train on, a new one will be written")
+        raise CheckpointError(f"{path}: no checkpoint here (a run folder holds iter_0000100 or the like)")
     return found
 
 
-def check_fits(manifest: Manifest, plan: Plan) -> None:
-    """CheckpointError when going on from a checkpoint would train another model, or on another order of data."""
+def check_fits(manifest: Manifest, plan: Plan) -> str:
+    """CheckpointError when going on from a checkpoint would train another model, or on another order of data.
+
+    Returns a note, empty in most cases, on what could not be compared.
+    """
+    note = ""
+    held = " and ".join(str(part.corpus.prefix) for part in plan.train.parts)
     if manifest.data != plan.train.identity:
-        held = " and ".join(str(part.corpus.prefix) for part in plan.train.parts)
         blended = " (or on other weights)" if len(plan.train.parts) > 1 else ""
         raise CheckpointError(
             f"{manifest.path}: was trained on another dataset than {held} holds now{blended}; "
             f"train under another name, or remove {manifest.path.parent} to begin anew"
+        )
+    if manifest.content is None:
+        note = (
+            f"{manifest.path} is from before checkpoints knew their text: that {held} still holds the same text was "
+            "not checked (the lengths of its documents were)"
+        )
+    elif manifest.content != plan.train.content:
+        raise CheckpointError(
+            f"{manifest.path}: was trained on another text than {held} holds now, in documents of the same lengths; "
+            f"restore the dataset, train under another name, or remove {manifest.path.parent} to begin anew"
         )
     # What may change in the middle of a run is left out: dropout, layout, batch, learning rate, length.
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]
@@ -96,3 +117,4 @@ def check_fits(manifest: Manifest, plan: Plan) -> None:
                 f"{manifest.path}: models.{plan.name}.{section}.{key} is {wanted} in the configuration, but the "
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
+    return note

@@ -2,20 +2,32 @@
 
 import shutil
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from training.checkpoint.finding import iteration_of, iterations, problem_of
+from common.errors import TrainingError
+from training.checkpoint.finding import problem_of
 from training.distributed import gathered
+from training.run_folder import iteration_of, iterations
 
 
-def thin_out(run_folder: Path, keep_last: int, keep_every: int, sound: set[Path], group: Any = None) -> None:
+def thin_out(
+    run_folder: Path,
+    keep_last: int,
+    keep_every: int,
+    sound: set[Path],
+    group: Any = None,
+    may_write: Callable[[], None] = lambda: None,
+) -> None:
     """Remove the checkpoints that are older than the newest `keep_last` complete ones (a collective call).
 
     Those of iterations that are multiples of `keep_every` stay; 0 keeps all, or none for good. Damaged ones do not
     count. A checkpoint is read through to find that out, but those in `sound` are not; the ones found whole are added.
+    Nothing is removed once `may_write` (rank 0) raises TrainingError: the folder is another job's then.
     """
     if not keep_last:
         return
@@ -28,7 +40,9 @@ def thin_out(run_folder: Path, keep_last: int, keep_every: int, sound: set[Path]
         elif not (keep_every and iteration_of(folder) % keep_every == 0):
             sound.discard(folder)
             if not dist.is_initialized() or dist.get_rank() == 0:
-                _remove(folder)
+                with suppress(TrainingError):
+                    may_write()
+                    _remove(folder)
 
 
 def _remove(folder: Path) -> None:

@@ -14,18 +14,20 @@ from typing import Any
 
 import torch
 import xxhash
+from pydantic import BaseModel
 
 from common.errors import CheckpointError, InputError
 from common.files import atomic_path, read_json
-from common.settings import ModelRun, ParallelSettings, TokenizeSettings
+from common.settings import ModelRun, ModelSettings, ParallelSettings, Section, TokenizeSettings, TrainSettings
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
+from training.checkpoint.versions import FORMAT, OtherVersion, read_section
 from training.model import padded_vocab_size
 from training.plan import Plan
 
-FORMAT = 1
 NAME = "manifest.json"
 _DIGESTS: dict[str, Callable[[], Any]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
+_SECTIONS: dict[str, type[Section]] = {"model": ModelSettings, "parallel": ParallelSettings, "train": TrainSettings}
 _VOCABULARY = {"encoder_json": "tokenizer/encoder.json", "vocab_bpe": "tokenizer/vocab.bpe"}
 
 
@@ -39,6 +41,8 @@ class Progress:
     """Samples of the training order used up."""
     guard: Mapping[str, Any] = field(default_factory=dict)
     """What `training.watch.guard` remembers."""
+    journal: Mapping[str, Any] = field(default_factory=dict)
+    """What `training.journal` has yet to report."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,28 @@ class Manifest:
     tokenize: TokenizeSettings
     data: str
     """`Blend.identity` of what it was trained on."""
+    content: list[str] | None
+    """`Blend.content` of that; None in a manifest from before there was such a thing."""
     files: Mapping[str, Mapping[str, Any]]
     """`{"size": bytes, "sha256": hex, "xxh3": hex}` by file name; the last one is absent from old ones."""
+
+
+class _File(BaseModel):
+    size: int
+    sha256: str | None = None
+    xxh3: str | None = None
+
+
+class _Raw(BaseModel):
+    """The types of what is read, settings aside; keys of newer versions are passed over."""
+
+    iteration: int
+    consumed_samples: int
+    guard: dict[str, Any] = {}
+    journal: dict[str, Any] = {}
+    data: str
+    content: list[str] | None = None
+    files: dict[str, _File]
 
 
 def describe(
@@ -65,6 +89,7 @@ def describe(
         "iteration": progress.iteration,
         "consumed_samples": progress.consumed_samples,
         "guard": progress.guard,
+        "journal": progress.journal,
         "vocab_size": run.model.vocab_size,
         "padded_vocab_size": padded_vocab_size(run.model.vocab_size, run.parallel.tensor),
         "model": run.model.model_dump(mode="json"),
@@ -72,6 +97,7 @@ def describe(
         "train": run.train.model_dump(mode="json"),
         "tokenize": tokenize.model_dump(mode="json"),
         "data": plan.train.identity,
+        "content": plan.train.content,
         "topology": topology(run.parallel),
         "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
         "torch": torch.__version__,
@@ -101,31 +127,45 @@ def keep_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSet
 
 def _kept_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
     """The settings with paths of the copies, as seen from here."""
-    copies = {key: run_folder / name for key, name in _VOCABULARY.items() if getattr(tokenize, key) == Path(name)}
-    return tokenize.model_copy(update=copies)
+    paths = {key: Path(path) for key in _VOCABULARY if (path := getattr(tokenize, key)) is not None}
+    copies = {key: run_folder / path for key, path in paths.items() if path == Path(_VOCABULARY[key])}
+    return tokenize.model_copy(update=paths | copies)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of one checkpoint; CheckpointError when it has none, or one that this version cannot read."""
+    """The manifest of one checkpoint, of this version of the toolkit or another (`versions`).
+
+    Raises CheckpointError when there is none or it is damaged, OtherVersion when it must not be read by this version.
+    """
     path = folder / NAME
     try:
         raw = read_json(path)
     except (InputError, OSError):
         raise CheckpointError(f"{folder}: not a complete checkpoint (no readable {NAME})") from None
-    if raw.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {raw.get('format')}, this version reads format {FORMAT}")
-    try:
-        return Manifest(
-            path=folder,
-            progress=Progress(raw["iteration"], raw["consumed_samples"], raw.get("guard", {})),
-            run=ModelRun.model_validate({key: raw[key] for key in ("model", "parallel", "train")}),
-            tokenize=_kept_vocabulary(folder.parent, TokenizeSettings.model_validate(raw["tokenize"])),
-            data=raw["data"],
-            files=raw["files"],
+    if not isinstance(raw, dict) or not isinstance(raw.get("format"), int):
+        raise CheckpointError(f"{path}: not the manifest of a checkpoint; damaged")
+    if raw["format"] != FORMAT:
+        raise OtherVersion(
+            f"{path}: format {raw['format']}, this version of the toolkit reads {FORMAT}; use the one that wrote it"
         )
+    try:
+        found = _Raw.model_validate(raw)
+        sections: dict[str, Any] = {key: read_section(kind, key, raw[key]) for key, kind in _SECTIONS.items()}
+        tokenize = read_section(TokenizeSettings, "tokenize", raw["tokenize"])
+    except OtherVersion as error:
+        raise OtherVersion(f"{path}: {error}") from None
     except (KeyError, ValueError) as error:
-        problem = str(error).splitlines()[0]
-        raise CheckpointError(f"{path}: written by another version of this toolkit ({problem})") from None
+        problem = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: damaged ({problem})") from None
+    return Manifest(
+        path=folder,
+        progress=Progress(found.iteration, found.consumed_samples, found.guard, found.journal),
+        run=ModelRun.model_construct(**sections),
+        tokenize=_kept_vocabulary(folder.parent, tokenize),
+        data=found.data,
+        content=found.content,
+        files={name: entry.model_dump(exclude_none=True) for name, entry in found.files.items()},
+    )
 
 
 def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = True) -> None:

@@ -21,17 +21,18 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ToolkitError
 from common.files import fsync, write_json, write_text
 from training.checkpoint import manifest as manifests
 from training.checkpoint.files import Digests, Reader, Writer
-from training.checkpoint.finding import iteration_folder, iterations, problem_of
+from training.checkpoint.finding import problem_of
 from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
 from training.checkpoint.replicas import Replicas
-from training.distributed import gathered
+from training.distributed import gathered, together
 from training.model import GPT2
 from training.parallel.tensors import local, place, plain, true_shape
 from training.plan import Plan
+from training.run_folder import iteration_folder, iterations
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = dict[str, Tensor]
@@ -46,59 +47,54 @@ def write(
     *,
     copies: Tensors | None = None,
     group: Any = None,
-    may_write: Callable[[], None] | None = None,
+    may_write: Callable[[], None] = lambda: None,
+    mark: str = "",
 ) -> Path:
     """Write `tensors`, or what `copy_tensors` made of them, as a checkpoint (a collective call over `group`).
 
     Returns its folder; an older checkpoint of that iteration is replaced.
 
-    `may_write` is called on all ranks before the finished checkpoint gets its name. Raises CheckpointError on all ranks
-    when the system does not take the files of one; nothing is left of them then, and older checkpoints stay.
+    `may_write` is called on rank 0 before anything is written and before the finished checkpoint gets its name; what it
+    raises is raised on all ranks. Raises CheckpointError on all ranks when the system does not take the files of one.
+    Nothing is left of the checkpoint then, and older ones stay. `mark` is equal on all ranks and goes into the name of
+    the unfinished folder: two jobs, one of which has lost the run, never write into one.
     """
     final = iteration_folder(run_folder, progress.iteration)
-    temporary = final.with_name(final.name + ".tmp")
+    temporary = final.with_name(".".join(filter(None, (final.name, mark, "tmp"))))
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def prepare() -> None:
         if rank == 0:
+            may_write()
             for leftover in run_folder.glob("iter_*.tmp"):  # of a save or a removal that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
             temporary.mkdir()
 
     def publish() -> None:
         if rank == 0:
+            may_write()
             tokenize = keep_vocabulary(run_folder, plan.tokenize)
             write_json(temporary / manifests.NAME, describe(progress, plan, tokenize, replicas, files))
             _replace(temporary, final)
             write_text(run_folder / "latest", final.name + "\n")
 
     try:
-        _together(prepare, group)
+        together(prepare, group)
         files = _write_tensors(temporary, tensors, copies, group)
-        if may_write is not None:
-            may_write()
-        _together(publish, group)
-    except OSError as error:
+        together(publish, group)
+    except (OSError, ToolkitError) as error:
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, ToolkitError):
+            raise
+        together(lambda: may_write() if rank == 0 else None, group)  # the job that has the run now removed the files
         found = gathered(iterations(run_folder), group)[0]
         last = next((folder.name for folder in found if not problem_of(folder, group, content=False)), "none")
-        where = f" ({error.filename})" if error.filename else ""
         raise CheckpointError(
-            f"{final}: not saved: {error.strerror or error}{where}; the last complete checkpoint is {last}"
+            f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
+            f"the last complete checkpoint is {last}"
         ) from None
     return final
-
-
-def _together(action: Callable[[], None], group: Any) -> None:
-    """`action()` on every rank; what goes wrong on one of them is raised on all (a collective call)."""
-    problem: Exception | None = None
-    try:
-        action()
-    except Exception as error:
-        problem = error
-    for found in filter(None, gathered(problem, group)):
-        raise found
 
 
 def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group: Any) -> dict[str, Any]:
@@ -123,7 +119,7 @@ def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group
             digests.update(metadata.read_bytes())
             writer.files[metadata.name] = digests.entry()
 
-    _together(hash_metadata, group)
+    together(hash_metadata, group)
     return {name: digest for files in gathered(writer.files, group) for name, digest in sorted(files.items())}
 
 

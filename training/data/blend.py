@@ -82,6 +82,11 @@ class Blend:
         pairs = zip(self.parts, self.weights, strict=True)
         return hashlib.sha256(";".join(f"{part.corpus.identity}:{w}" for part, w in pairs).encode()).hexdigest()
 
+    @cached_property
+    def content(self) -> list[str]:
+        """What tells the text of each corpus from another of the same lengths (`IndexedDataset.content`)."""
+        return [part.corpus.content for part in self.parts]
+
     @property
     def per_epoch(self) -> int:
         """Samples before one of the corpora begins again."""

@@ -12,6 +12,7 @@ samples. A run's position is the number of samples it has consumed; epoch follow
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from mmap import MADV_RANDOM, mmap
 from pathlib import Path
 from threading import Lock
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigError, InputError
-from corpus.index import IndexedDataset, read_meta
+from corpus.index import IndexedDataset, content_of, read_meta
 
 PARTS = ("train", "valid", "test")
 _SCAN = 1 << 22  # tokens looked at in one go when the vocabulary is checked
@@ -73,6 +74,11 @@ class Corpus:
     def identity(self) -> str:
         """What tells one corpus from another without reading its tokens: sha256 of the documents' lengths."""
         return hashlib.sha256(self.lengths.tobytes()).hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """What tells this dataset's tokens from others of the same lengths; see `corpus.index.content_of`."""
+        return content_of(self.prefix)
 
     def check_vocabulary(self, vocab_size: int, key: str) -> None:
         """InputError when the dataset was made with another vocabulary than the model's; `key` names the model's.

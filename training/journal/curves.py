@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.errors import InputError
 from common.files import naming, read_rows, write_text
 from training.journal.flops import CONVENTION
 
@@ -15,9 +16,9 @@ TRAIN_COLUMNS = (
     "consumed_samples",
     "consumed_tokens",
     "learning_rate",
-    "lm_loss",  # mean over the steps since the row before that were taken
+    "lm_loss",  # mean over the steps since the row before that were taken, those before a resume among them
     "grad_norm",  # of the last of them, before clipping
-    "ms_per_iteration",
+    "ms_per_iteration",  # this and the figures from it: of the steps since the row before that this start has done
     "tokens_per_second",
     "data_wait_ms",  # an iteration, on the rank that waited longest
     "loss_scale",  # of the next step
@@ -40,7 +41,10 @@ class Curve:
         rows = read_rows(path)
         older = rows[0] if rows else {}
         self.path, self.columns = path, (*columns, *(column for column in older if column not in columns))
-        kept = [row for row in rows if int(row["iteration"]) <= iteration]
+        try:
+            kept = [row for row in rows if int(row["iteration"]) <= iteration]
+        except (KeyError, ValueError, TypeError):
+            raise InputError(f"{path}: a row without an iteration; mend the file, or move it away") from None
         write_text(path, "".join([self._line(self.columns), *map(self._row, kept)]))
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@
         journal.step(step, rate, waited)                # after every step
         journal.report(progress, guard)                 # at intervals
         journal.validated(progress, loss)
+        journal.state()                                 # with a checkpoint: what is not reported yet
 
 Every process has one; rank 0's speaks: lines on stdout, rows of train.csv and valid.csv, TensorBoard, Weights & Biases,
 and on a terminal a progress bar on stderr.
@@ -12,10 +13,9 @@ and on a terminal a progress bar on stderr.
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +31,7 @@ from training.journal.boards import Board, open_boards
 from training.journal.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 from training.journal.flops import CONVENTION, flops_per_token, peak_tflops
 from training.journal.memory import memory
+from training.journal.since import Since
 from training.precision import precision_type
 from training.session import Session
 from training.step import PARTS, Step
@@ -38,10 +39,15 @@ from training.watch.guard import Guard
 
 
 class Journal:
-    """The figures of a run since its last report, and where they go."""
+    """The figures of a run since its last report, and where they go.
 
-    def __init__(self, session: Session, folder: Path, progress: Progress) -> None:
-        self.session, self.folder = session, folder
+    `mine` says on rank 0 whether the run's folder is still this job's; nothing is written there when it is not.
+    """
+
+    def __init__(
+        self, session: Session, folder: Path, progress: Progress, mine: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.session, self.folder, self._mine = session, folder, mine
         run, device = session.plan.run, session.world.device
         self.speaks = session.world.rank == 0
         self._flops, self._peak = flops_per_token(run.model), peak_tflops(device, run)
@@ -59,6 +65,7 @@ class Journal:
         self._memory_told = False
         self._first: tuple[float, int] | None = None  # when this start's first step was done, and steps since
         self._start()
+        self._since.restore(progress.journal)
 
     def __enter__(self) -> "Journal":
         if self._meter is not None:
@@ -71,10 +78,14 @@ class Journal:
         if self._meter is not None:
             self._meter.__exit__(kind, error, trace)
         for board in self._boards:
-            board.close(kind is None)
+            try:
+                board.close(kind is None)
+            except Exception as problem:  # the run is at its end: what it has to show is in its files
+                print(f"warning: {type(board).__name__}: {problem}", file=sys.stderr)
 
     def _start(self) -> None:
-        self._steps: list[Step] = []
+        self._since = Since()
+        self._steps = 0  # of them, those of this start
         self._rate = self._waited = 0.0
         self._started = time.perf_counter()
 
@@ -99,9 +110,14 @@ class Journal:
         yield
         self._started += time.perf_counter() - paused
 
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know for its first row: JSON, empty right after a report."""
+        return self._since.state()
+
     def step(self, step: Step, rate: float, waited: float) -> None:
         """Note a step, its learning rate, and the seconds that it waited for data."""
-        self._steps.append(step)
+        self._since.add(step)
+        self._steps += 1
         self._rate = rate
         self._waited += waited
         self.session.timers.collect()
@@ -111,8 +127,11 @@ class Journal:
             self._meter.advance(note=f"loss {step.loss:.4f}")
 
     def report(self, progress: Progress, guard: Guard) -> None:
-        """Log lines, and a row of train.csv, about the steps since the last report (a collective call)."""
-        count = len(self._steps)
+        """Log lines, and a row of train.csv, about the steps since the last report (a collective call).
+
+        Loss and counts are of all of them, times of those that this start has done.
+        """
+        count = self._steps
         parts = self.session.timers.take()  # waits for the device
         seconds = (time.perf_counter() - self._started) / count
         used = memory(self.session.world.device)
@@ -124,7 +143,8 @@ class Journal:
         if self.speaks:
             train = self.session.plan.run.train
             row = self._row(progress, guard, seconds, waited, most)
-            self._curves["train"].append(row)
+            if self._mine():
+                self._curves["train"].append(row)
             self.say(log_line(row, train.iterations, train.global_batch_size, self._left(progress, seconds)))
             times = {part: value * 1000 for part, value in zip(PARTS, slowest, strict=True) if value}
             self.say(figures_line("time (ms)", {**times, "batch generator": waited * 1000}, 2))
@@ -137,9 +157,7 @@ class Journal:
 
     def _row(self, progress: Progress, guard: Guard, seconds: float, waited: float, memory_mb: float) -> dict[str, Any]:
         """TRAIN_COLUMNS about the steps since the last report: seconds an iteration, and waiting for data in them."""
-        run, steps = self.session.plan.run, self._steps
-        taken = [step for step in steps if step.taken and math.isfinite(step.loss)]
-        non_finite = [step for step in steps if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm))]
+        run, since = self.session.plan.run, self._since
         tokens_per_second = run.train.global_batch_size * run.model.seq_len / seconds
         tflops = self._flops * tokens_per_second / self.session.world.size / 1e12
         return {
@@ -147,14 +165,14 @@ class Journal:
             "consumed_samples": progress.consumed_samples,
             "consumed_tokens": progress.consumed_samples * run.model.seq_len,
             "learning_rate": self._rate,
-            "lm_loss": fmean(step.loss for step in taken) if taken else math.nan,
-            "grad_norm": (taken or steps)[-1].grad_norm,
+            "lm_loss": since.loss,
+            "grad_norm": since.grad_norm,
             "ms_per_iteration": round(seconds * 1000, 3),
             "tokens_per_second": round(tokens_per_second, 1),
             "data_wait_ms": round(waited * 1000, 3),
             "loss_scale": guard.scale,
-            "skipped": sum(not step.taken for step in steps),
-            "non_finite": len(non_finite),
+            "skipped": since.skipped,
+            "non_finite": since.non_finite,
             "tflops": float(f"{tflops:.5g}"),
             "mfu": round(tflops / self._peak, 5) if self._peak else None,
             "memory_mb": round(memory_mb, 1),
@@ -186,7 +204,9 @@ class Journal:
             "loss": loss,
             "perplexity": math.exp(min(loss, 700)),  # e^710 is beyond a float
         }
-        if part in self._curves:
+        if not self._mine():
+            pass
+        elif part in self._curves:
             self._curves[part].append(row)
         else:
             write_json(self.folder / f"{part}.json", row)
@@ -203,8 +223,13 @@ class Journal:
             for name, value in row.items()
             if name != "iteration" and value is not None and math.isfinite(value)
         }
-        for board in self._boards:
-            board.show(figures, iteration)
+        for board in list(self._boards) if self._mine() else ():
+            try:
+                board.show(figures, iteration)
+            except OSError as error:  # the curves are in the CSV files, too
+                self._boards.remove(board)
+                where = error.filename or f"{self.folder}/{type(board).__name__.lower()}"
+                self.say(f"warning: {where}: {error.strerror or error}; {type(board).__name__} shows no more")
 
     def say(self, text: str) -> None:
         """One line of rank 0."""

@@ -29,7 +29,9 @@ class Guard:
         self.half = run.train.precision == "float16"
         state = state or {}
         self.loss_scale = (
-            LossScale(**state["loss_scale"]) if self.half and "loss_scale" in state else LossScale.of(run.train)
+            LossScale(**{key: value for key, value in state["loss_scale"].items() if key in LossScale.__annotations__})
+            if self.half and "loss_scale" in state
+            else LossScale.of(run.train)
         )
         self.losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
         self.in_a_row: int = state.get("in_a_row", 0)

@@ -11,29 +11,29 @@ from training.watch.heartbeat import Heartbeat, describe, read_lives
 
 
 def test_a_run_that_goes_on_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path, 3, 30) as heartbeat:
+    with Heartbeat(tmp_path, 3, 30, "a") as heartbeat:
         heartbeat.beat(7, "step")
-        (life,) = read_lives(tmp_path / "heartbeat")
+        (life,) = read_lives(tmp_path / "heartbeat/a")
         assert life["rank"] == 3
     assert list(tmp_path.iterdir()) == []
 
 
 def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Heartbeat(tmp_path, 0, 0.2) as heartbeat:
+    with Heartbeat(tmp_path, 0, 0.2, "a") as heartbeat:
         heartbeat.beat(7, "save")
         time.sleep(1.1)
-    stacks = (tmp_path / "heartbeat/rank_00000.stacks").read_text()
+    stacks = (tmp_path / "heartbeat/a/rank_00000.stacks").read_text()
     assert "test_silence_writes_the_stacks" in stacks
     told = capsys.readouterr().err
     assert told.count("nothing has happened for 0.2 s: 1 of 1 ranks at iteration 7 (save)") == 1
 
 
 def test_beats_and_a_silence_of_zero_dump_nothing(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path / "beats", 0, 2) as heartbeat:
+    with Heartbeat(tmp_path / "beats", 0, 2, "a") as heartbeat:
         for iteration in range(23):
             heartbeat.beat(iteration, "step")
             time.sleep(0.1)
-    with Heartbeat(tmp_path / "zero", 0, 0):
+    with Heartbeat(tmp_path / "zero", 0, 0, "a"):
         time.sleep(0.3)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -59,9 +59,9 @@ def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
 
 def test_a_stalled_rank_is_named_and_every_rank_shows_its_stacks(tmp_path: Path) -> None:
     config = make_run(tmp_path, parallel={"data": 2}, train={"iterations": 50}, watch={"silence_seconds": 1})
-    folder = tmp_path / "models/tiny/heartbeat"
     with Job(2, "tests.training.staller", "--config", config, "--model", "tiny") as job:
         wait_for(lambda: "nothing has happened" in job.said(0, "err"))
+        (folder,) = (tmp_path / "models/tiny/heartbeat").iterdir()
         wait_for(lambda: all((folder / f"rank_0000{rank}.stacks").stat().st_size for rank in range(2)))
         said = job.said(0, "err")
         pid = json.loads((folder / "rank_00001.json").read_text())["pid"]

@@ -1,0 +1,162 @@
+"""When one process of a job fails, the others hear of it at once, and leave.
+
+Without this, they wait in a collective call until the process group's time-out. Each process holds a connection to a
+hub, a thread of rank 0. Who fails sends its message there; a connection that closes without a word is a process that
+died. The hub tells everybody what it collected. A process that is still stuck in a library some seconds later ends
+hard: it has nothing to save.
+
+The messages are lines of JSON. To the hub: {"rank": 3}, then {"failed": "…"} or {"bye": true}. From the hub:
+{"failed": {"3": "…"}}, or {"bye": true} when rank 0 has reached its end.
+"""
+
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+_COLLECT = 2.0  # seconds after the first failure in which others of the same cause arrive
+_GRACE = 4.0  # seconds in which a process that has heard of a failure should leave by itself
+_LEAVING = 60.0  # seconds that a failed process may take to close its files and libraries
+_CONNECT = 30.0  # seconds for connections to the hub
+DIED = "it ended without a message (killed, or out of memory?); its own log may say why"
+
+
+def _send(connection: socket.socket, **message: Any) -> None:
+    """One line. A reader that is gone already has nothing to learn."""
+    with suppress(OSError):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+class Hub:
+    """Rank 0's end of all lifelines, served by a thread on a port that the system chose."""
+
+    def __init__(self, host: str, size: int) -> None:
+        self._size = size
+        self._listener = socket.create_server((host, 0), backlog=size)
+        self.port: int = self._listener.getsockname()[1]
+        self._ranks: dict[socket.socket, int] = {}
+        self._rest: dict[socket.socket, bytes] = {}  # of a line that has not arrived in full
+        self._known = 0  # ranks that have connected so far
+        self._failed: dict[int, str] = {}
+        self._over = False
+        threading.Thread(target=self._serve, name="hub", daemon=True).start()
+
+    def _serve(self) -> None:
+        first = 0.0  # when the first failure arrived
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._over:
+                left = 0.1 if first else None
+                for key, _ in selector.select(left):
+                    if key.fileobj is self._listener:
+                        connection = self._listener.accept()[0]
+                        self._rest[connection] = b""
+                        selector.register(connection, selectors.EVENT_READ)
+                    elif isinstance(key.fileobj, socket.socket) and not self._read(key.fileobj):
+                        selector.unregister(key.fileobj)
+                first = first or (time.monotonic() if self._failed else 0.0)
+                waited = time.monotonic() - first if first else 0.0
+                complete = self._known == self._size or waited >= _CONNECT  # some may still be on their way here
+                if first and (len(self._failed) == self._size or (complete and waited >= _COLLECT)):
+                    break
+        for connection in self._rest:
+            _send(connection, **({"failed": self._failed} if self._failed else {"bye": True}))
+
+    def _read(self, connection: socket.socket) -> bool:
+        """Take what has arrived; False when the connection is at its end."""
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        *lines, self._rest[connection] = (self._rest[connection] + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "rank" in message:
+                self._ranks[connection] = message["rank"]
+                self._known += 1
+            rank = self._ranks[connection]
+            if "failed" in message:
+                self._failed[rank] = message["failed"]
+            if "bye" in message:
+                self._over = self._over or rank == 0
+                data = b""
+                del self._ranks[connection]
+        if not data:
+            del self._rest[connection]
+            if connection in self._ranks:
+                self._failed.setdefault(self._ranks[connection], DIED)
+        return bool(data)
+
+
+class Lifeline:
+    """One process' connection to the hub.
+
+    with Lifeline(rank, host, port) as lifeline:
+        …                       # an error in here: lifeline.fail(message) says which ranks have failed
+    """
+
+    def __init__(self, rank: int, host: str, port: int) -> None:
+        self.rank = rank
+        self.failed: dict[int, str] = {}
+        """Messages by rank, once the hub has told."""
+        self._heard, self._leaving = threading.Event(), threading.Event()
+        self._socket = socket.create_connection((host, port), _CONNECT)
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+            if hasattr(socket, option):  # a node without power is found out in 90 seconds
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+        _send(self._socket, rank=rank)
+        threading.Thread(target=self._listen, name="lifeline", daemon=True).start()
+
+    def __enter__(self) -> "Lifeline":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._leaving.set()
+        if kind is None:
+            _send(self._socket, bye=True)
+        else:  # what is left of the way out may hang in a library that waits for other processes
+            timer = threading.Timer(_LEAVING, os._exit, [2])
+            timer.daemon = True
+            timer.start()
+
+    def _listen(self) -> None:
+        """The thread: wait for the one message of the hub, and end a process that does not follow it."""
+        try:
+            line = self._socket.makefile("rb").readline()
+        except OSError:
+            line = b""
+        message = json.loads(line) if line else {"failed": {"0": DIED}}
+        if "failed" not in message:
+            return
+        self.failed = {int(rank): text for rank, text in message["failed"].items()}
+        self._heard.set()
+        if not self._leaving.wait(_GRACE):
+            sys.stdout.flush()
+            print(f"error: {self.others()}", file=sys.stderr, flush=True)
+            os._exit(2)
+
+    def fail(self, message: str, wait: bool = True) -> dict[int, str]:
+        """Tell the others why this process ends; returns the messages of all ranks that failed, this one's included."""
+        self._leaving.set()
+        _send(self._socket, failed=message)
+        if wait:
+            self._heard.wait(_CONNECT + _GRACE)
+        return {self.rank: message, **self.failed}
+
+    def lost(self) -> bool:
+        """Whether another process failed, for one that lost contact with it: the cause arrives within seconds."""
+        self._leaving.set()
+        return self._heard.wait(_COLLECT + _GRACE)
+
+    def others(self) -> str:
+        """What a process that is well says when it leaves because others failed."""
+        first = min(self.failed)
+        more = f" (and {len(self.failed) - 1} more)" if len(self.failed) > 1 else ""
+        return f"rank {self.rank} leaves because rank {first}{more} failed: {self.failed[first]}"
