@@ -1,25 +1,39 @@
-"""A training job whose rank 1 stops half-way, inside a function of an unmistakable name."""
+"""A training job that stops half-way, inside a function of an unmistakable name: its rank 1, or its only one.
 
+`--nohup`: it ignores SIGHUP from the beginning.
+"""
+
+import signal
 import time
 from collections.abc import Generator
 from typing import Any
 
 from training import loop, train
 from training.distributed import read_launch
+from training.watch.stop import Stop
 
 
 def rank_1_hangs_here() -> None:
+    print("stalls", flush=True)
     time.sleep(600)
 
 
 def main(argv: list[str]) -> int:
-    real = loop.step_batches
+    real, handle = loop.step_batches, Stop._handle
 
     def stalling(session: Any, consumed: int) -> Generator[Any, None, None]:
         for number, batches in enumerate(real(session, consumed)):
-            if number == 2 and read_launch().rank == 1:
+            if number == 2 and read_launch().rank == read_launch().size - 1:
                 rank_1_hangs_here()
             yield batches
 
+    def telling(self: Stop, number: int, frame: Any) -> None:
+        handle(self, number, frame)
+        print(f"asked: {self.reason}", flush=True)
+
     loop.step_batches = stalling  # type: ignore[assignment]
+    Stop._handle = telling  # type: ignore[method-assign]
+    if "--nohup" in argv:
+        argv.remove("--nohup")
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return train.main(argv)

@@ -270,19 +270,6 @@ def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: P
     checkpoint.check_fits(manifest, replace(session.plan, train=Blend(samples[:1], [7])))
 
 
-def test_a_manifest_of_another_version_is_passed_over_by_name(
-    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = save(session, tmp_path).path / "manifest.json"
-    raw = read_json(path)
-    del raw["data"]
-    write_json(path, raw)
-    with pytest.raises(CheckpointError, match=r"manifest\.json: written by another version"):
-        checkpoint.read_manifest(path.parent)
-    assert checkpoint.newest(tmp_path) is None
-    assert "checkpoint passed over" in capsys.readouterr().err
-
-
 def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:
     megatron = tmp_path / "megatron" / "iter_0000100" / "mp_rank_00"
     megatron.mkdir(parents=True)

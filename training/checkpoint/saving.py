@@ -79,14 +79,15 @@ def write(
             write_text(run_folder / "latest", final.name + "\n")
 
     try:
-        together(prepare, group)
+        _agreed(prepare, group)
         files = _write_tensors(temporary, tensors, copies, group)
-        together(publish, group)
-    except (OSError, ToolkitError) as error:
+        _agreed(publish, group)
+    except _Refused as refused:  # on all ranks: what fails on one alone must not lead it into other collective calls
+        error = refused.error
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, ToolkitError):
-            raise
+            raise error from None
         together(lambda: may_write() if rank == 0 else None, group)  # the job that has the run now removed the files
         found = gathered(iterations(run_folder), group)[0]
         last = next((folder.name for folder in found if not problem_of(folder, group, content=False)), "none")
@@ -97,8 +98,23 @@ def write(
     return final
 
 
+class _Refused(Exception):
+    """An error that all ranks know of."""
+
+    def __init__(self, error: OSError | ToolkitError) -> None:
+        self.error = error
+
+
+def _agreed(action: Callable[[], None], group: Any) -> None:
+    """`together`, whose OSError or ToolkitError becomes _Refused."""
+    try:
+        together(action, group)
+    except (OSError, ToolkitError) as error:
+        raise _Refused(error) from None
+
+
 def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group: Any) -> dict[str, Any]:
-    """Sizes and hashes of all files, on all ranks (a collective call); OSError on all when one could not write."""
+    """Sizes and hashes of all files, on all ranks (a collective call); _Refused on all when one could not write."""
     writer = Writer(folder)
     try:
         with _without_process_group_warning():
@@ -110,7 +126,8 @@ def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group
                 no_dist=not dist.is_initialized(),
             )
     except CheckpointException as failure:
-        raise _first_error(failure) from None
+        error = _first_error(failure)
+        raise (_Refused(error) if isinstance(error, OSError) else error) from None
     metadata = folder / ".metadata"
 
     def hash_metadata() -> None:
@@ -119,7 +136,7 @@ def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group
             digests.update(metadata.read_bytes())
             writer.files[metadata.name] = digests.entry()
 
-    together(hash_metadata, group)
+    _agreed(hash_metadata, group)
     return {name: digest for files in gathered(writer.files, group) for name, digest in sorted(files.items())}
 
 

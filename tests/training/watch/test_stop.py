@@ -37,7 +37,7 @@ def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("way", ["SIGTERM", "SIGUSR2", "stop"])
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGUSR2", "SIGINT", "SIGHUP", "stop"])
 def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
     tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +54,19 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
     assert f"resumed from {saved}" in capsys.readouterr().out
 
 
+def test_a_second_interrupt_ends_at_once_and_an_ignored_one_is_none(tmp_path: Path) -> None:
+    config, curve = make_run(tmp_path, train=LONG), tmp_path / "models/tiny/train.csv"
+    with Job(1, "tests.training.staller", "--config", config, "--model", "tiny", "--nohup") as job:
+        wait_for(lambda: "stalls" in job.said(0, "out"))  # in a step that never ends
+        job.signal(signal.SIGHUP)
+        job.signal(signal.SIGINT)
+        wait_for(lambda: "asked: SIGINT" in job.said(0, "out"))
+        job.signal(signal.SIGINT)
+        (ended,) = job.wait()
+    assert ended.returncode == 130 and ended.stderr == "interrupted\n"
+    assert curve.exists() and not list(curve.parent.glob("iter_*"))
+
+
 def test_a_job_whose_folder_was_taken_over_ends_without_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,12 +81,12 @@ def test_a_job_whose_folder_was_taken_over_ends_without_saving(
 
 def course(run: Path) -> list[tuple[str, ...]]:
     """What must be equal digit for digit in two runs."""
-    keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm")
+    keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
     return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
 
 
 def test_two_ranks_killed_once_and_stopped_once_end_as_if_nothing_had_been(tmp_path: Path) -> None:
-    train = {"iterations": 48, "save_interval": 8, "eval_interval": 8}
+    train = {"iterations": 48, "save_interval": 8, "eval_interval": 8, "log_interval": 5}  # rows straddle the resumes
     sections = {"parallel": {"data": 2, "zero_stage": 1}, "model": {"dropout": 0.1}, "train": train}
     config, folder = make_run(tmp_path / "tried", **sections), tmp_path / "tried/models/tiny"
     command = ("training.train", "--config", config, "--model", "tiny")

@@ -1,0 +1,55 @@
+"""When one process of a job fails alone, its error is told with its number, and the others do not wait for it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.helpers import launch, make_run
+
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("start", "error: rank 1: corpus.bin: no such file"),
+        ("data", "error: rank 1: corpus.bin: holds token id 999, outside the vocabulary of 257"),
+        ("step", "error: rank 1: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); lower "),
+        ("save", "error: rank 1: {run}/__1_0.distcp: No space left on device"),
+    ],
+)
+def test_a_rank_that_fails_alone_is_printed_and_named_by_the_others(tmp_path: Path, where: str, says: str) -> None:
+    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
+    well, failed = launch(2, "tests.training.failing", "--config", config, "--model", "tiny", where)
+    assert (well.returncode, failed.returncode) == (2, 2), (well, failed)
+    folder = tmp_path / "models/tiny"
+    says = says.format(run=next(folder.glob("iter_*"), folder))
+    assert failed.stderr.startswith(says) and failed.stderr.count("\n") == 1
+    reason = says.removeprefix("error: rank 1: ")
+    assert well.stderr.startswith(f"error: rank 0 leaves because rank 1 failed: {reason}")
+    assert well.stderr.count("\n") == 1
+    left = {path.name for path in folder.iterdir()}
+    assert not [name for name in left if name.startswith("meeting") or name.startswith("iter_") > name.endswith("tmp")]
+
+
+def test_a_defect_on_one_rank_shows_its_traceback_and_rank(tmp_path: Path) -> None:
+    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
+    well, failed = launch(2, "tests.training.failing", "--config", config, "--model", "tiny", "defect")
+    assert "ZeroDivisionError: division by zero\n(on rank 1 of 2)" in failed.stderr
+    assert well.returncode == 2 and "rank 1 failed: ZeroDivisionError: division by zero" in well.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("build", "error: no such layer on this device\n"),
+        ("name", "config.yaml: no model 'none' under models"),
+    ],
+)
+def test_what_all_ranks_fail_of_is_printed_once(tmp_path: Path, where: str, says: str) -> None:
+    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
+    model = "none" if where == "name" else "tiny"
+    results = launch(2, "tests.training.failing", "--config", config, "--model", model, where)
+    assert [result.returncode for result in results] == [2, 2], results
+    assert says in results[0].stderr and results[0].stderr.count("\n") == 1
+    assert results[1].stderr == ""
