@@ -12,10 +12,18 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from common.config import load_settings
 from common.errors import CheckpointError
 from common.files import read_json, write_json
 from common.settings import ModelRun
-from tests.training.helpers import launch_ok, make_run, save_checkpoint, settings_of
+from tests.training.helpers import (
+    byte_documents,
+    launch_ok,
+    make_run,
+    save_checkpoint,
+    settings_of,
+    write_corpus,
+)
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Manifest, Progress, files
@@ -268,6 +276,29 @@ def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: P
         with pytest.raises(CheckpointError, match="was trained on another dataset"):
             checkpoint.check_fits(manifest, replace(session.plan, train=blend))
     checkpoint.check_fits(manifest, replace(session.plan, train=Blend(samples[:1], [7])))
+
+
+@pytest.mark.parametrize("vocab_size", [257, None], ids=["ours", "another tool's"])
+def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths(
+    tmp_path: Path, vocab_size: int | None
+) -> None:
+    config = make_run(tmp_path)
+    prefix = load_settings(config).dataset_prefix
+    write_corpus(prefix, byte_documents(60), vocab_size)
+    if vocab_size is None:
+        prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
+    plan = make_plan(settings_of(config), "tiny")
+    manifest = save(open_session(plan, ALONE), tmp_path / "run")
+    assert checkpoint.check_fits(manifest, make_plan(settings_of(config), "tiny")) == ""
+    shutil.copytree(prefix.parent, tmp_path / "elsewhere")
+    moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
+    checkpoint.check_fits(manifest, replace(plan, train=Blend([moved], [1])))
+    documents = byte_documents(60)
+    documents[7][3] ^= 1
+    write_corpus(prefix, documents, vocab_size)
+    changed = make_plan(settings_of(config), "tiny")
+    with pytest.raises(CheckpointError, match=r"another text than .* documents of the same lengths"):
+        checkpoint.check_fits(manifest, changed)
 
 
 def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:

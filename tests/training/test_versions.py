@@ -86,7 +86,7 @@ def test_what_this_version_must_not_read_stops_a_run_that_has_an_older_checkpoin
 )
 def test_a_spoilt_manifest_is_one_line(old: Path, text: str) -> None:
     (old / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match="manifest.json") as error:
+    with pytest.raises(CheckpointError, match=r"manifest\.json") as error:
         checkpoint.read_manifest(old)
     assert "\n" not in str(error.value)
 

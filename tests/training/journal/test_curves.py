@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from common.errors import InputError
 from common.files import read_rows
 from training.journal.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 
@@ -104,3 +107,17 @@ def test_other_lines_name_each_figure() -> None:
     assert figures_line("time (ms)", {"forward": 1.234, "backward": 2.0}, 1) == (
         "time (ms) | forward: 1.2 | backward: 2.0"
     )
+
+
+def test_a_curve_that_the_disk_refuses_is_named(tmp_path: Path) -> None:
+    curve = Curve(tmp_path / "valid.csv", VALID_COLUMNS, 0)
+    curve.path = Path("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        curve.append(row(10))
+
+
+def test_a_curve_without_iterations_is_one_line(tmp_path: Path) -> None:
+    for text in ("iteration,loss\nten,1\n", "loss\n1\n"):
+        (tmp_path / "valid.csv").write_text(text)
+        with pytest.raises(InputError, match=r"valid\.csv: a row without an iteration"):
+            Curve(tmp_path / "valid.csv", VALID_COLUMNS, 0)

@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+import orjson
 import pytest
 
 from common.files import read_rows
@@ -57,6 +58,47 @@ def test_a_report_is_about_the_steps_that_were_taken(
     assert "| number of skipped iterations:   3 | number of nan iterations:   2 |" in next(
         line for line in lines if line.startswith("iteration        5/     100 |")
     )
+
+
+def test_a_row_after_a_resume_is_about_the_steps_before_it_too(session: Session, tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    steps = [Step(4.1, 1.5, True, 0), Step(nan, inf, False, 0), Step(2.3, 0.5, True, 0), Step(7.7, 9.0, False, 0)]
+    last = ["lm_loss", "grad_norm", "skipped", "non_finite"]
+    rows = []
+    for cut in (0, 1, 2, 4):
+        folder = tmp_path / f"run {cut}"
+        with journal_of(session, folder) as journal:
+            for step in steps[:cut]:
+                journal.step(step, 1e-3, 0.0)
+            state = orjson.loads(orjson.dumps(journal.state()))  # as a manifest holds it
+        with Journal(session, folder, Progress(cut, 8 * cut, {}, state)) as journal:
+            for step in [*steps[cut:], Step(1.9, 0.25, True, 0)]:
+                journal.step(step, 1e-3, 0.0)
+            journal.report(Progress(5, 40), Guard(session.plan.run))
+            assert journal.state() == {}
+        rows.append([read_rows(folder / "train.csv")[-1][column] for column in last])
+    assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
+
+
+def test_a_board_that_the_disk_refuses_is_named_and_left_out(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        def show(self, figures: object, iteration: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self, well: bool) -> None:
+            raise OSError(28, "No space left on device")
+
+    with journal_of(session, tmp_path / "run") as journal:
+        journal._boards += [Full()]
+        for iteration in (1, 2):
+            journal.validated(Progress(iteration, 8 * iteration), 2.0)
+    said = capsys.readouterr().out
+    assert (
+        said.count("No space left on device") == 1 and "run/full: No space left on device; Full shows no more" in said
+    )
+    assert len(read_rows(tmp_path / "run/valid.csv")) == 2
 
 
 def test_the_log_line_is_followed_by_times_and_the_first_time_by_memory(
