@@ -241,10 +241,13 @@ def _reported(main: Callable[[], int]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line at once; where its reader went away, say no more: for work that must not end for that."""
+    """Print a line at once; where it cannot arrive, say no more: for work that must not end for that.
+
+    Its reader or terminal went away, or the disk of the log is full.
+    """
     try:
         print(f"{text}\n", end="", flush=True)  # in one piece: threads say something, too
-    except BrokenPipeError:
+    except OSError:
         _close_stdout()
 
 

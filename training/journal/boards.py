@@ -5,6 +5,7 @@ Both are optional. Each is a folder or a service beside the CSV files, which hav
 
 import importlib.util
 import secrets
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +67,13 @@ class TensorBoard:
 
         # without the purge, the curve of a resumed run would fold back over what a killed one had shown
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=iteration + 1)
+        self._hook = threading.excepthook
+        threading.excepthook = self._failed
+
+    def _failed(self, failure: threading.ExceptHookArgs) -> None:
+        """The writer's thread raises in `show` what went wrong in it: no need to print it here."""
+        if getattr(failure.thread, "exception", None) is not failure.exc_value:
+            self._hook(failure)
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
         """See Board."""
@@ -75,6 +83,7 @@ class TensorBoard:
 
     def close(self, well: bool) -> None:
         """See Board."""
+        threading.excepthook = self._hook
         self._writer.close()
 
 

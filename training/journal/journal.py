@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -228,6 +228,8 @@ class Journal:
                 board.show(figures, iteration)
             except OSError as error:  # the curves are in the CSV files, too
                 self._boards.remove(board)
+                with suppress(OSError):
+                    board.close(False)
                 where = error.filename or f"{self.folder}/{type(board).__name__.lower()}"
                 self.say(f"warning: {where}: {error.strerror or error}; {type(board).__name__} shows no more")
 
