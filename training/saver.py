@@ -59,7 +59,7 @@ class Saver:
         except Exception as problem:
             if error is None:
                 raise
-            if self.session.world.rank == 0:
+            if self.session.world.rank == 0 and str(problem) != str(error):
                 print(f"warning: {problem}", file=sys.stderr)  # the other error is what ends the run
         finally:
             if self._thread is not None:

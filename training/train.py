@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
 
 Results are in <run>/models/<name>: iter_* checkpoints, train.csv, valid.csv, settings.yaml, done.json at the end. The
-same command continues a run that was stopped, from its newest complete checkpoint. SIGTERM, SIGUSR2 or a file named
-`stop` in that folder end it after the step in hand, with a checkpoint and exit code 75: start it again.
+same command continues a run that was stopped, from its newest complete checkpoint. Ctrl-C, SIGTERM,
+SIGHUP, SIGUSR2 or a file named `stop` in that folder end it after the step in hand, with a checkpoint and exit code 75
+(torchrun makes 1 of it): start it again. A second Ctrl-C ends it at once.
 """
 
 import sys

@@ -1,10 +1,12 @@
 """When one process of a job fails alone, its error is told with its number, and the others do not wait for it."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.training.helpers import launch, make_run
+from training.watch.lifeline import Hub, Lifeline
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
@@ -53,3 +55,21 @@ def test_what_all_ranks_fail_of_is_printed_once(tmp_path: Path, where: str, says
     assert [result.returncode for result in results] == [2, 2], results
     assert says in results[0].stderr and results[0].stderr.count("\n") == 1
     assert results[1].stderr == ""
+
+
+def test_a_process_that_dies_is_named_to_all_and_a_stranger_at_the_port_is_nobody() -> None:
+    hub = Hub("127.0.0.1", 4)
+    ranks = [Lifeline(rank, "127.0.0.1", hub.port) for rank in range(4)]
+    with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with ranks[3]:
+            pass  # has come to its end
+        ranks[2]._leaving.set()  # in this process nobody may end hard
+        ranks[2]._socket.shutdown(socket.SHUT_RDWR)
+        for rank in (0, 1):
+            assert ranks[rank].lost()
+            assert ranks[rank].others() == (
+                f"rank {rank} leaves because rank 2 failed: it ended without a message (killed, or out of memory?); "
+                "its own log may say why"
+            )
+    assert ranks[3].failed == {}

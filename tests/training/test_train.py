@@ -120,6 +120,24 @@ def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_as
     assert [row["iteration"] for row in read_rows(folder / "train.csv")] == list("123456")
 
 
+def test_a_finished_run_is_finished_whatever_fails_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    config, folder = make_run(tmp_path), tmp_path / "models/tiny"
+    for tidying in ("journal.boards.TensorBoard.close", "watch.owner.Owner.leave"):
+        monkeypatch.setattr(f"training.{tidying}", refuse)
+    assert run_main(main, "--config", config, "--model", "tiny") == 0
+    assert json.loads((folder / "done.json").read_text())["iteration"] == 4
+    assert capsys.readouterr().err.count("warning: TensorBoard: [Errno 5]") == 1
+    (folder / "done.json").unlink()
+    (folder / "train.csv").write_bytes(b"\xff\xfe spoilt")
+    assert run_main(main, "--config", config, "--model", "tiny") == 0
+    assert json.loads((folder / "done.json").read_text())["checkpoint"] == "iter_0000004"
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -54,9 +55,10 @@ class Hub:
                 left = 0.1 if first else None
                 for key, _ in selector.select(left):
                     if key.fileobj is self._listener:
-                        connection = self._listener.accept()[0]
-                        self._rest[connection] = b""
-                        selector.register(connection, selectors.EVENT_READ)
+                        with suppress(OSError):  # it is gone already
+                            connection = self._listener.accept()[0]
+                            self._rest[connection] = b""
+                            selector.register(connection, selectors.EVENT_READ)
                     elif isinstance(key.fileobj, socket.socket) and not self._read(key.fileobj):
                         selector.unregister(key.fileobj)
                 first = first or (time.monotonic() if self._failed else 0.0)
@@ -74,23 +76,28 @@ class Hub:
         except OSError:
             data = b""
         *lines, self._rest[connection] = (self._rest[connection] + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "rank" in message:
-                self._ranks[connection] = message["rank"]
-                self._known += 1
-            rank = self._ranks[connection]
-            if "failed" in message:
-                self._failed[rank] = message["failed"]
-            if "bye" in message:
-                self._over = self._over or rank == 0
-                data = b""
-                del self._ranks[connection]
-        if not data:
-            del self._rest[connection]
-            if connection in self._ranks:
-                self._failed.setdefault(self._ranks[connection], DIED)
-        return bool(data)
+        try:
+            for line in lines:
+                self._hear(connection, json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            data = b""  # no process of ours: somebody who looks for open ports
+        if data and connection in self._rest:
+            return True
+        self._rest.pop(connection, None)
+        if connection in self._ranks:
+            self._failed.setdefault(self._ranks[connection], DIED)
+        return False
+
+    def _hear(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        if "rank" in message:
+            self._ranks[connection] = message["rank"]
+            self._known += 1
+        rank = self._ranks[connection]
+        if "failed" in message:
+            self._failed[rank] = message["failed"]
+        if "bye" in message:
+            self._over = self._over or rank == 0
+            del self._ranks[connection], self._rest[connection]
 
 
 class Lifeline:
