@@ -61,6 +61,7 @@ class Hub:
                             selector.register(connection, selectors.EVENT_READ)
                     elif isinstance(key.fileobj, socket.socket) and not self._read(key.fileobj):
                         selector.unregister(key.fileobj)
+                        key.fileobj.close()
                 first = first or (time.monotonic() if self._failed else 0.0)
                 waited = time.monotonic() - first if first else 0.0
                 complete = self._known == self._size or waited >= _CONNECT  # some may still be on their way here
@@ -68,6 +69,10 @@ class Hub:
                     break
         for connection in self._rest:
             _send(connection, **({"failed": self._failed} if self._failed else {"bye": True}))
+        for connection in self._rest:  # closed with something unread, it would take back what was sent
+            with connection, suppress(OSError):
+                while connection.recv(1 << 16):
+                    pass
 
     def _read(self, connection: socket.socket) -> bool:
         """Take what has arrived; False when the connection is at its end."""
@@ -112,6 +117,7 @@ class Lifeline:
         self.failed: dict[int, str] = {}
         """Messages by rank, once the hub has told."""
         self._heard, self._leaving = threading.Event(), threading.Event()
+        self._over = False
         self._socket = socket.create_connection((host, port), _CONNECT)
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -127,6 +133,7 @@ class Lifeline:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._leaving.set()
         if kind is None:
+            self._over = True
             _send(self._socket, bye=True)
         else:  # what is left of the way out may hang in a library that waits for other processes
             timer = threading.Timer(_LEAVING, os._exit, [2])
@@ -135,12 +142,11 @@ class Lifeline:
 
     def _listen(self) -> None:
         """The thread: wait for the one message of the hub, and end a process that does not follow it."""
-        try:
-            line = self._socket.makefile("rb").readline()
-        except OSError:
-            line = b""
+        line = b""
+        with self._socket, suppress(OSError), self._socket.makefile("rb") as lines:
+            line = lines.readline()
         message = json.loads(line) if line else {"failed": {"0": DIED}}
-        if "failed" not in message:
+        if "failed" not in message or self._over:
             return
         self.failed = {int(rank): text for rank, text in message["failed"].items()}
         self._heard.set()
