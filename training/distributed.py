@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 Result = TypeVar("Result")
+_SPEAKING = 1.0  # seconds for the rank that has the cause to print it: srun kills all when the first one has left
 _SHORT = 30.0  # seconds that a process which has failed already waits for the others
 
 
@@ -217,6 +219,7 @@ def _verdict(launch: Launch, lifeline: Lifeline, error: BaseException) -> BaseEx
     # NCCL's errors have a class of their own, gloo's are told by the source file they name.
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):
         if lifeline.lost():
+            time.sleep(_SPEAKING)
             return JobError(f"{lifeline.others()}; started again, the job continues from its newest checkpoint")
         error = JobError("lost contact with another process of the job; start it again: it continues")
     message = describe(error)
@@ -227,6 +230,7 @@ def _verdict(launch: Launch, lifeline: Lifeline, error: BaseException) -> BaseEx
     if not isinstance(error, ToolkitError | OSError) and not _out_of_memory(error):
         return _own_error(launch, error)
     if launch.rank != alike[0]:
+        time.sleep(_SPEAKING)
         return SystemExit(2)
     if len(alike) < launch.size:
         return _own_error(launch, error, len(alike) - 1)
