@@ -233,7 +233,7 @@ def _reported(main: Callable[[], int]) -> int:
         return 130
     except OSError as error:
         if isinstance(error, BrokenPipeError) and (not error.filename or is_stdout(Path(error.filename))):
-            _close_stdout()
+            _discard(1)  # sys.stdout may stand for stderr by now
             return 0
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
@@ -248,9 +248,9 @@ def say(text: str) -> None:
     try:
         print(f"{text}\n", end="", flush=True)  # in one piece: threads say something, too
     except OSError:
-        _close_stdout()
+        _discard(sys.stdout.fileno())
 
 
-def _close_stdout() -> None:
+def _discard(descriptor: int) -> None:
     """The reader of our output went away (`… | head`): what is still to be flushed must go somewhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

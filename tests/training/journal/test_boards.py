@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "tiny"
     assert train(config) == 0
     shutil.rmtree(folder / "iter_0000004")  # as if it had been killed before the checkpoint, two steps on
+    time.sleep(1.1)  # event files are in the order of the seconds in their names
     assert train(config, "train.iterations=6", "train.lr=0.02") == 0
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     for tag, path, column in (
