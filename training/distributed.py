@@ -95,6 +95,17 @@ def check_world_size(launch: Launch, parallel: ParallelSettings, model: str) -> 
         )
 
 
+def check_offload(parallel: ParallelSettings, model: str) -> None:
+    """ConfigError when parameters are to be offloaded from GPUs and there are none."""
+    if parallel.offload:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"models.{model}.parallel.offload spares the memory of GPUs, and there is none here; set it to false"
+            )
+
+
 @contextmanager
 def before_start(launch: Launch, folder: Path | None = None) -> Iterator[None]:
     """Around what each process checks for itself before they meet: who fails meets the others and tells them.

@@ -55,19 +55,18 @@ def read_settings(folder: Path) -> ModelSettings:
         config = read_json(path)
     except InputError as error:
         raise CheckpointError(str(error)) from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: not the configuration of a model")
     for key, allowed in _FIXED.items():
         if config.get(key, allowed[0]) not in allowed:
             raise CheckpointError(
                 f"{path}: {key} is {config[key]!r}, only {' or '.join(map(repr, allowed))} is supported"
             )
     try:
-        width = config["n_embd"]
-        if config.get("n_inner") not in (None, 4 * width):
-            raise CheckpointError(f"{path}: n_inner is {config['n_inner']}, only 4 x n_embd = {4 * width} is supported")
-        return ModelSettings(
+        model = ModelSettings(
             n_layer=config["n_layer"],
             n_head=config["n_head"],
-            n_embd=width,
+            n_embd=config["n_embd"],
             seq_len=config["n_positions"],
             vocab_size=config["vocab_size"],
             dropout=config.get("resid_pdrop", 0.1),
@@ -78,6 +77,11 @@ def read_settings(folder: Path) -> ModelSettings:
         problem = errors.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise CheckpointError(f"{path}: {where}{': ' if where else ''}{problem['msg']}") from None
+    if config.get("n_inner") not in (None, 4 * model.n_embd):
+        raise CheckpointError(
+            f"{path}: n_inner is {config['n_inner']}, only 4 x n_embd = {4 * model.n_embd} is supported"
+        )
+    return model
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -87,7 +91,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [whole]
     if not index.is_file():
         raise CheckpointError(f"{folder}: no model.safetensors; save the model with safetensors first")
-    parts = read_json(index).get("weight_map", {})
+    parts = read_json(index)
+    parts = parts.get("weight_map") if isinstance(parts, dict) else None
+    if not isinstance(parts, dict) or not parts or not all(isinstance(name, str) for name in parts.values()):
+        raise CheckpointError(f"{index}: names no files under weight_map; save the model again")
     files = [folder / name for name in sorted(set(parts.values()))]
     for file in files:
         if not file.is_file():

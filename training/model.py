@@ -31,8 +31,9 @@ def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
 def parameter_count(settings: ModelSettings, vocab_rows: int | None = None) -> int:
     """Parameters of the model with `vocab_rows` rows of embedding (default: the true vocabulary)."""
     with torch.device("meta"):
-        model = GPT2(settings, vocab_rows)
-    return sum(parameter.numel() for parameter in model.parameters())
+        model = GPT2(settings.model_copy(update={"n_layer": 1}), vocab_rows)  # one layer stands for all: they are alike
+    layer = sum(parameter.numel() for parameter in model.h.parameters())
+    return sum(parameter.numel() for parameter in model.parameters()) + (settings.n_layer - 1) * layer
 
 
 class AttentionCore(nn.Module):

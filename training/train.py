@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from common import cli
 from common.config import load_settings
 from common.settings import Settings
-from training.distributed import before_start, check_world_size, read_launch, started
+from training.distributed import before_start, check_offload, check_world_size, read_launch, started
 from training.journal.boards import check_boards
 from training.plan import make_plan
 from training.watch.stop import RESUME_ME
@@ -31,6 +31,7 @@ def train(settings: Settings, name: str) -> int:
     with before_start(launch, folder):
         plan = make_plan(settings, name)
         check_world_size(launch, plan.run.parallel, name)
+        check_offload(plan.run.parallel, name)
         check_boards(plan.run, name)
         folder.mkdir(parents=True, exist_ok=True)
     with started(launch, folder) as world:

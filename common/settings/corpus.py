@@ -174,8 +174,8 @@ class DedupSettings(Section):
     """LSH bands; 20 x 6 finds 0.92 of the pairs at Jaccard 0.7 and 0.998 at 0.8."""
     rows: PositiveInt = 6
     """MinHash values in a band; bands x rows permutations are computed."""
-    seed: Annotated[int, Field(ge=0)] = 1
-    """Seed of the permutations."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Seed of the permutations, below 2^32."""
     jobs: PositiveInt = 8
     """Slurm jobs over which the bands are spread, and then the pairs to verify."""
     memory_gb: PositiveFloat = 2.0

@@ -99,6 +99,13 @@ class Settings(Section):
                 raise ValueError(f"model name {name!r} must be letters, digits and underscores")
         return models
 
+    @field_validator("models")
+    @classmethod
+    def _schedules_fit(cls, models: dict[str, ModelRun]) -> dict[str, ModelRun]:
+        for name, run in models.items():
+            run.check_schedule(f"models.{name}")
+        return models
+
     @model_validator(mode="after")
     def _something_goes_in(self) -> Self:
         if not self.urls and not self.sources and not self._all_bring_data():

@@ -1,25 +1,48 @@
 """The sections of a model, its training, the jobs that train it, and the sample it gives."""
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings.section import PositiveFloat, PositiveInt, Section, Share
+from common.settings.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, Seed, Share
+
+# Bounds far above every model that was ever trained: a slip of the hand is told by its key, not by the memory it takes.
+Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Float32 = Annotated[float, Field(ge=0, le=3e38)]  # stays finite as a float32
+PositiveFloat32 = Annotated[float, Field(gt=0, le=3e38)]
+_LARGEST_BATCH = 2**31 - 1
+_MICRO_BATCH = 4  # samples, where neither micro_batch_size nor anything else says how many
+
+
+def split_shares(split: str) -> list[float]:
+    """The shares of training, validation and test in "949,50,1". Raises ValueError for anything else."""
+    try:
+        shares = [float(share) for share in split.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != 3 or not all(0 <= share <= 1e15 for share in shares) or not shares[0]:
+        raise ValueError(
+            f"{split!r} must be three shares for train, valid and test, such as 949,50,1: none below 0 or over 1e15, "
+            "and some for train"
+        )
+    return shares
 
 
 class ModelSettings(Section):
     """Architecture of a GPT-2."""
 
-    n_layer: PositiveInt
+    n_layer: Annotated[int, Field(gt=0, le=10_000)]
     """Transformer blocks."""
-    n_head: PositiveInt
+    n_head: Size
     """Attention heads; divides n_embd."""
-    n_embd: PositiveInt
+    n_embd: Annotated[int, Field(gt=0, le=2**20)]
     """Width of the residual stream."""
-    seq_len: PositiveInt = 1024
+    seq_len: Size = 1024
     """Tokens of context."""
-    vocab_size: PositiveInt = 50257
+    vocab_size: Size = 50257
     """True vocabulary; padding to a multiple of 128 x tensor_parallel is the layout's business."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Dropout on embeddings, attention weights and residual branches while training."""
@@ -55,6 +78,10 @@ class ParallelSettings(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
+        if self.schedule == "interleaved_1f1b" and self.pipeline == 1:
+            raise ValueError(
+                "schedule interleaved_1f1b needs pipeline 2 or more; without a pipeline leave schedule out"
+            )
         if (self.virtual_stages > 1) != (self.schedule == "interleaved_1f1b"):
             raise ValueError(
                 f"virtual_stages {self.virtual_stages} with schedule {self.schedule}: "
@@ -63,6 +90,14 @@ class ParallelSettings(Section):
         if self.offload and not (self.zero_stage and self.data > 1):
             raise ValueError("offload needs zero_stage 1, 2 or 3 and data 2 or more")
         return self
+
+    def takes(self, micro_batches: int) -> bool:
+        """Whether the schedule can run a step of this many micro-batches per data-parallel rank: PyTorch's rules."""
+        if self.pipeline == 1 or self.schedule == "gpipe":
+            return True
+        if self.schedule == "1f1b":
+            return micro_batches >= self.pipeline
+        return micro_batches % max(1, micro_batches // self.pipeline) == 0
 
     @property
     def factors(self) -> str:
@@ -76,32 +111,35 @@ class TrainSettings(Section):
 
     iterations: PositiveInt
     """Optimiser steps."""
-    micro_batch_size: Annotated[int, Field(ge=0)] = 0
-    """Samples in one forward pass of one data-parallel rank. 0: what the other two leave, else 4."""
-    accumulation: Annotated[int, Field(ge=0)] = 0
-    """Micro-batches of one data-parallel rank in an optimiser step. 0: what the other two leave, else 1."""
-    global_batch_size: Annotated[int, Field(ge=0)] = 0
-    """Samples an optimiser step: micro_batch_size x accumulation x data. 0: that product."""
-    lr: PositiveFloat = 1.5e-4
+    micro_batch_size: Annotated[int, Field(ge=0, le=2**20)] = 0
+    """Samples in one forward pass of one data-parallel rank. 0: derived from the other two (default: the largest of 4,
+    3, 2 and 1 that fits)."""
+    accumulation: Annotated[int, Field(ge=0, le=2**20)] = 0
+    """Micro-batches of one data-parallel rank in an optimiser step. 0: derived from the other two (default: 1, or as
+    many as the pipeline's schedule needs)."""
+    global_batch_size: Annotated[int, Field(ge=0, le=_LARGEST_BATCH)] = 0
+    """Samples per optimiser step: micro_batch_size x accumulation x data. 0: that product."""
+    lr: PositiveFloat32 = 1.5e-4
     """Peak learning rate."""
-    min_lr: Annotated[float, Field(ge=0)] = 1e-5
+    min_lr: Float32 = 1e-5
     """Least learning rate after the warm-up, at most lr."""
     warmup: Share = 0.01
     """Share of the iterations over which the learning rate rises."""
-    warmup_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iterations over which the learning rate rises. 0: the share above."""
+    warmup_iterations: NonNegativeInt = 0
+    """Iterations over which the learning rate rises, at most all of them. 0: the share above."""
     lr_decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
     """How the learning rate falls after the warm-up: to min_lr at decay_iterations, not at all, or as
     lr x sqrt(warm-up / iteration), never below min_lr."""
-    decay_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iteration at which cosine and linear are down to min_lr; behind it inverse_sqrt is, too. 0: the last one."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    decay_iterations: NonNegativeInt = 0
+    """Iteration at which cosine and linear reach min_lr; inverse_sqrt is clamped to min_lr after it, too. 0: the last
+    one. Set it to the old last iteration to keep the learning rate as it was when a run is extended."""
+    weight_decay: Float32 = 0.01
     """AdamW decay of matrices; none on biases and LayerNorm."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's exponential averages."""
-    eps: PositiveFloat = 1e-8
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """AdamW's exponential averages, each from 0 to below 1."""
+    eps: PositiveFloat32 = 1e-8
     """AdamW's denominator term."""
-    clip_grad: PositiveFloat = 1.0
+    clip_grad: PositiveFloat32 = 1.0
     """Largest norm of the global gradient."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Compute activations anew in the backward pass instead of keeping them: selective all but the results of matrix
@@ -111,21 +149,21 @@ class TrainSettings(Section):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the matrix products; parameters, their gradients and moments are always float32. auto: bfloat16 on GPUs that
     have it, else float32."""
-    initial_loss_scale: PositiveFloat = 2.0**32
+    initial_loss_scale: Annotated[float, Field(gt=0, le=2.0**126)] = 2.0**32
     """float16: what the loss is multiplied by at first. It halves at overflows and doubles when there were none."""
     loss_scale_window: PositiveInt = 1000
     """float16: steps without an overflow after which the loss scale doubles."""
     hysteresis: PositiveInt = 2
     """float16: overflows before the loss scale halves."""
-    seed: Annotated[int, Field(ge=0)] = 1234
-    """Seed of the initial weights, dropout and data order."""
+    seed: Seed = 1234
+    """Seed of the initial weights, dropout and data order, below 2^64."""
     split: str = "949,50,1"
     """Documents for training, validation and test, in proportion."""
     reset_position_ids: bool = False
     """Positions begin at 0 again behind every end-of-text."""
     eod_mask_loss: bool = False
     """No loss where end-of-text is the input: the next document cannot be foreseen."""
-    readers: PositiveInt = 2
+    readers: Annotated[int, Field(gt=0, le=1024)] = 2
     """Threads of each process that read batches ahead of their use."""
     log_interval: PositiveInt = 100
     """Iterations between two log lines."""
@@ -137,9 +175,9 @@ class TrainSettings(Section):
     """Iterations between two checkpoints; one more is written at the end."""
     async_save: bool = False
     """Write checkpoints while training goes on, from a copy in the CPU's memory."""
-    keep_last: Annotated[int, Field(ge=0)] = 0
+    keep_last: NonNegativeInt = 0
     """Newest checkpoints to keep, older ones are removed. 0: all."""
-    keep_every: Annotated[int, Field(ge=0)] = 0
+    keep_every: NonNegativeInt = 0
     """Checkpoints of every such iteration are kept for good, whatever keep_last says. 0: none."""
 
     @property
@@ -151,6 +189,12 @@ class TrainSettings(Section):
     def decay_end(self) -> int:
         """Iterations after which the rate is min_lr for good."""
         return self.decay_iterations or self.iterations
+
+    @field_validator("split")
+    @classmethod
+    def _three_shares(cls, split: str) -> str:
+        split_shares(split)
+        return split
 
     @model_validator(mode="after")
     def _rates_fall(self) -> Self:
@@ -176,7 +220,7 @@ class WatchSettings(Section):
     """Nats by which a loss must exceed the mean of the 100 before it to be called a spike. 0: no loss is."""
     spike_reaction: Literal["warn", "skip", "stop"] = "warn"
     """What to do at a spike: say so, leave out that step too, or stop before the weights are touched."""
-    silence_seconds: Annotated[float, Field(ge=0)] = 600
+    silence_seconds: Annotated[float, Field(ge=0, le=1e8)] = 600
     """Seconds without progress after which every process writes the stacks of its threads. 0: never."""
 
 
@@ -198,6 +242,13 @@ class DataSettings(Section):
     """PREFIX of a dataset (PREFIX.bin, PREFIX.idx), from this toolkit or from Megatron-LM."""
     weight: PositiveFloat
     """Its share of the samples, beside the weights of the others; they need not add up to 1."""
+
+    @field_validator("prefix")
+    @classmethod
+    def _has_a_name(cls, prefix: Path) -> Path:
+        if not prefix.name or "\0" in str(prefix):
+            raise ValueError(f"{str(prefix)!r} is no PREFIX; give the name of a dataset without .bin or .idx")
+        return prefix
 
 
 class ModelRun(Section):
@@ -256,30 +307,57 @@ class ModelRun(Section):
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
-        """Micro x accumulation x data = global: of the three in `train`, what is left out follows from the others."""
-        train, data = self.train, self.parallel.data
+        """Micro x accumulation x data = global: of the three in `train`, what is left out follows from the others.
+
+        Every message names values that are accepted together with the keys it does not name.
+        """
+        train, parallel, data = self.train, self.parallel, self.parallel.data
         micro, accumulation, whole = train.micro_batch_size, train.accumulation, train.global_batch_size
-        if not micro:
-            micro = whole // (accumulation * data) if whole and accumulation else 4
+        if whole:
+            named = {"train.micro_batch_size": micro, "train.accumulation": accumulation, "parallel.data": data}
+            unit = (micro or 1) * (accumulation or 1) * data
+            if whole % unit or (micro and accumulation and whole != unit):
+                product = " x ".join(f"{key} {value}" for key, value in named.items() if value)
+                nearest = [number for number in (whole // unit * unit, (whole // unit + 1) * unit) if number]
+                works = [unit] if micro and accumulation else nearest
+                raise ValueError(
+                    f"train.global_batch_size {whole} is not {'' if micro and accumulation else 'a multiple of '}"
+                    f"{product} = {unit}; set it to {' or '.join(map(str, works))}, or leave it out"
+                )
+            rest = whole // unit  # the missing factors
+            if not micro:
+                sizes = [size for size in range(_MICRO_BATCH, 0, -1) if not rest % size]
+                micro = rest if accumulation else next((s for s in sizes if parallel.takes(rest // s)), sizes[-1])
+        micro = micro or _MICRO_BATCH
         if not accumulation:
-            accumulation = whole // (micro * data) if whole else 1
-        if micro * accumulation * data != (whole or micro * accumulation * data) or not accumulation * micro:
+            needed = next(number for number in count(1) if parallel.takes(number))
+            accumulation = whole // (micro * data) if whole else needed
+        if not parallel.takes(accumulation):
+            works = next(number for number in count(accumulation) if parallel.takes(number))
             raise ValueError(
-                f"train.global_batch_size {whole} is not train.micro_batch_size {train.micro_batch_size or micro} x "
-                f"train.accumulation {train.accumulation or 'any'} x parallel.data {data}; "
-                "give two of the three, and the third follows"
+                f"parallel.schedule {parallel.schedule} over parallel.pipeline {parallel.pipeline} cannot run a step "
+                f"with train.accumulation {accumulation}; set train.accumulation to {works} and "
+                f"train.global_batch_size to {micro * works * data}"
             )
-        whole = micro * accumulation * data
+        if micro * accumulation * data > _LARGEST_BATCH:
+            raise ValueError(
+                f"train.global_batch_size {micro * accumulation * data} is over {_LARGEST_BATCH}; lower it"
+            )
         # accumulation stays as it was given: where it was not, it follows a change of `data` in a resolved file
-        derived = {"micro_batch_size": micro, "global_batch_size": whole}
+        derived = {"micro_batch_size": micro, "global_batch_size": micro * accumulation * data}
         object.__setattr__(self, "train", train.model_copy(update=derived))  # frozen for everybody else
-        rounds = max(1, accumulation // self.parallel.pipeline)
-        if self.parallel.virtual_stages > 1 and accumulation % rounds:
-            raise ValueError(
-                f"train.accumulation {accumulation} does not suit interleaved_1f1b over parallel.pipeline "
-                f"{self.parallel.pipeline}: choose a multiple"
-            )
         return self
+
+    def check_schedule(self, key: str) -> None:
+        """ValueError when the warm-up is longer than the run; `key` names this model.
+
+        No validator: manifests of runs that were once allowed to be so stay readable.
+        """
+        if self.train.warmup_end > self.train.iterations:
+            raise ValueError(
+                f"{key}.train.warmup_iterations {self.train.warmup_end} is longer than the run, "
+                f"{self.train.iterations} iterations; lower it, or raise {key}.train.iterations"
+            )
 
 
 class ClusterSettings(Section):
@@ -306,13 +384,13 @@ class GenerateSettings(Section):
 
     prompt: str = "The"
     """Text to continue."""
-    max_tokens: PositiveInt = 64
+    max_tokens: Size = 64
     """Tokens to add."""
     temperature: Annotated[float, Field(ge=0)] = 0.8
     """0 is greedy."""
-    top_k: Annotated[int, Field(ge=0)] = 40
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40
     """Choose among the k likeliest tokens; 0 for all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Choose among the likeliest tokens that make up this probability."""
-    seed: Annotated[int, Field(ge=0)] = 1
-    """Seed of the sampling."""
+    seed: Seed = 1
+    """Seed of the sampling, below 2^64."""

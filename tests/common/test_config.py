@@ -41,17 +41,17 @@ def written(folder: Path, text: str) -> Path:
         (
             "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
             " train: {iterations: 1, micro_batch_size: 3, global_batch_size: 8}}}",
-            "global_batch_size 8 is not train.micro_batch_size 3 x train.accumulation any x parallel.data 1; give two",
+            "global_batch_size 8 is not a multiple of train.micro_batch_size 3 x parallel.data 1 = 3; set it to 6 or 9",
         ),
         (
             "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
             " train: {iterations: 1, micro_batch_size: 2, accumulation: 3, global_batch_size: 8}}}",
-            "global_batch_size 8 is not train.micro_batch_size 2 x train.accumulation 3 x parallel.data 1; give two",
+            "global_batch_size 8 is not train.micro_batch_size 2 x train.accumulation 3 x parallel.data 1 = 6; set it",
         ),
         (
             "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8},"
             " train: {iterations: 1, accumulation: 3, global_batch_size: 2}}}",
-            "global_batch_size 2 is not",
+            "global_batch_size 2 is not a multiple of train.accumulation 3 x parallel.data 1 = 3; set it to 3",
         ),
         (
             "models: {a: {model: {n_layer: 3, n_head: 4, n_embd: 8},"
@@ -61,13 +61,13 @@ def written(folder: Path, text: str) -> Path:
         (
             "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8}, parallel: {schedule: interleaved_1f1b},"
             " train: {iterations: 1}}}",
-            "interleaved_1f1b needs 2 or more",
+            "interleaved_1f1b needs pipeline 2 or more",
         ),
         (
             "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8},"
             " parallel: {pipeline: 2, virtual_stages: 2, schedule: interleaved_1f1b},"
             " train: {iterations: 1, accumulation: 5}}}",
-            "train.accumulation 5 does not suit interleaved_1f1b",
+            "cannot run a step with train.accumulation 5; set train.accumulation to 6 and train.global",
         ),
         (
             "models: {a: {model: {n_layer: 4, n_head: 4, n_embd: 8, seq_len: 30},"
@@ -158,6 +158,8 @@ def test_the_reference_page_is_the_one_the_settings_give() -> None:
         ({"micro_batch_size": 2, "accumulation": 3}, 2, (2, 3, 12)),
         ({"micro_batch_size": 2, "global_batch_size": 12}, 2, (2, 3, 12)),
         ({"accumulation": 3, "global_batch_size": 12}, 2, (2, 3, 12)),
+        ({"global_batch_size": 6}, 1, (3, 2, 6)),
+        ({"global_batch_size": 14}, 2, (1, 7, 14)),
         ({"micro_batch_size": 2, "accumulation": 3, "global_batch_size": 12}, 2, (2, 3, 12)),
     ],
 )

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigError, InputError
+from common.settings.training import split_shares
 from corpus.index import IndexedDataset, content_of, read_meta
 
 PARTS = ("train", "valid", "test")
@@ -122,11 +123,9 @@ def split_documents(split: str, documents: int, corpus: object = "the corpus") -
     get no document; the message names the smallest change that works. `corpus` is what it calls the corpus.
     """
     try:
-        shares = [float(share) for share in split.split(",")]
-    except ValueError:
-        shares = []
-    if len(shares) != len(PARTS) or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
-        raise ConfigError(f"train.split {split!r} must be three shares for train, valid and test, such as 949,50,1")
+        shares = split_shares(split)
+    except ValueError as error:
+        raise ConfigError(f"train.split {error}") from None
     edges = [0, *(round(documents * sum(shares[: part + 1]) / sum(shares)) for part in range(len(PARTS)))]
     parts = {name: range(edges[i], edges[i + 1]) for i, name in enumerate(PARTS)}
     wanted = [name for name, share in zip(PARTS, shares, strict=True) if name == "train" or share]
