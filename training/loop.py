@@ -17,7 +17,7 @@ from training.data.blend import Blend
 from training.distributed import World, gathered, together
 from training.finetune import load_start
 from training.journal.journal import Journal
-from training.optimizer import learning_rate
+from training.optimizer import learning_rate, rate_change, steps_taken
 from training.plan import Plan
 from training.saver import Saver
 from training.session import Session, open_session
@@ -63,6 +63,8 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             progress = newest.progress
             if first:
                 say(f"resumed from {newest.path}")
+                if note := rate_change(newest.run.train, train, steps_taken(session.optimizer)):
+                    say(note)
         elif plan.run.finetune is not None:
             load_start(session.parameters, plan.run, plan.name, plan.run.finetune)
         progress = _iterate(session, folder, progress, stop, heartbeat)
@@ -75,6 +77,7 @@ def _iterate(session: Session, folder: Path, progress: Progress, stop: Stop, hea
     """Iterate, report, validate and save until the last iteration, or until asked to stop."""
     run, train, owner = session.plan.run, session.plan.run.train, stop.owner
     guard = Guard(run, progress.guard)
+    taken = steps_taken(session.optimizer)  # position in the learning-rate schedule
     with (
         Saver(session, folder, owner.require, owner.token) as saver,
         Journal(session, folder, progress, owner.mine) as journal,
@@ -86,8 +89,9 @@ def _iterate(session: Session, folder: Path, progress: Progress, stop: Stop, hea
             batches = next(steps)
             waited = time.perf_counter() - asked
             heartbeat.beat(iteration, "step")
-            rate = learning_rate(iteration - 1, train)
+            rate = learning_rate(taken, train)
             step = train_step(session, iteration, batches, rate, guard.scale, guard.accepts, stop.wanted())
+            taken += step.taken
             if step.stop == LEAVE:
                 owner.check()
             guard.check(iteration, partial(first_non_finite, session, batches))

@@ -13,7 +13,9 @@ _FUSED = ("cpu", "cuda")  # devices with AdamW in one kernel
 
 
 def learning_rate(iteration: int, train: TrainSettings) -> float:
-    """The rate of 0-based `iteration`: a linear rise to `lr`, then `lr_decay`; it never rises again.
+    """The rate of the step after `iteration` steps that were taken: a linear rise to `lr`, then `lr_decay`.
+
+    Steps that are skipped do not count (Megatron-LM's rule): the next one has their rate. It never rises again.
 
     Cosine and line span the iterations after the warm-up, so that they are at `min_lr` exactly at the last one. The
     inverse square root, Megatron-LM's, goes through `lr` at the end of the warm-up; it is cut off after the last one.
@@ -30,6 +32,34 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
     progress = (iteration - warmup) / max(1, train.decay_end - 1 - warmup)
     left = 1 - progress if train.lr_decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return train.min_lr + (train.lr - train.min_lr) * left
+
+
+def rate_change(before: TrainSettings, now: TrainSettings, taken: int) -> str:
+    """What other settings do to the rate of a run that goes on after `taken` steps; empty where it stays the same.
+
+    A schedule that ends at the last iteration is stretched when a run is extended. The message names the keys that keep
+    it as it was, where there are any.
+    """
+    expected, found = (learning_rate(taken, train) for train in (before, now))
+    if math.isclose(expected, found, rel_tol=1e-9):
+        return ""
+    message = (
+        f"learning rate: {learning_rate(max(0, taken - 1), before):.3g} in the last step, {found:.3g} in the next one; "
+        f"the schedule of the checkpoint ({before.iterations} iterations) has {expected:.3g} there"
+    )
+    keys: dict[str, float] = {}
+    if now.lr_decay != "constant":
+        keys["decay_iterations"] = max(before.decay_end, before.warmup_end)
+    if before.warmup_end != now.warmup_end:
+        keys |= {"warmup_iterations": before.warmup_end} if before.warmup_end else {"warmup_iterations": 0, "warmup": 0}
+    if math.isclose(expected, learning_rate(taken, now.model_copy(update=keys)), rel_tol=1e-9):
+        message += f"; to hold that: {' '.join(f'train.{key}={value}' for key, value in keys.items())}"
+    return message
+
+
+def steps_taken(optimizer: torch.optim.Optimizer) -> int:
+    """Steps that an optimiser of `make_optimizer` has taken, those before a resume among them; skipped ones are not."""
+    return round(float(next(iter(optimizer.state.values()))["step"]))
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.AdamW:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
 from common.settings import ModelSettings, TrainSettings
 from training.model import GPT2
-from training.optimizer import learning_rate, make_optimizer
+from training.optimizer import learning_rate, make_optimizer, rate_change
 
 TRAIN = TrainSettings(iterations=100, lr=1.0, min_lr=0.1, warmup=0.1)
 TINY = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=4, vocab_size=16)
@@ -107,6 +107,24 @@ def test_the_number_of_warm_up_iterations_wins_over_their_share() -> None:
 def test_rates_that_contradict_each_other_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         TrainSettings(iterations=100, **given)
+
+
+@given(schedules, st.integers(1, 3), st.integers(0, 300))
+def test_the_keys_that_are_offered_hold_the_rate_of_an_extended_run(
+    before: TrainSettings, longer: int, taken: int
+) -> None:
+    assume(before.warmup_end <= before.iterations)
+    given = {key: getattr(before, key) for key in before.model_fields_set} | {"iterations": before.iterations * longer}
+    now, taken = TrainSettings(**given), min(taken, before.iterations)
+    message = rate_change(before, now, taken)
+    if not message:
+        assert learning_rate(taken, now) == pytest.approx(learning_rate(taken, before))
+        return
+    offered = dict(word.removeprefix("train.").split("=") for word in message.partition("to hold that: ")[2].split())
+    held = TrainSettings(**(given | {key: float(value) for key, value in offered.items()}))
+    assert not rate_change(before, held, taken)
+    for step in range(taken, held.iterations):
+        assert learning_rate(step, held) == pytest.approx(learning_rate(step, before)), step
 
 
 def test_biases_and_norms_do_not_decay() -> None:

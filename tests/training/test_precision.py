@@ -68,6 +68,10 @@ def test_float16_finds_its_scale_skips_overflows_and_follows_float32(tmp_path: P
     skipped = {precision: sum(int(row["skipped"]) for row in rows) for precision, rows in curves.items()}
     assert 3 < skipped["float16"] < 12 and skipped["float32"] == 0
     assert float(curves["float16"][-1]["loss_scale"]) == 2.0 ** (24 - skipped["float16"])
+    # a skipped step does not advance the schedule: its rate is that of the next one, and the last rates are not reached
+    rates = {precision: [float(row["learning_rate"]) for row in rows] for precision, rows in curves.items()}
+    taken = [rate for rate, row in zip(rates["float16"], curves["float16"], strict=True) if not int(row["skipped"])]
+    assert taken == rates["float32"][: -skipped["float16"]]
     losses = {precision: [float(row["lm_loss"]) for row in rows] for precision, rows in curves.items()}
     # the steps at the start that overflow are of the warm-up: little is lost with them
     assert losses["float16"][-1] == pytest.approx(losses["float32"][-1], rel=0.02)
@@ -84,7 +88,7 @@ def test_a_resumed_float16_run_goes_on_with_the_scale_of_the_stopped_one(tmp_pat
     assert run_main(main, "--config", configs[1], "--model", "tiny") == 0
     rows, resumed = read_rows(straight / "train.csv"), read_rows(folder / "train.csv")
     assert any(int(row["skipped"]) for row in rows[:6])
-    for key in ("lm_loss", "loss_scale", "skipped", "grad_norm"):
+    for key in ("lm_loss", "loss_scale", "skipped", "grad_norm", "learning_rate"):
         assert [row[key] for row in resumed] == [row[key] for row in rows[6:]], key
 
 

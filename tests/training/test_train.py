@@ -115,9 +115,16 @@ def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_as
     assert (folder / "train.csv").read_bytes() == before
     assert json.loads((folder / "done.json").read_text())["iteration"] == 4
     assert run_main(main, "--config", config, "--model", "tiny", "train.iterations=6") == 0
-    assert "resumed from" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    # a warm-up of a quarter of 4 is 1, of 6 it is 2; the cosine of 4 had come to its end
+    assert "learning rate: 1e-05 in the last step, 0.00251 in the next one; the schedule of the checkpoint" in said
+    assert "; to hold that: train.decay_iterations=4 train.warmup_iterations=1\n" in said
     assert json.loads((folder / "done.json").read_text())["checkpoint"] == "iter_0000006"
     assert [row["iteration"] for row in read_rows(folder / "train.csv")] == list("123456")
+    held = ("train.iterations=7", "train.decay_iterations=6", "train.warmup_iterations=2")
+    assert run_main(main, "--config", config, "--model", "tiny", *held) == 0
+    assert "learning rate:" not in capsys.readouterr().out.partition("iteration ")[0]
+    assert float(read_rows(folder / "train.csv")[-1]["learning_rate"]) == 1e-5
 
 
 def test_a_finished_run_is_finished_whatever_fails_afterwards(
