@@ -80,7 +80,7 @@ def train_step(
     with session.timers("gradients"):
         settle(session.parameters, mesh)
         unscale(session.parameters, scale)
-        norm = global_norm(session.parameters, mesh)
+        norm = global_norm(session.parameters, mesh, session.world.device)
         step = _agree(session, _over_all(session, loss) / (run.parallel.data * scale), norm, stop)
     if accepts is None or accepts(step.loss, step.grad_norm):
         with session.timers("optimizer"):

@@ -18,7 +18,15 @@ from typing import Any
 
 import torch
 
-from tests.training.helpers import launch_ok, make_run, save_checkpoint, settings_of
+from tests.training.helpers import (
+    BYTE_VOCABULARY,
+    byte_documents,
+    launch_ok,
+    make_run,
+    save_checkpoint,
+    settings_of,
+    write_corpus,
+)
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
@@ -43,6 +51,7 @@ class Layout:
     data: int = 1
     zero: int = 0
     recompute: str = "none"
+    vocab_size: int = BYTE_VOCABULARY
 
     @property
     def processes(self) -> int:
@@ -57,6 +66,7 @@ class Layout:
         parts += [f"pp{self.pipeline} {self.schedule}"] * (self.pipeline > 1)
         parts += [f"dp{self.data} zero{self.zero}"] * (self.data > 1)
         parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
+        parts += [f"vocabulary {self.vocab_size:,}"] * (self.vocab_size != BYTE_VOCABULARY)
         return ", ".join(parts) or "single"
 
     def sections(self) -> dict[str, Any]:
@@ -101,6 +111,8 @@ LAYOUTS = [
     Layout(tensor=2, sequence=True, pipeline=2, schedule="interleaved_1f1b"),
     Layout(tensor=4, sequence=True, pipeline=2),
     Layout(tensor=2, pipeline=2, schedule="interleaved_1f1b", data=2, zero=3, recompute="full"),
+    Layout(tensor=2, vocab_size=50257),
+    Layout(tensor=2, pipeline=2, data=2, zero=1, vocab_size=50257),
 ]
 
 
@@ -112,15 +124,22 @@ class Seen:
     weights: dict[str, torch.Tensor] = field(repr=False)
 
 
-def write_seed(folder: Path) -> Path:
-    """The checkpoint that all layouts start from, written by a single process."""
-    session = open_session(make_plan(settings_of(make_run(folder, model=MODEL, train=TRAIN)), "tiny"), ALONE)
+def _configuration(folder: Path, vocab_size: int, **sections: Any) -> Path:
+    """A corpus of bytes that says it has this vocabulary, and a run of the model on it."""
+    config = make_run(folder, model={**MODEL, "vocab_size": vocab_size}, **sections)
+    write_corpus(settings_of(config).dataset_prefix, byte_documents(60), vocab_size)
+    return config
+
+
+def write_seed(folder: Path, vocab_size: int = BYTE_VOCABULARY) -> Path:
+    """The checkpoint that all layouts of a vocabulary start from, written by a single process."""
+    session = open_session(make_plan(settings_of(_configuration(folder, vocab_size, train=TRAIN)), "tiny"), ALONE)
     return save_checkpoint(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), session.plan)
 
 
 def run_layout(layout: Layout, seed: Path, folder: Path) -> Seen:
     """20 steps of a layout from the seed checkpoint."""
-    config = make_run(folder, model=MODEL, **layout.sections())
+    config = _configuration(folder, layout.vocab_size, **layout.sections())
     shutil.copytree(seed, folder / "models" / "tiny" / seed.name)
     last = TRAIN["iterations"]
     if layout.processes == 1:
@@ -165,7 +184,7 @@ def expected_shapes(layout: Layout, rank: int) -> dict[str, list[int]]:
     data_rank, pipeline_rank = rank // tensor % layout.data, rank // tensor // layout.data
     stages = layout.pipeline * layout.virtual
     edges = [math.ceil(MODEL["n_layer"] * stage / stages) for stage in range(stages + 1)]
-    width, rows = MODEL["n_embd"], math.ceil(257 / (128 * tensor)) * 128
+    width, rows = MODEL["n_embd"], math.ceil(layout.vocab_size / (128 * tensor)) * 128
     norm = {"weight": [width], "bias": [width]}
     block = {
         "ln_1": norm,
@@ -201,9 +220,13 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        seed = write_seed(folder / "start")
-        single = run_layout(Layout(), seed, folder / "single")
+        starts: dict[int, tuple[Path, Seen]] = {}
         for number, layout in enumerate(LAYOUTS):
+            size = layout.vocab_size
+            if size not in starts:
+                seed = write_seed(folder / f"start-{size}", size)
+                starts[size] = (seed, run_layout(Layout(vocab_size=size), seed, folder / f"single-{size}"))
+            seed, single = starts[size]
             found = differences(run_layout(layout, seed, folder / str(number)), single)
             figures = " | ".join(f"{found[key]:.1e}" for key in ("loss", "norm", "valid", "weights"))
             rows.append(f"| {layout} | {layout.processes} | {figures} |")

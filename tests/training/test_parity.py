@@ -1,5 +1,7 @@
 """Every layout is the single process, cut: same losses, norms and weights, and each rank holds only its part."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,20 +14,25 @@ GATHERED = {0: (0, 0), 1: (6, 6), 2: (6, 12), 3: (2 * (6 + 5), 12)}
 
 
 @pytest.fixture(scope="module")
-def seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written_seed(tmp_path_factory.mktemp("start"))
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path, Seen]]:
+    """The seed checkpoint of a vocabulary, and what the single process made of it."""
 
+    @cache
+    def made(vocab_size: int) -> tuple[Path, Seen]:
+        seed = written_seed(tmp_path_factory.mktemp("start"), vocab_size)
+        return seed, run_layout(Layout(vocab_size=vocab_size), seed, tmp_path_factory.mktemp("single") / "run")
 
-@pytest.fixture(scope="module")
-def single(seed: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    return run_layout(Layout(), seed, tmp_path_factory.mktemp("single") / "run")
+    return made
 
 
 @pytest.mark.parametrize(
     "layout",
     [pytest.param(layout, id=str(layout), marks=[pytest.mark.slow] * (layout not in QUICK)) for layout in LAYOUTS],
 )
-def test_a_layout_equals_the_single_process(layout: Layout, seed: Path, single: Seen, tmp_path: Path) -> None:
+def test_a_layout_equals_the_single_process(
+    layout: Layout, start: Callable[[int], tuple[Path, Seen]], tmp_path: Path
+) -> None:
+    seed, single = start(layout.vocab_size)
     seen = run_layout(layout, seed, tmp_path)
     for rank, result in enumerate(seen.ranks):
         assert result["shapes"] == expected_shapes(layout, rank), rank
