@@ -251,6 +251,11 @@ def say(text: str) -> None:
         _discard(sys.stdout.fileno())
 
 
+def note(text: str) -> None:
+    """Print a line to stderr that a person should know of, and that stops nothing."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
 def _discard(descriptor: int) -> None:
     """The reader of our output went away (`… | head`): what is still to be flushed must go somewhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

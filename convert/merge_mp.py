@@ -1,64 +1,128 @@
 """Merge a training run's checkpoint, of any parallel layout, into one Hugging Face GPT-2 folder.
 
-    python -m convert.merge_mp --checkpoint results/demo/models/tiny --output results/demo/merged/tiny
-    python -m convert.merge_mp --checkpoint results/demo/models/tiny/iter_0000100 --output merged/at-100
+    python -m convert.merge_mp --checkpoint results/demo/models/tiny --output merged/tiny
+    python -m convert.merge_mp --checkpoint results/demo/models/tiny --iteration 40 --output merged/at-40
 
---checkpoint is a run (its newest complete checkpoint) or one iter_* folder. The folder holds config.json,
-model.safetensors and the tokenizer; `transformers` loads it as GPT2LMHeadModel. It is proved before it appears: logits
-computed from its files equal the checkpoint's. No process group, no GPU; memory for two copies of the model.
+--checkpoint is a run (its newest complete checkpoint, or that of --iteration) or one iter_* folder. The folder holds
+config.json, model.safetensors, the tokenizer where the run has one, and training.json, which says what the model was
+trained on; `transformers` loads it as GPT2LMHeadModel. It is proved before it appears: logits computed from its files
+equal the checkpoint's. --force replaces an older result, if every file in it is as this command wrote it. No process
+group, no GPU; memory for two copies of the model.
 """
 
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape as glob_escape
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
 
 from common import cli
-from common.errors import InputError
+from common.errors import CheckpointError, InputError
 from common.files import fsync
+from training import hf_origin
+
+if TYPE_CHECKING:
+    from training.checkpoint import Manifest
+
+
+def check_output(folder: Path, checkpoint: Path, force: bool) -> None:
+    """InputError unless `folder` is free: absent, empty, or, with `force`, an older result of ours and nothing else."""
+    if folder.is_symlink():
+        raise InputError(f"{folder}: a symbolic link; give the folder that it points to as --output")
+    if folder.name in ("", "..") or Path.cwd().is_relative_to(folder.resolve()):
+        raise InputError(f"{folder}: the working directory is in there; give a new folder as --output")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: exists and is no folder; choose another --output")
+    if checkpoint.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{folder}: holds the checkpoint; choose another --output")
+    inside = folder.resolve().is_relative_to(checkpoint.resolve())
+    if inside and any(path.name.startswith("iter_") for path in (folder.resolve(), *folder.resolve().parents)):
+        raise InputError(f"{folder}: is inside the checkpoint; choose another --output")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if stranger := hf_origin.stranger(folder):
+        raise InputError(f"{stranger}: not a file that this command wrote; choose another --output, or move it away")
+    if not force:
+        raise InputError(f"{folder}: exists already; --force replaces it")
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty `<folder>.tmp` that becomes `folder` when all went well, in place of an older result.
+    """Yield an empty folder that becomes `folder` when all went well, in place of an older result of ours.
 
-    Raises InputError rather than replace a folder that is no model folder.
+    Everything happens in a folder of our own beside it, whose name nobody can foresee. Raises InputError, with `folder`
+    as it was, when a file in it is not as we wrote it.
     """
-    if folder.exists() and not (folder / "config.json").is_file() and (folder.is_file() or any(folder.iterdir())):
-        raise InputError(f"{folder}: exists and is no model folder; choose another --output")
-    temporary, old = (folder.with_name(folder.name + suffix) for suffix in (".tmp", ".old"))
-    for leftover in (temporary, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f"{folder.name[:100]}.partial-"
+    for leftover in folder.parent.glob(f"{glob_escape(prefix)}*"):
+        cli.note(f"{leftover}: left by a merge that was killed, or is still running")
+    work = Path(mkdtemp(prefix=prefix, dir=folder.parent))
+    new, old = work / "new", work / "old"
     try:
-        yield temporary
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    for path in temporary.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
-    fsync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        new.mkdir()
+        yield new
+        for path in new.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if folder.exists():
+            folder.rename(old)
+        try:
+            if old.exists() and (stranger := hf_origin.stranger(old, successor=new)):
+                raise InputError(
+                    f"{folder / stranger.name}: not a file that this command wrote; choose another --output, or move "
+                    "it away"
+                )
+            new.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise
+        fsync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)  # every file in it is ours: see above
+    finally:
+        shutil.rmtree(new, ignore_errors=True)  # made above
+        with suppress(OSError):  # an older result that could not be put back stays
+            work.rmdir()
 
 
-def merge(checkpoint_path: Path, output: Path) -> str:
+def find_checkpoint(path: Path, iteration: int | None) -> "Manifest":
+    """The checkpoint that --checkpoint and --iteration mean. Raises CheckpointError."""
+    from training import checkpoint
+
+    if iteration is None:
+        return checkpoint.at(path)
+    found = checkpoint.iterations(path)
+    wanted = checkpoint.iteration_folder(path, iteration)
+    if wanted not in found:
+        there = ", ".join(str(int(folder.name.removeprefix("iter_"))) for folder in reversed(found))
+        raise CheckpointError(
+            f"{path}: no checkpoint of iteration {iteration}; "
+            + (f"there are {there}" if there else "--iteration needs a run folder, with iter_0000100 or the like in it")
+        )
+    return checkpoint.at(wanted)
+
+
+def merge(checkpoint_path: Path, output: Path, *, iteration: int | None = None, force: bool = False) -> str:
     """Write and prove the folder; returns one line that says what was done."""
+    check_output(output, checkpoint_path, force)
     from convert.proof import prove
     from training import checkpoint, hf
     from training.load import model_from, tokenizer_for
 
-    manifest = checkpoint.at(checkpoint_path)
+    manifest = find_checkpoint(checkpoint_path, iteration)
     model = manifest.run.model
     weights = checkpoint.read_weights(manifest)
-    tokenizer = tokenizer_for(model, manifest.tokenize)
+    tokenizer = tokenizer_for(manifest)
+    origin = hf_origin.Origin(
+        manifest.progress.iteration, manifest.progress.consumed_samples, manifest.run.train.split, manifest.data
+    )
     with new_folder(output) as temporary:
-        hf.write_folder(temporary, weights, model, tokenizer)
+        hf.write_folder(temporary, weights, model, tokenizer, origin)
         difference = prove(temporary, model_from(model, weights))
     layout = manifest.run.parallel
     return (
@@ -72,9 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("convert.merge_mp", __doc__)
     parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="DIR", help="run or iter_* folder")
+    parser.add_argument("--iteration", type=cli.positive_int, metavar="N", help="checkpoint of a run (default: newest)")
     parser.add_argument("--output", type=cli.new_folder, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--force", action="store_true", help="replace an older result of this command")
     arguments = parser.parse_args(argv)
-    print(merge(arguments.checkpoint, arguments.output))
+    print(merge(arguments.checkpoint, arguments.output, iteration=arguments.iteration, force=arguments.force))
     return 0
 
 

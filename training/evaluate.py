@@ -8,7 +8,8 @@
 --checkpoint is a Hugging Face folder, a training run (its newest checkpoint) or one iter_* folder. --data is a PREFIX
 of .bin/.idx, a .jsonl file of documents (.zst, .gz, … too), or any other file, read as one text. The tokens are
 cut into windows of the model's sequence length that do not overlap; every token but the first is predicted once. Of
-several datasets each has its line, and the loss of all is the mean over their tokens.
+several datasets each has its line, and the loss of all is the mean over their tokens. --part valid or test takes the
+documents that the model was not trained on: a run and a folder of convert.merge_mp know their train.split.
 
 --task wikitext reads one file in WikiText's form, wiki.test.tokens or wiki.test.raw, and gives the perplexity a word
 that papers give: the text is detokenized, windows overlap by all but --stride tokens, and the loss is shared out over
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli
-from common.errors import InputError
+from common.errors import ConfigError, InputError
 from common.files import check_outputs, is_readable, read_documents, read_lines, write_json
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--task", choices=("loss", "wikitext", "lambada"), default="loss", help="what to measure")
     parser.add_argument("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
-    parser.add_argument("--split", default="949,50,1", metavar="A,B,C", help="shares that define the parts")
+    parser.add_argument(
+        "--split", metavar="A,B,C", help="shares that define the parts (default: those of its training)"
+    )
     parser.add_argument(
         "--stride",
         type=cli.positive_int,
@@ -105,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="write the result as JSON too")
     arguments = parser.parse_args(argv)
 
-    from training.load import load_model
+    from training.load import load_model, split_of
 
     for data in arguments.data:
         _check_data(data, arguments)
@@ -113,10 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     files = (suffixed(data, suffix) for data in arguments.data for suffix in (".bin", ".idx", ".json"))
     check_outputs([arguments.output], files)
-    model, tokenizer = load_model(arguments.checkpoint)
+    if arguments.part != "all":
+        trained = split_of(arguments.checkpoint)
+        arguments.split = _split(arguments, trained)
+    model, tokenizer = load_model(arguments.checkpoint, _vocabulary(arguments.data))
     about = {"checkpoint": str(arguments.checkpoint), "data": ", ".join(map(str, arguments.data))}
     if arguments.task == "loss":
-        about["part"] = arguments.part
+        about |= {"part": arguments.part} | ({"split": arguments.split} if arguments.part != "all" else {})
         result = _losses(arguments, model, tokenizer)
     else:
         about["task"] = arguments.task
@@ -181,6 +187,45 @@ def _check_data(data: Path, arguments: argparse.Namespace) -> None:
         raise InputError(f"{data}: --part {part} needs a dataset, this is one file of text")
 
 
+def _split(arguments: argparse.Namespace, trained: str | None) -> str:
+    """The split that defines the parts: the one that was given, or that of the training.
+
+    Says on stderr how many documents of the part the model was trained on, where both are known and differ.
+    """
+    from training.data.corpus import Corpus, split_documents
+
+    given: str | None = arguments.split or trained
+    if given is None:
+        raise InputError(
+            f"{arguments.checkpoint}: does not say which documents it was trained on; for --part {arguments.part} give "
+            "--split, the train.split of its training"
+        )
+    for data in arguments.data:
+        if trained is None or arguments.part == "train":
+            break
+        documents = Corpus.open(data).documents
+        part = split_documents(given, documents, data, "--split")[arguments.part]
+        try:
+            seen = split_documents(trained, documents, data)["train"]
+        except ConfigError:  # a dataset that is too small for it: not the one of the training
+            continue
+        both = range(max(part.start, seen.start), min(part.stop, seen.stop))
+        if both:
+            cli.note(
+                f"{data}: with --split {given} the model was trained on {len(both)} of the {len(part)} documents of "
+                f"--part {arguments.part}; its own split is {trained}"
+            )
+    return given
+
+
+def _vocabulary(datasets: Sequence[Path]) -> int | None:
+    """The vocabulary that the datasets were made with, where one says so."""
+    from corpus.index import read_meta
+
+    metas = (read_meta(data) for data in datasets if _is_dataset(data))
+    return next((meta.vocab_size for meta in metas if meta is not None), None)
+
+
 def _open(data: Path, arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> "Samples":
     """The samples to evaluate of one --data."""
     from training.data.corpus import Corpus, Samples, split_documents
@@ -193,7 +238,7 @@ def _open(data: Path, arguments: argparse.Namespace, model: "GPT2", tokenizer: "
         corpus = read_text_corpus(data, require_tokenizer(tokenizer, arguments.checkpoint))
     part = range(corpus.documents)
     if arguments.part != "all":
-        part = split_documents(arguments.split, corpus.documents, data)[arguments.part]
+        part = split_documents(arguments.split, corpus.documents, data, "--split")[arguments.part]
     return Samples(corpus, part, model.settings.seq_len)
 
 

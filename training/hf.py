@@ -3,7 +3,8 @@
     DIR/config.json             architecture
         model.safetensors       float32, names under `transformer.`, no lm_head: it is tied to wte
         generation_config.json  where a text begins and ends
-        vocab.json merges.txt tokenizer_config.json     GPT-2's byte-level BPE, where the model's vocabulary has it
+        tokenizer.json vocab.json merges.txt tokenizer_config.json     byte-level BPE, where the run has a tokenizer
+        training.json           what the model was trained on, and the checksums of the files above
 
 Two things differ from our layout. Their linear layers are Conv1D, stored [in, out]; and the columns of c_attn are
 ordered [(q, k, v), head, dim] where our rows are [head, (q, k, v), dim].
@@ -21,9 +22,21 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.files import write_json
 from common.settings import ModelSettings
-from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles
+from common.tokenizer import Tokenizer
 from training.hf_config import CONFIG, config_of, read_settings, weight_files
+from training.hf_origin import Origin, write_origin
+from training.hf_tokenizer import read_tokenizer, write_tokenizer
 from training.model import GPT2
+
+__all__ = [
+    "each_tensor",
+    "from_hugging_face",
+    "read_folder",
+    "read_tensors",
+    "read_tokenizer",
+    "to_hugging_face",
+    "write_folder",
+]
 
 PREFIX = "transformer."
 _LINEAR = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -85,26 +98,25 @@ def from_hugging_face(tensors: Mapping[str, Tensor], model: ModelSettings) -> di
 # ------------------------------------------------------------------------------------------------ folders
 
 
-def write_folder(folder: Path, weights: dict[str, Tensor], model: ModelSettings, tokenizer: Tokenizer | None) -> None:
-    """Write the whole folder; the tokenizer's files go with it where there is one. `folder` exists and is empty."""
+def write_folder(
+    folder: Path,
+    weights: dict[str, Tensor],
+    model: ModelSettings,
+    tokenizer: Tokenizer | None,
+    origin: Origin | None = None,
+) -> None:
+    """Write the whole folder; the tokenizer's files go with it where there is one. `folder` exists and is empty.
+
+    Every name that is written here stands in `training.hf_origin.FILES`.
+    """
     end = tokenizer.end_of_text if tokenizer else None
     write_json(folder / CONFIG, config_of(model, end))
     write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
     save_file(to_hugging_face(weights, model), folder / "model.safetensors", metadata={"format": "pt"})
     shutil.copymode(folder / CONFIG, folder / "model.safetensors")  # safetensors makes it private
     if tokenizer is not None:
-        shutil.copyfile(tokenizer.files.encoder_json, folder / "vocab.json")
-        shutil.copyfile(tokenizer.files.vocab_bpe, folder / "merges.txt")
-        special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
-        write_json(
-            folder / "tokenizer_config.json",
-            {
-                "tokenizer_class": "GPT2Tokenizer",
-                "model_max_length": model.seq_len,
-                "add_prefix_space": False,
-                **special,
-            },
-        )
+        write_tokenizer(folder, tokenizer, model.seq_len)
+    write_origin(folder, origin)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -125,9 +137,3 @@ def read_folder(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
         return model, from_hugging_face(tensors, model)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
-
-
-def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder; None where it has no vocabulary files."""
-    files = VocabularyFiles(folder / "vocab.json", folder / "merges.txt")
-    return Tokenizer(files) if files.encoder_json.is_file() and files.vocab_bpe.is_file() else None

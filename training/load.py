@@ -1,15 +1,19 @@
 """A trained model for use on one device, from a Hugging Face folder, a run, or one of its checkpoints."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from common.errors import InputError
-from common.settings import ModelSettings, TokenizeSettings
+from common.cli import note
+from common.errors import CheckpointError, InputError
+from common.settings import ModelSettings
 from common.tokenizer import Tokenizer, vocabulary_files
-from training import checkpoint, hf, hf_config
+from training import checkpoint, hf, hf_config, hf_origin
+from training.checkpoint import Manifest
 from training.distributed import keep_freed_memory
+from training.hf_tokenizer import true_vocabulary
 from training.model import GPT2
 
 
@@ -22,27 +26,45 @@ def model_from(settings: ModelSettings, weights: dict[str, Tensor]) -> GPT2:
     return model.eval()
 
 
-def tokenizer_for(model: ModelSettings, tokenize: TokenizeSettings) -> Tokenizer | None:
-    """The tokenizer that a run was configured with; None when its vocabulary is larger than the model's.
+def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
+    """The tokenizer that a run was configured with; None when the data had another vocabulary.
 
     Such a model was trained on tokens from elsewhere, and no text can be made of them.
     """
-    tokenizer = Tokenizer(vocabulary_files(tokenize.encoder_json, tokenize.vocab_bpe))
-    return tokenizer if tokenizer.vocab_size <= model.vocab_size else None
+    tokenizer = Tokenizer(vocabulary_files(manifest.tokenize.encoder_json, manifest.tokenize.vocab_bpe))
+    same = tokenizer.vocab_size == manifest.run.model.vocab_size
+    return tokenizer if same and manifest.end_of_text in (None, tokenizer.end_of_text) else None
 
 
-def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
+def split_of(path: Path) -> str | None:
+    """The train.split of the run behind a Hugging Face folder, a run or a checkpoint; None where nothing says so."""
+    if hf_config.is_folder(path):
+        return hf_origin.split_of(path)
+    for folder in (path, *checkpoint.iterations(path)):
+        with suppress(CheckpointError):
+            return checkpoint.read_manifest(folder).run.train.split
+    return None
+
+
+def load_model(path: Path, vocab_size: int | None = None) -> tuple[GPT2, Tokenizer | None]:
     """The model in `path` on the GPU where there is one, and its tokenizer where it is known.
 
-    Raises CheckpointError when the folder is neither a Hugging Face GPT-2 nor holds a complete checkpoint.
+    Of a Hugging Face folder, rows of the embedding that are padding are left out, which is said on stderr; `vocab_size`
+    is the vocabulary of the data, and counts where the folder has no tokenizer. Raises CheckpointError when the folder
+    is neither a Hugging Face GPT-2 nor holds a complete checkpoint.
     """
     if hf_config.is_folder(path):
         settings, weights = hf.read_folder(path)
         tokenizer = hf.read_tokenizer(path)
+        rows, true = settings.vocab_size, true_vocabulary(settings.vocab_size, tokenizer, vocab_size)
+        if true < rows:
+            note(f"{path}: {rows - true} of {rows} embedding rows are no tokens; they are left out")
+            settings = settings.model_copy(update={"vocab_size": true})
+            weights["wte.weight"] = weights["wte.weight"][:true]
     else:
         manifest = checkpoint.at(path)
         settings, weights = manifest.run.model, checkpoint.read_weights(manifest)
-        tokenizer = tokenizer_for(settings, manifest.tokenize)
+        tokenizer = tokenizer_for(manifest)
     if torch.cuda.is_available():
         return model_from(settings, weights).to("cuda"), tokenizer
     keep_freed_memory()
@@ -52,5 +74,7 @@ def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
 def require_tokenizer(tokenizer: Tokenizer | None, path: Path) -> Tokenizer:
     """The tokenizer, or InputError: without one there is no text."""
     if tokenizer is None:
-        raise InputError(f"{path}: no vocabulary (vocab.json, merges.txt) that fits the model; text needs one")
+        raise InputError(
+            f"{path}: no tokenizer (tokenizer.json, or vocab.json and merges.txt) that fits the model; text needs one"
+        )
     return tokenizer

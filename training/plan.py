@@ -26,6 +26,8 @@ class Plan:
     valid: Blend
     test: Blend | None
     """None where a corpus has not even one sample of it."""
+    start: str = ""
+    """What there is to say of the weights that it starts from."""
 
     @property
     def form(self) -> "BatchForm":
@@ -46,7 +48,9 @@ class Plan:
             f"sequence {run.model.seq_len}",
             "parameters": f"{parameter_count(run.model):,} (vocabulary {run.model.vocab_size:,}; "
             f"{parameter_count(run.model, padded):,} padded to {padded:,})",
-            "start": f"weights of {run.finetune}" if run.finetune else f"random weights, seed {train.seed}",
+            "start": f"weights of {run.finetune}{f'; {self.start}' * bool(self.start)}"
+            if run.finetune
+            else f"random weights, seed {train.seed}",
             "layout": run.parallel.factors + self._layout_notes(),
             "batch": f"{train.micro_batch_size} micro x {run.accumulation} accumulation x {run.parallel.data} data = "
             f"{train.global_batch_size} samples = {train.global_batch_size * run.model.seq_len:,} tokens",
@@ -131,11 +135,12 @@ def make_plan(settings: Settings, name: str) -> Plan:
             if documents and part != "test":
                 samples.require_one(part)
             parts[part].append(samples)
+    start = ""
     if run.finetune is not None and not iterations(settings.run_folder(name)):
-        check_start(run, name, run.finetune)
+        start = check_start(run, name, run.finetune)
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
         raise InputError(f"{closing} close their documents: one model needs one vocabulary")
     weights = [source.weight for source in datasets]
     train, valid, test = (Blend(parts[part], weights) for part in PARTS)
-    return Plan(name, run, settings.tokenize, train, valid, test if test.per_epoch else None)
+    return Plan(name, run, settings.tokenize, train, valid, test if test.per_epoch else None, start)

@@ -190,6 +190,6 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write `value` as indented JSON with a trailing newline, all or nothing."""
-    write_text(path, orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+def write_json(path: Path, value: object, *, indent: bool = True) -> None:
+    """Write `value` as JSON with a trailing newline, all or nothing; on one line without `indent`."""
+    write_text(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode() + "\n")

@@ -319,15 +319,15 @@ class ModelRun(Section):
             if whole % unit or (micro and accumulation and whole != unit):
                 product = " x ".join(f"{key} {value}" for key, value in named.items() if value)
                 nearest = [number for number in (whole // unit * unit, (whole // unit + 1) * unit) if number]
-                works = [unit] if micro and accumulation else nearest
+                cures = [unit] if micro and accumulation else nearest
                 raise ValueError(
                     f"train.global_batch_size {whole} is not {'' if micro and accumulation else 'a multiple of '}"
-                    f"{product} = {unit}; set it to {' or '.join(map(str, works))}, or leave it out"
+                    f"{product} = {unit}; set it to {' or '.join(map(str, cures))}, or leave it out"
                 )
             rest = whole // unit  # the missing factors
             if not micro:
                 sizes = [size for size in range(_MICRO_BATCH, 0, -1) if not rest % size]
-                micro = rest if accumulation else next((s for s in sizes if parallel.takes(rest // s)), sizes[-1])
+                micro = rest if accumulation else next((n for n in sizes if parallel.takes(rest // n)), sizes[-1])
         micro = micro or _MICRO_BATCH
         if not accumulation:
             needed = next(number for number in count(1) if parallel.takes(number))

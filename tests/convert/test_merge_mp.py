@@ -1,12 +1,14 @@
 """A tensor-parallel run becomes one folder that transformers loads with equal logits, or nothing at all."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from common.errors import CheckpointError, InputError
+from common.errors import CheckpointError
 from convert.merge_mp import main, merge, new_folder
 from convert.proof import prove, reference_logits
 from tests.conftest import Command
@@ -38,13 +40,24 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
 
 
-def test_an_iteration_can_be_named_and_an_older_result_is_replaced(run: Path, tmp_path: Path) -> None:
+def test_an_iteration_can_be_named_and_an_older_result_is_replaced_by_force_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "merged"
     assert "iteration 2" in merge(run / "iter_0000002", output)
     first = (output / "model.safetensors").read_bytes()
-    assert "iteration 4" in merge(run, output)
+    assert run_main(main, "--checkpoint", run, "--output", output) == 2
+    assert "exists already; --force replaces it\n" in capsys.readouterr().err
+    assert (output / "model.safetensors").read_bytes() == first
+    assert "iteration 4" in merge(run, output, force=True)
     assert (output / "model.safetensors").read_bytes() != first
+    assert "iteration 2" in merge(run, output, iteration=2, force=True)
+    assert (output / "model.safetensors").read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
+    assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", tmp_path / "other") == 2
+    assert "no checkpoint of iteration 3; there are 2, 4\n" in capsys.readouterr().err
+    assert run_main(main, "--checkpoint", run / "iter_0000002", "--iteration", 2, "--output", tmp_path / "other") == 2
+    assert "--iteration needs a run folder" in capsys.readouterr().err
 
 
 def test_a_conversion_that_mixes_heads_is_not_proved(
@@ -73,27 +86,118 @@ def test_a_nan_is_no_proof(run: Path, tmp_path: Path) -> None:
         prove(tmp_path / "merged", model_from(manifest.run.model, weights))
 
 
-def test_a_folder_that_is_no_model_is_never_replaced(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def merged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An older result of this command."""
+    folder = tmp_path_factory.mktemp("older") / "merged"
+    merge(run, folder)
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes | str]:
+    """Everything below a folder, links by their targets."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "says"),
+    [
+        ("a file of another name", lambda folder: (folder / "README.md").write_text("card"), "README.md: not a file"),
+        ("a folder", lambda folder: (folder / "src").mkdir(), "src: not a file"),
+        ("a link", lambda folder: (folder / "pytorch_model.bin").symlink_to("x"), "pytorch_model.bin: not a file"),
+        ("a link of our name", lambda folder: (folder / "vocab.json").symlink_to("x"), "vocab.json: not a file"),
+        ("a changed file", lambda folder: (folder / "config.json").write_text("{}"), "config.json: not a file"),
+        ("no training.json", lambda folder: (folder / "training.json").unlink(), "config.json: not a file"),
+        ("a torn training.json", lambda folder: (folder / "training.json").write_text("[]"), "config.json: not a file"),
+        ("tokenizer files", lambda folder: (folder / "merges.txt").write_text("x"), "merges.txt: not a file"),
+    ],
+)
+def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(
+    run: Path,
+    merged: Path,
+    tmp_path: Path,
+    name: str,
+    spoil: Callable[[Path], object],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(merged, target)
+    spoil(target)
+    before = files_of(tmp_path)
+    for force in ((), ("--force",)):
+        assert run_main(main, "--checkpoint", run, "--output", target, *force) == 2, name
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1, name
+    assert files_of(tmp_path) == before, name
+
+
+def test_what_snakemake_leaves_of_a_result_is_replaced(run: Path, merged: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(merged, target)
+    for declared in ("config.json", "generation_config.json", "model.safetensors"):
+        (target / declared).unlink()
+    merge(run, target, force=True)
+    assert files_of(target) == files_of(merged)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    merge(run, empty)
+    assert files_of(empty) == files_of(merged)
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("a file", "exists and is no folder"),
+        ("a link", "a symbolic link"),
+        (".", "the working directory is in there"),
+        ("..", "the working directory is in there"),
+        ("/", "the working directory is in there"),
+        ("RUN", "holds the checkpoint"),
+        ("RUN/iter_0000002", "is inside the checkpoint"),
+        ("RUN/iter_0000002/merged", "is inside the checkpoint"),
+        ("a file/merged", "a file: File exists"),
+        ("thesis", "chapter1.tex: not a file that this command wrote"),
+    ],
+)
+def test_an_output_that_is_no_new_folder_stops_in_one_line(
+    run: Path,
+    tmp_path: Path,
+    output: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a file").write_text("x")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a link").symlink_to("there")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
-    with (
-        pytest.raises(InputError, match="is no model folder; choose another --output"),
-        new_folder(tmp_path / "thesis"),
-    ):
-        pass
-    assert (tmp_path / "thesis" / "chapter1.tex").exists()
+    (tmp_path / "thesis" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    before = [files_of(tmp_path), files_of(run)]
+    assert run_main(main, "--checkpoint", run, "--output", output.replace("RUN", str(run)), "--force") == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert [files_of(tmp_path), files_of(run)] == before
 
 
-def test_an_interrupted_write_leaves_the_older_result(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_older_result_and_all_that_is_beside_it(merged: Path, tmp_path: Path) -> None:
     target = tmp_path / "merged"
-    for content in ("old", "new"):
-        with pytest.raises(KeyboardInterrupt) if content == "new" else open("/dev/null"):
-            with new_folder(target) as temporary:
-                (temporary / "config.json").write_text(content)
-                if content == "new":
-                    raise KeyboardInterrupt
-    assert (target / "config.json").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
+    shutil.copytree(merged, target)
+    for name in ("merged.old", "merged.tmp"):  # what somebody keeps there is not ours
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    before = files_of(tmp_path)
+    with pytest.raises(KeyboardInterrupt), new_folder(target) as temporary:
+        (temporary / "config.json").write_text("new")
+        raise KeyboardInterrupt
+    assert files_of(tmp_path) == before
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize(
@@ -103,6 +207,9 @@ def test_an_interrupted_write_leaves_the_older_result(tmp_path: Path) -> None:
         ("iter_0000009", "not a complete checkpoint"),
         ("megatron", "a Megatron checkpoint (mp_rank_*); these are not read yet"),
         ("empty", "no checkpoint here"),
+        ("list", "not a manifest; the checkpoint is damaged"),
+        ("text", "not a manifest; the checkpoint is damaged"),
+        ("mapping", "format None, this version reads format 1"),
     ],
 )
 def test_what_cannot_be_merged_stops_in_one_line(
@@ -111,6 +218,9 @@ def test_what_cannot_be_merged_stops_in_one_line(
     (tmp_path / "iter_0000009").mkdir()
     (tmp_path / "megatron" / "iter_0000100" / "mp_rank_00").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
+    for name, content in (("list", "[]"), ("text", '"x"'), ("mapping", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(content)
     assert run_main(main, "--checkpoint", tmp_path / folder, "--output", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1

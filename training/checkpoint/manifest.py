@@ -59,6 +59,8 @@ class Manifest:
     """`Blend.content` of that; None in a manifest from before there was such a thing."""
     files: Mapping[str, Mapping[str, Any]]
     """`{"size": bytes, "sha256": hex, "xxh3": hex}` by file name; the last one is absent from old ones."""
+    end_of_text: int | None = None
+    """Id of the token that closes its documents; None in old manifests."""
 
 
 class _File(BaseModel):
@@ -76,6 +78,7 @@ class _Raw(BaseModel):
     journal: dict[str, Any] = {}
     data: str
     content: list[str] | None = None
+    end_of_text: int | None = None
     files: dict[str, _File]
 
 
@@ -98,6 +101,7 @@ def describe(
         "tokenize": tokenize.model_dump(mode="json"),
         "data": plan.train.identity,
         "content": plan.train.content,
+        "end_of_text": plan.form.end_of_text,
         "topology": topology(run.parallel),
         "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
         "torch": torch.__version__,
@@ -164,6 +168,7 @@ def read_manifest(folder: Path) -> Manifest:
         tokenize=_kept_vocabulary(folder.parent, tokenize),
         data=found.data,
         content=found.content,
+        end_of_text=found.end_of_text,
         files={name: entry.model_dump(exclude_none=True) for name, entry in found.files.items()},
     )
 

@@ -116,23 +116,25 @@ class Corpus:
 # ------------------------------------------------------------------------------------------------ parts
 
 
-def split_documents(split: str, documents: int, corpus: object = "the corpus") -> dict[str, range]:
+def split_documents(
+    split: str, documents: int, corpus: object = "the corpus", key: str = "train.split"
+) -> dict[str, range]:
     """Contiguous ranges of documents for train, valid and test, in the proportions of `split` ("949,50,1").
 
     Raises ConfigError for shares that are no three numbers, and when a part whose share is not 0 (or training) would
-    get no document; the message names the smallest change that works. `corpus` is what it calls the corpus.
+    get no document; the message names the smallest change that works. `corpus` and `key` are what it calls the two.
     """
     try:
         shares = split_shares(split)
     except ValueError as error:
-        raise ConfigError(f"train.split {error}") from None
+        raise ConfigError(f"{key} {error}") from None
     edges = [0, *(round(documents * sum(shares[: part + 1]) / sum(shares)) for part in range(len(PARTS)))]
     parts = {name: range(edges[i], edges[i + 1]) for i, name in enumerate(PARTS)}
     wanted = [name for name, share in zip(PARTS, shares, strict=True) if name == "train" or share]
     without = next((name for name in wanted if not parts[name]), None)
     if without is None:
         return parts
-    problem = f"train.split {split} leaves no document for {without}: {corpus} has {documents}"
+    problem = f"{key} {split} leaves no document for {without}: {corpus} has {documents}"
     if documents < len(wanted):
         raise ConfigError(f"{problem}; it needs {len(wanted)} or more, or shares of 0")
     works = {name: max(len(part), int(name in wanted)) for name, part in parts.items()}  # a document or two too many

@@ -81,7 +81,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.reshape(-1).split(_PIECE) if tensor.device.type == "cpu" else (tensor,)
+    return torch.split(tensor.reshape(-1), _PIECE) if tensor.device.type == "cpu" else (tensor,)
 
 
 def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:

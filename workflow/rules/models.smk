@@ -43,13 +43,10 @@ rule merge:
     input:
         done=RUN / "models/{model}/done.json",
     output:
-        # The whole folder, file by file: a rerun starts from an empty one.
+        # Not the tokenizer, which not every model has, nor training.json, by which --force knows the folder for its own.
         config=RUN / "merged/{model}/config.json",
         generation=RUN / "merged/{model}/generation_config.json",
         weights=RUN / "merged/{model}/model.safetensors",
-        tokenizer=RUN / "merged/{model}/tokenizer_config.json",
-        vocabulary=RUN / "merged/{model}/vocab.json",
-        merges=RUN / "merged/{model}/merges.txt",
     log:
         RUN / "logs/merge/{model}.log",
     benchmark:
@@ -61,7 +58,7 @@ rule merge:
         run=subpath(input.done, parent=True),
         folder=subpath(output.config, parent=True),
     shell:
-        "python -m convert.merge_mp --checkpoint {params.run} --output {params.folder} > {log} 2>&1"
+        "python -m convert.merge_mp --checkpoint {params.run} --output {params.folder} --force > {log} 2>&1"
 
 
 rule evaluate:
