@@ -10,13 +10,16 @@ from torch.nn import functional as F
 
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
+from convert.merge_mp import merge
+from corpus.index import IndexWriter, Meta
 from tests.helpers import document, write_shard
-from tests.training.helpers import byte_documents, run_main, write_corpus
+from tests.training.helpers import byte_documents, make_run, run_main, settings_of, write_corpus
 from training import hf
 from training.data.corpus import Corpus, Samples
 from training.evaluate import evaluate, main
-from training.load import model_from
+from training.load import load_model, model_from
 from training.model import GPT2, initial_value
+from training.train import main as train_main
 
 
 def tiny_model(vocab_size: int) -> GPT2:
@@ -105,6 +108,66 @@ def test_several_datasets_have_a_line_each_and_their_tokens_weigh_the_same(
         *(f"{path} (all)" for path in data),
         "all",
     ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on 40 documents of bytes with the split 80,10,10, and what it was merged to; the folder of both."""
+    folder = tmp_path_factory.mktemp("run")
+    config = make_run(folder, documents=40, train={"iterations": 1, "split": "80,10,10"})
+    assert run_main(train_main, "--config", config, "--model", "tiny") == 0
+    merge(folder / "models" / "tiny", folder / "merged")
+    return folder
+
+
+@pytest.mark.parametrize("checkpoint", ["models/tiny", "models/tiny/iter_0000001", "merged"])
+def test_a_part_is_that_of_the_training_and_another_split_says_what_was_seen(
+    trained: Path, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, output = trained / "dataset/corpus_text_document", tmp_path / "result.json"
+    asked = ("--checkpoint", trained / checkpoint, "--data", data, "--output", output)
+    capsys.readouterr()
+    assert run_main(main, *asked, "--part", "valid") == 0
+    found = json.loads(output.read_text())
+    assert (found["documents"], found["split"]) == (4, "80,10,10")
+    assert capsys.readouterr().err == ""
+    assert run_main(main, *asked, "--part", "valid", "--split", "0.8,0.1,0.1") == 0
+    assert json.loads(output.read_text())["loss"] == found["loss"]
+    assert capsys.readouterr().err == ""
+    assert run_main(main, *asked, "--part", "valid", "--split", "60,30,10") == 0
+    assert "trained on 8 of the 12 documents of --part valid; its own split is 80,10,10" in capsys.readouterr().err
+    assert run_main(main, *asked, "--part", "valid", "--split", "1e308,0,0") == 2
+    assert "--split '1e308,0,0' must be three shares" in capsys.readouterr().err
+
+
+def test_a_part_of_unknown_training_asks_for_the_split(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "gpt2", byte_documents(40), 50257)
+    asked = ("--checkpoint", folder, "--data", tmp_path / "gpt2", "--part", "test")
+    assert run_main(main, *asked) == 2
+    error = capsys.readouterr().err
+    assert "for --part test give --split, the train.split of its training" in error and error.count("\n") == 1
+    assert run_main(main, *asked, "--split", "80,10,10") == 0
+
+
+def test_a_model_of_another_vocabulary_has_no_tokenizer_and_merges_without_one(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where GPT-2's 50,257 tokens would fit into it."""
+    config = make_run(tmp_path, model={"vocab_size": 60000}, train={"iterations": 1})
+    write_corpus(settings_of(config).dataset_prefix, byte_documents(40), 60000)
+    assert run_main(train_main, "--config", config, "--model", "tiny") == 0
+    for run in (tmp_path, trained):
+        assert "without tokenizer" in merge(run / "models" / "tiny", tmp_path / f"{run.name}-merged")
+        assert not (tmp_path / f"{run.name}-merged" / "vocab.json").exists()
+        assert load_model(tmp_path / f"{run.name}-merged")[1] is None
+    config = make_run(tmp_path / "same", model={"vocab_size": 50257}, train={"iterations": 1})
+    with IndexWriter(settings_of(config).dataset_prefix, np.uint16, Meta(50257, 0)) as writer:  # closed by token 0
+        for one in byte_documents(40):
+            writer.add_document(one)
+    assert run_main(train_main, "--config", config, "--model", "tiny") == 0
+    assert load_model(tmp_path / "same" / "models" / "tiny")[1] is None
 
 
 @pytest.mark.parametrize(

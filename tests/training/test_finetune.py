@@ -10,8 +10,19 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from common.errors import ConfigError
-from common.files import read_rows
-from tests.training.helpers import BYTE_VOCABULARY, launch_ok, make_run, run_main, settings_of
+from common.files import read_rows, write_json
+from common.tokenizer import Tokenizer
+from common.tokenizer_json import to_json
+from tests.training.helpers import (
+    BYTE_VOCABULARY,
+    byte_documents,
+    launch_ok,
+    make_run,
+    run_main,
+    settings_of,
+    write_corpus,
+)
+from training.load import load_model
 from training.plan import make_plan
 from training.train import main
 
@@ -109,6 +120,49 @@ def test_a_folder_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     GPT2LMHeadModel(other).save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"vocab_size is 257, but .* has 300"):
         make_plan(settings_of(finetuned(tmp_path, tmp_path / "other")), "tiny")
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_padding_rows_of_a_foreign_model_are_left_out_and_the_plan_says_so(tmp_path: Path, size: int) -> None:
+    """320 rows are 257 rounded up to a multiple of 64, as 50,304 are 50,257."""
+    config = GPT2Config(**{**SIZES, "vocab_size": 320}, bos_token_id=256, eos_token_id=256)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        theirs = GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "padded")
+    run = finetuned(tmp_path / "run", tmp_path / "padded", parallel={"tensor": size})
+    assert "; 63 of 320 embedding rows are no tokens and left out\n" in str(make_plan(settings_of(run), "tiny"))
+    if size == 1:
+        assert run_main(main, "--config", run, "--model", "tiny") == 0
+    else:
+        launch_ok(size, "training.train", "--config", run, "--model", "tiny")
+    trimmed = torch.nn.Linear(32, 257, bias=False)
+    trimmed.weight = torch.nn.Parameter(theirs.transformer.wte.weight[:257].detach())
+    theirs.lm_head = trimmed
+    assert first_loss(run) == pytest.approx(loss_of_transformers(theirs, run), rel=1e-5)
+
+
+def test_the_tokenizer_of_a_folder_says_how_many_rows_are_tokens(tmp_path: Path) -> None:
+    """No message sends its reader to one that sends back: the data have the last word on vocab_size."""
+    padded = GPT2Config(**{**SIZES, "vocab_size": 50304}, bos_token_id=50256, eos_token_id=50256)
+    theirs = GPT2LMHeadModel(padded).eval()
+    theirs.save_pretrained(tmp_path / "padded")
+    write_json(tmp_path / "padded" / "tokenizer.json", to_json(Tokenizer().vocabulary))
+    config = finetuned(tmp_path / "run", tmp_path / "padded", model={"vocab_size": 50257})
+    write_corpus(settings_of(config).dataset_prefix, byte_documents(60), 50257)
+    assert "; 47 of 50,304 embedding rows are no tokens and left out" in str(make_plan(settings_of(config), "tiny"))
+    ours, tokenizer = load_model(tmp_path / "padded")
+    assert tokenizer is not None and ours.settings.vocab_size == tokenizer.vocab_size == 50257
+    tokens = torch.randint(50257, (2, 16), generator=torch.Generator().manual_seed(1))
+    expected = theirs(tokens).logits[..., :50257]
+    found = ours(tokens).cpu()
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    (settings_of(config).dataset_prefix.with_suffix(".json")).unlink()
+    other = finetuned(tmp_path / "other", tmp_path / "padded", model={"vocab_size": 50304})
+    write_corpus(settings_of(other).dataset_prefix, byte_documents(60), 50304)
+    with pytest.raises(ConfigError, match=r"vocab_size is 50304, but .* has 50257 tokens; set it to 50257 if the data"):
+        make_plan(settings_of(other), "tiny")
 
 
 def test_a_folder_that_is_not_there_or_not_whole_stops_in_one_line(

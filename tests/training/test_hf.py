@@ -68,6 +68,11 @@ def test_the_tokenizer_that_goes_with_the_folder_is_gpt2s(tmp_path: Path) -> Non
     assert theirs.eos_token_id == ours.end_of_text == 50256
     assert ours.decode(ours.encode(text).tolist()) == text
     assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == 50256
+    for name in ("vocab.json", "merges.txt"):  # tokenizer.json is enough, for transformers and for us
+        (tmp_path / name).unlink()
+    alone, again = hf.read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert alone is not None and alone.encode(text).tolist() == ours.encode(text).tolist()
+    assert again(text)["input_ids"] == theirs(text)["input_ids"]
 
 
 def test_a_head_of_its_own_or_a_tensor_of_another_shape_is_refused() -> None:

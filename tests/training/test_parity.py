@@ -42,4 +42,4 @@ def test_a_layout_equals_the_single_process(
             tuple(counts.get(f"_{name}_base_", 0) for name in ("allgather", "reduce_scatter")) == GATHERED[layout.zero]
         )
     for name, difference in differences(seen, single).items():
-        assert difference <= TOLERANCE, name
+        assert difference <= TOLERANCE[name], name
