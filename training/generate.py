@@ -220,7 +220,7 @@ def _options(given: dict[str, object]) -> GenerateSettings:
 
 
 def _interactive(model: "GPT2", tokenizer: "Tokenizer", options: GenerateSettings, samples: int, fresh: bool) -> None:
-    """Prompts from stdin until `stop` or its end; with `fresh` seeds each prompt has one of its own, told on stderr."""
+    """Prompts from stdin until `stop` or its end; with `fresh` seeds each prompt has one of its own, which is told."""
     while True:
         print("prompt> ", end="", flush=True)
         line = sys.stdin.readline()
@@ -228,10 +228,11 @@ def _interactive(model: "GPT2", tokenizer: "Tokenizer", options: GenerateSetting
             return
         if fresh:
             options = options.model_copy(update={"seed": secrets.randbelow(2**32)})
-            print(f"seed {options.seed}", file=sys.stderr, flush=True)
         try:
             for block in _blocks(model, tokenizer, line.rstrip("\n"), options, samples):
                 print(block, flush=True)
+            if fresh:
+                print(f"(seed {options.seed})", flush=True)
         except InputError as error:  # of this prompt; the next may be better
             print(f"error: {error}", file=sys.stderr)
 

@@ -1,6 +1,8 @@
 """Sampling obeys its options, the same seed gives the same text, and mistakes are one line."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +20,7 @@ from tests.training.test_evaluate import folder, tiny_model  # noqa: F401  (a fi
 from tests.training.test_model import SMALL, reference_model
 from training.generate import choose, continue_tokens, generate, main, read_prompts
 from training.hf import from_hugging_face
-from training.load import model_from
+from training.load import load_model, model_from
 from training.model import GPT2
 
 PROMPTS = [[], [7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(10, 30))]
@@ -201,15 +203,82 @@ def test_without_a_prompt_lines_are_continued_until_stop(folder: Path) -> None: 
     assert result.returncode == 0
     assert "prompt> One" in result.stdout and "prompt> Two" in result.stdout and "never" not in result.stdout
     assert "error: prompt 1: " in result.stderr and result.stderr.count("\n") == 1
+    seeds = re.findall(r"^\(seed (\d+)\)$", result.stdout, re.MULTILINE)
+    assert len(set(seeds)) == 2  # fresh ones, and what they give can be had again
+    text = result.stdout.partition("prompt> ")[2].partition("\n(seed")[0]
+    (again,) = generate(load_model(folder)[0], Tokenizer(), ["One"], GenerateSettings(max_tokens=3, seed=int(seeds[0])))
+    assert text == again
+
+
+@pytest.mark.parametrize(("seed", "printed"), [((), True), (("--seed", 7), False)])
+def test_typed_prompts_have_the_seed_that_is_given_or_fresh_ones(
+    folder: Path,  # noqa: F811
+    seed: tuple[object, ...],
+    printed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The list\n" * 2))
+    assert run_main(main, "--checkpoint", folder, "--max-tokens", 12, *seed) == 0
+    first, second = capsys.readouterr().out.split("prompt> ")[1:3]
+    assert ("(seed " in first) is printed
+    assert (first == second) is not printed
+
+
+def test_samples_are_different_texts_with_seeds_that_give_each_again(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, tokenizer = load_model(folder)[0], Tokenizer()
+    options = GenerateSettings(
+        max_tokens=12, temperature=3, seed=2**64 - 2, top_k=0
+    )  # the third seed begins at 0 again
+    texts = list(generate(model, tokenizer, ["The", "A list"], options, samples=5))
+    assert len(set(texts)) == 10 and [text[:3] for text in texts] == ["The"] * 5 + ["A l"] * 5
+    for sample, seed in enumerate((2**64 - 2, 2**64 - 1, 0, 1, 2)):
+        alone = options.model_copy(update={"seed": seed})
+        assert list(generate(model, tokenizer, ["The", "A list"], alone)) == [texts[sample], texts[5 + sample]]
+    (tmp_path / "prompts.txt").write_text("The\nA list\n")
+    asked = ("--checkpoint", folder, "--max-tokens", 12, "--temperature", 3, "--top-k", 0, "--samples", 5)
+    asked += ("--seed", 2**64 - 2)
+    assert run_main(main, *asked, "--prompts", tmp_path / "prompts.txt") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["text"] for line in lines] == texts
+    assert [(line["sample"], line["seed"]) for line in lines[4:6]] == [(5, 2), (1, 2**64 - 2)]
+    assert run_main(main, *asked, "--prompt", "The", "--output", tmp_path / "out.txt") == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "out.txt").read_text() == printed
+    assert printed == "".join(f"--- sample {n + 1}, seed {(2**64 - 2 + n) % 2**64}\n{texts[n]}\n" for n in range(5))
+
+
+def test_the_lowest_temperature_is_greedy() -> None:
+    assert set(draws(GenerateSettings(temperature=5e-324), 20)) == {1}
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(("--top-p", "2"), "--top-p 2.0"), (("--temperature", "-1"), "--temperature -1.0"), ((), "no such folder")],
+    [
+        (("--top-p", "2"), "--top-p 2.0"),
+        (("--temperature", "-1"), "--temperature -1.0"),
+        (("--temperature", "nan"), "--temperature nan"),
+        (("--seed", str(2**64)), "--seed 18446744073709551616"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--max-tokens", "0"), "--max-tokens 0"),
+        (("--samples", "0"), "--samples"),
+        (
+            ("--samples", "2", "--temperature", "0"),
+            "--samples 2: with --temperature 0 all texts of a prompt are the same",
+        ),
+        ((), "no such folder"),
+    ],
 )
 def test_wrong_options_stop_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_main(main, "--checkpoint", tmp_path / "absent", "--prompt", "x", *arguments) == 2
+    try:
+        assert run_main(main, "--checkpoint", tmp_path / "absent", "--prompt", "x", *arguments) == 2
+    except SystemExit as exited:  # the parser's own
+        assert exited.code == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
