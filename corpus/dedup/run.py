@@ -1,6 +1,6 @@
 """All phases on one machine: `dedup`."""
 
-import shutil
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from common.errors import EmptyResultError, InputError
+from common.folders import remove_own
 from common.settings import DedupSettings
 from common.stats import Stats
 from common.workers import Workers
@@ -16,6 +17,8 @@ from corpus.dedup.filter import filter_shard, shard_name
 from corpus.dedup.pairs import write_pairs
 from corpus.dedup.signatures import Signatures, describe_shards
 from corpus.dedup.verify import write_edges
+
+_OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
 
 
 def check_names(inputs: Sequence[Path]) -> None:
@@ -50,12 +53,13 @@ def dedup(
 ) -> Stats:
     """Deduplicate shards together; see `python -m corpus.dedup --help` for the rules and the files.
 
-    Raises InputError for unreadable input, EmptyResultError when there is no document at all.
+    Raises InputError for unreadable input and for a folder work/ in which somebody keeps files, EmptyResultError when
+    there is no document at all.
     """
     check_names(inputs)
     stats = Stats("dedup")
     folder = output_dir / "work.tmp"  # not `work`, which may be of the phases on a cluster
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    remove_own(folder, _OWN.fullmatch)  # what a killed run left
     try:
         with Workers(workers) as pool:  # it ends before the folder that it works in is removed
             signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
@@ -73,7 +77,7 @@ def dedup(
             for part in pool.map(filtered, inputs):
                 stats.add(part)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_own(folder, _OWN.fullmatch)
         with suppress(OSError):  # bad input leaves nothing, not even an empty folder
             output_dir.rmdir()
     assert stats.documents_in == stats.documents_out + stats.reasons.total(), "no document is lost"

@@ -207,9 +207,9 @@ def test_an_interrupted_write_leaves_the_older_result_and_all_that_is_beside_it(
         ("iter_0000009", "not a complete checkpoint"),
         ("megatron", "a Megatron checkpoint (mp_rank_*); these are not read yet"),
         ("empty", "no checkpoint here"),
-        ("list", "not a manifest; the checkpoint is damaged"),
-        ("text", "not a manifest; the checkpoint is damaged"),
-        ("mapping", "format None, this version reads format 1"),
+        ("list", "not the manifest of a checkpoint; damaged"),
+        ("text", "not the manifest of a checkpoint; damaged"),
+        ("mapping", "not the manifest of a checkpoint; damaged"),
     ],
 )
 def test_what_cannot_be_merged_stops_in_one_line(

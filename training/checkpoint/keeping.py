@@ -1,6 +1,5 @@
 """Which checkpoints of a run are kept."""
 
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from common.errors import TrainingError
 from training.checkpoint.finding import problem_of
+from training.checkpoint.own import discard, stranger_in
 from training.distributed import gathered
 from training.run_folder import iteration_of, iterations
 
@@ -48,9 +48,12 @@ def thin_out(
 def _remove(folder: Path) -> None:
     """Under another name first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
     condemned = folder.with_name(folder.name + ".tmp")
+    if stranger := stranger_in(folder):
+        print(f"warning: {folder}: not removed: {stranger.name} in it is no file of a checkpoint", file=sys.stderr)
+        return
     try:
-        shutil.rmtree(condemned, ignore_errors=True)
+        discard(condemned)
         folder.rename(condemned)
-        shutil.rmtree(condemned)
+        discard(condemned)
     except OSError as error:
         print(f"warning: {folder}: not removed ({error.strerror})", file=sys.stderr)

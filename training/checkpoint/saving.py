@@ -27,6 +27,7 @@ from training.checkpoint import manifest as manifests
 from training.checkpoint.files import Digests, Reader, Writer
 from training.checkpoint.finding import problem_of
 from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
+from training.checkpoint.own import discard
 from training.checkpoint.replicas import Replicas
 from training.distributed import gathered, together
 from training.model import GPT2
@@ -67,7 +68,7 @@ def write(
         if rank == 0:
             may_write()
             for leftover in run_folder.glob("iter_*.tmp"):  # of a save or a removal that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
+                discard(leftover)
             temporary.mkdir()
 
     def publish() -> None:
@@ -144,11 +145,11 @@ def _replace(temporary: Path, final: Path) -> None:
     """Give a finished checkpoint its name. One that has it already is moved aside first: it is never half there."""
     aside = final.with_name(final.name + ".old.tmp")
     if final.exists():
-        shutil.rmtree(aside, ignore_errors=True)
+        discard(aside)
         final.rename(aside)
     temporary.rename(final)
     fsync(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    discard(aside)
 
 
 class _Planner(DefaultSavePlanner):
