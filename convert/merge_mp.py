@@ -1,7 +1,7 @@
 """Merge a training run's checkpoint, of any parallel layout, into one Hugging Face GPT-2 folder.
 
     python -m convert.merge_mp --checkpoint results/demo/models/tiny --output merged/tiny
-    python -m convert.merge_mp --checkpoint results/demo/models/tiny --iteration 40 --output merged/at-40
+    python -m convert.merge_mp --checkpoint results/demo/models/tiny --iteration 400 --output merged/at-400
 
 --checkpoint is a run (its newest complete checkpoint, or that of --iteration) or one iter_* folder. The folder holds
 config.json, model.safetensors, the tokenizer where the run has one, and training.json, which says what the model was

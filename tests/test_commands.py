@@ -1,12 +1,16 @@
 """What holds for every command: --help shows an example and is quick, a wrong argument is one line and exit code 2."""
 
+import argparse
+import importlib
 import re
+import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 from tests.helpers import assert_one_line_error
 
 COMMANDS = (
@@ -16,6 +20,7 @@ COMMANDS = (
     "training.generate", "convert.merge_mp", "cluster.submit", "cluster.status", "report", "demo", "demo.build",
     "demo.serve", "benchmarks.corpus",
 )  # fmt: skip
+PACKAGES = ("corpus.dedup", "corpus.index", "report", "demo")
 
 
 @pytest.mark.parametrize("module", COMMANDS)
@@ -34,3 +39,43 @@ def test_a_wrong_argument_is_one_line(module: str, command: Command) -> None:
 def test_commands_start_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class _Parsed(Exception):
+    """The options were understood."""
+
+
+def _documented() -> list[tuple[str, list[str]]]:
+    """Every `python -m MODULE …` of the README, the docs and the help texts: where it stands, and its words."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    sources = [
+        (path.name, re.findall(r"```\w*\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)) for path in pages
+    ]
+    sources += [(module, [importlib.import_module(module).__doc__ or ""]) for module in COMMANDS if module != "demo"]
+    found = []
+    for name, texts in sources:
+        for line in "\n".join(texts).replace("\\\n", " ").splitlines():
+            match = re.search(r"python -m (\S+)(.*)", line)
+            if match and match[1] in COMMANDS:
+                words = shlex.split(re.split(r" [|>&]|; ", match[2])[0], comments=True)
+                found.append((name, [match[1], *words]))
+    return found
+
+
+def test_every_documented_command_has_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = argparse.ArgumentParser.parse_args
+
+    def parse(self: argparse.ArgumentParser, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    commands = _documented()
+    assert {"training.evaluate", "training.generate", "training.train", "convert.merge_mp"} <= {
+        c[1][0] for c in commands
+    }
+    for where, (module, *words) in commands:
+        command = importlib.import_module(f"{module}.__main__" if module in PACKAGES else module)
+        with pytest.raises(_Parsed):
+            command.main(words)
+            pytest.fail(f"{where}: {module}")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from training.model import GPT2
 
 _SEEDS = 2**64
+_NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
 _BATCH = 8  # texts at a time; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
 
 
@@ -162,6 +163,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--samples", type=cli.positive_int, default=1, metavar="N", help="texts per prompt")
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="write what is printed there too")
+    parser.add_argument(
+        "--allow-no-tokenizer", action="store_true", help="say so instead of a text where there is none"
+    )
     arguments = parser.parse_args(argv)
     typed = arguments.prompt is None and arguments.prompts is None
     fresh = typed and arguments.seed is None
@@ -177,6 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from training.load import load_model, require_tokenizer
 
     model, tokenizer = load_model(arguments.checkpoint)
+    if tokenizer is None and arguments.allow_no_tokenizer:
+        print(_NO_TEXT)
+        if arguments.output is not None:
+            write_text(arguments.output, f"{_NO_TEXT}\n")
+        return 0
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
     if arguments.prompts is not None:
         texts = generate(model, tokenizer, [record["prompt"] for record in records], options, samples)

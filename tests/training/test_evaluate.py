@@ -17,6 +17,7 @@ from tests.training.helpers import byte_documents, make_run, run_main, settings_
 from training import hf
 from training.data.corpus import Corpus, Samples
 from training.evaluate import evaluate, main
+from training.generate import main as generate_main
 from training.load import load_model, model_from
 from training.model import GPT2, initial_value
 from training.train import main as train_main
@@ -162,6 +163,11 @@ def test_a_model_of_another_vocabulary_has_no_tokenizer_and_merges_without_one(
         assert "without tokenizer" in merge(run / "models" / "tiny", tmp_path / f"{run.name}-merged")
         assert not (tmp_path / f"{run.name}-merged" / "vocab.json").exists()
         assert load_model(tmp_path / f"{run.name}-merged")[1] is None
+        sample = ("--checkpoint", tmp_path / f"{run.name}-merged", "--prompt", "x", "--output", tmp_path / "sample.txt")
+        assert run_main(generate_main, *sample) == 2
+        assert "no tokenizer" in capsys.readouterr().err
+        assert run_main(generate_main, *sample, "--allow-no-tokenizer") == 0  # as the workflow asks
+        assert (tmp_path / "sample.txt").read_text() == capsys.readouterr().out.splitlines(keepends=True)[-1]
     config = make_run(tmp_path / "same", model={"vocab_size": 50257}, train={"iterations": 1})
     with IndexWriter(settings_of(config).dataset_prefix, np.uint16, Meta(50257, 0)) as writer:  # closed by token 0
         for one in byte_documents(40):

@@ -108,7 +108,7 @@ rule generate:
         "python -m training.generate --checkpoint {params.model} --prompt {params.sample.prompt:q} "
         "--max-tokens {params.sample.max_tokens} --temperature {params.sample.temperature} "
         "--top-k {params.sample.top_k} --top-p {params.sample.top_p} --seed {params.sample.seed} "
-        "--output {output.sample} > {log} 2>&1"
+        "--output {output.sample} --allow-no-tokenizer > {log} 2>&1"
 
 
 for name in settings.models:
