@@ -33,7 +33,7 @@ def check_output(folder: Path, checkpoint: Path, force: bool) -> None:
     """InputError unless `folder` is free: absent, empty, or, with `force`, an older result of ours and nothing else."""
     if folder.is_symlink():
         raise InputError(f"{folder}: a symbolic link; give the folder that it points to as --output")
-    if folder.name in ("", "..") or Path.cwd().is_relative_to(folder.resolve()):
+    if Path.cwd().is_relative_to(folder.resolve()):
         raise InputError(f"{folder}: the working directory is in there; give a new folder as --output")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: exists and is no folder; choose another --output")

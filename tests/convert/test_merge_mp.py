@@ -152,15 +152,16 @@ def test_what_snakemake_leaves_of_a_result_is_replaced(run: Path, merged: Path, 
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        ("a file", "exists and is no folder"),
+        ("a file", "a file: is no folder"),
         ("a link", "a symbolic link"),
-        (".", "the working directory is in there"),
-        ("..", "the working directory is in there"),
-        ("/", "the working directory is in there"),
-        ("RUN", "holds the checkpoint"),
+        (".", "cannot be replaced; name a folder inside it"),
+        ("..", "cannot be replaced; name a folder inside it"),
+        ("/", "cannot be replaced; name a folder inside it"),
+        ("RUN", "would overwrite the input"),
         ("RUN/iter_0000002", "is inside the checkpoint"),
         ("RUN/iter_0000002/merged", "is inside the checkpoint"),
-        ("a file/merged", "a file: File exists"),
+        ("a file/merged", "a file: is no folder"),
+        ("HERE", "the working directory is in there"),
         ("thesis", "chapter1.tex: not a file that this command wrote"),
     ],
 )
@@ -180,7 +181,17 @@ def test_an_output_that_is_no_new_folder_stops_in_one_line(
     (tmp_path / "thesis" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     before = [files_of(tmp_path), files_of(run)]
-    assert run_main(main, "--checkpoint", run, "--output", output.replace("RUN", str(run)), "--force") == 2
+    assert (
+        run_main(
+            main,
+            "--checkpoint",
+            run,
+            "--output",
+            output.replace("RUN", str(run)).replace("HERE", str(tmp_path)),
+            "--force",
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert [files_of(tmp_path), files_of(run)] == before

@@ -96,7 +96,11 @@ def save_checkpoint(
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
     """A command in this process, as its `__main__` runs it; returns the exit code. Saves the seconds of an import."""
-    return cli.run(lambda: main([str(argument) for argument in arguments]))
+    try:
+        return cli.run(lambda: main([str(argument) for argument in arguments]))
+    except SystemExit as leaving:  # options that cannot be parsed
+        assert isinstance(leaving.code, int)
+        return leaving.code
 
 
 # Processes are forked from one server that has imported torch already: an import costs more than most tests.

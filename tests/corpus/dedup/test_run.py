@@ -167,13 +167,15 @@ def test_the_command_answers_a_bad_threshold_in_one_line(tmp_path: Path, command
     assert_one_line_error(result, "--threshold")
 
 
-def test_a_folder_named_work_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_work_folders_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "in.jsonl.zst", [document(1, prose(1))])
-    (tmp_path / "out" / "work").mkdir(parents=True)
-    (tmp_path / "out" / "work" / "thesis.tex").write_text("years")
-    with pytest.raises(InputError, match=r"thesis\.tex: was not made by this tool, and .*work is in its way"):
+    own, phases = tmp_path / "out" / "work.tmp", tmp_path / "out" / "work"
+    for folder in (own, phases):
+        folder.mkdir(parents=True)
+        (folder / "thesis.tex").write_text("years")
+    with pytest.raises(InputError, match=r"thesis\.tex: was not made by this tool, and .*work\.tmp is in its way"):
         dedup([shard], tmp_path / "out", DedupSettings())
-    assert (tmp_path / "out" / "work" / "thesis.tex").read_text() == "years"
-    (tmp_path / "out" / "work" / "thesis.tex").rename(tmp_path / "out" / "work" / "in.signatures.tmp")
+    assert (own / "thesis.tex").read_text() == "years"
+    (own / "thesis.tex").rename(own / "in.signatures.tmp")
     dedup([shard], tmp_path / "out", DedupSettings())  # what a killed run left
-    assert not (tmp_path / "out" / "work").exists()
+    assert not own.exists() and (phases / "thesis.tex").read_text() == "years"
