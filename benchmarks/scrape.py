@@ -174,7 +174,7 @@ def _looks(process: "subprocess.Popen[bytes]", journal: Path) -> Iterator[_Look]
             own, machine = parent.memory_info().rss, psutil.cpu_times()
             yield _Look(
                 seconds=time.monotonic(),
-                pages=lines - 1,  # the first line settles none
+                pages=lines - 1,  # the first line says how
                 fetch_cpu=sum(parent.cpu_times()[:2]),
                 # of a worker also what its former children took
                 extract_cpu=sum(sum(family[0][:4]) + sum(sum(child[:2]) for child in family[1:]) for family in cpu),

@@ -5,6 +5,7 @@ ToolkitError
 │   └── EncodingError  a text that is not UTF-8
 ├── ConfigError        a key of the configuration, named with its full path
 ├── EmptyResultError   a step that would end with no documents at all
+├── OutageError        a network that is down, so that what failed says nothing
 ├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
 ├── TrainingError      a run that cannot go on: numbers that are not finite, a loss that leaps, a folder taken over
 └── JobError           a submitted job that failed; the message quotes the end of its log
@@ -40,6 +41,10 @@ class EmptyResultError(ToolkitError):
             f"{inputs[0]}{' …' if len(inputs) > 1 else ''}: no documents in {len(inputs)} shard(s); "
             "the stats.json of the steps before say why every document was dropped"
         )
+
+
+class OutageError(ToolkitError):
+    """A network that is down, so that what failed says nothing; the same command does its work later."""
 
 
 class CheckpointError(ToolkitError):

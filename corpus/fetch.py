@@ -7,7 +7,8 @@ import asyncio
 import random
 import socket
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -20,10 +21,10 @@ from yarl import URL
 from common.settings import ScrapeSettings
 from corpus.content_coding import decode_body
 from corpus.hosts import is_private_host
-from corpus.network import Addresses, PageError, open_session
+from corpus.network import NO_ANSWER, Addresses, PageError, open_session
 from corpus.public_suffix import registered_domain
 from corpus.robots import RobotsRules, fetch_robots
-from corpus.urls import Url, UrlRules
+from corpus.urls import Url, UrlRules, parse_url
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -48,6 +49,8 @@ class Page:
     """The body without its Content-Encoding."""
     requested: str = ""
     """The URL that was asked for, before redirects, as it was given."""
+    hops: tuple[str, ...] = ()
+    """URLs of the redirects between the two."""
 
 
 @dataclass
@@ -62,6 +65,8 @@ class _Host:
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     robots: dict[str, RobotsRules | str] = field(default_factory=dict)
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
+    answers: int = 0
+    """Responses so far."""
 
     def is_idle(self, now: float) -> bool:
         """Whether nobody would miss it."""
@@ -79,6 +84,8 @@ class Fetcher:
         self.settings, self.rules = settings, rules
         self.addresses = Addresses(settings.resolve)
         self.slots = asyncio.Semaphore(settings.concurrency)
+        self.answers = 0
+        """Responses so far, from all hosts: a sign that the network works."""
         self._allow_private = allow_private
         self._hosts: dict[str, _Host] = {}
         self._stack = AsyncExitStack()
@@ -101,12 +108,30 @@ class Fetcher:
         except Exception as error:  # a URL that a library chokes on
             raise _named(error, url) from None
 
+    async def ask_robots(self, urls: Sequence[str]) -> None:
+        """Raise PageError as `fetch` would for a URL and its redirects, without a request for the page itself."""
+        targets = [parse_url(url) for url in urls] if self.settings.obey_robots else []
+        for target in targets:
+            try:
+                await self._check_robots(target)
+            except PageError as error:
+                error.elsewhere = registered_domain(target.host) != registered_domain(targets[0].host)
+                raise
+
+    async def host_answers(self, url: str) -> bool:
+        """Whether the host of a URL answers at all when it is asked for its robots.txt."""
+        before = self.answers
+        with suppress(PageError):
+            if isinstance(await self._persistent(parse_url(parse_url(url).site.text + "/robots.txt"), None), Page):
+                self.slots.release()
+        return self.answers > before
+
     async def _follow(self, url: str) -> Page:
         target, reason = self.rules.check(url)
         if target is None or reason:
             raise PageError(reason or "malformed")
         site = registered_domain(target.host)
-        seen: set[str] = set()
+        seen: dict[str, None] = {}  # in their order
         for _ in range(self.settings.max_redirects + 1):
             try:
                 answer = await self._obedient(target)
@@ -114,13 +139,16 @@ class Fetcher:
                 if seen and error.reason in _CLOSED:
                     raise PageError("redirect_refused") from None
                 error.elsewhere = registered_domain(target.host) != site
+                error.silent = error.silent and not seen
                 raise
             if isinstance(answer, Page):
-                return answer
-            seen.add(target.text)
+                return replace(answer, hops=tuple(seen)[1:])
+            seen[target.text] = None
             target, reason = self.rules.check(answer)
             if target is None or reason:
-                raise PageError("redirect_refused")
+                refusal = PageError("redirect_refused")
+                refusal.refused = answer
+                raise refusal
             if target.text in seen:
                 raise PageError("redirect_loop")
         raise PageError("too_many_redirects")
@@ -128,18 +156,24 @@ class Fetcher:
     async def _obedient(self, url: Url) -> Page | str:
         """The answer to a URL that robots.txt allows."""
         if self.settings.obey_robots:
-            host = self._host(url)
-            sent = URL(url.text)
-            origin = sent.origin()
-            async with host.robots_lock:
-                robots = host.robots.get(str(origin))
-                if robots is None:
-                    robots = host.robots[str(origin)] = await self._robots(origin, host)
-            if isinstance(robots, str):
-                raise PageError(robots)
-            if not robots.allows(sent.raw_path_qs):  # the path as it goes over the wire
-                raise PageError("robots")
+            await self._check_robots(url)
         return await self._persistent(url, PAGE_TYPES)
+
+    async def _check_robots(self, url: Url) -> None:
+        """Raise PageError where robots.txt forbids a URL, or cannot be asked."""
+        host = self._host(url)
+        sent = URL(url.text)
+        origin = sent.origin()
+        async with host.robots_lock:
+            robots = host.robots.get(str(origin))
+            if robots is None:
+                robots = host.robots[str(origin)] = await self._robots(origin, host)
+        if isinstance(robots, str):
+            error = PageError(robots)
+            error.silent = robots in NO_ANSWER or (robots == "robots_unreachable" and not host.answers)
+            raise error
+        if not robots.allows(sent.raw_path_qs):  # the path as it goes over the wire
+            raise PageError("robots")
 
     async def _robots(self, origin: URL, host: _Host) -> RobotsRules | str:
         """The rules of an origin, or the reason why nothing of it may be fetched; its Crawl-delay is the host's."""
@@ -202,14 +236,15 @@ class Fetcher:
             await asyncio.sleep(host.free_at - loop.time())
             await self.slots.acquire()
             answer: Page | str | None = None
+            heard = host.answers
             host.free_at = loop.time() + max(self.settings.host_delay, host.crawl_delay)
             try:
                 async with asyncio.timeout(self.settings.page_timeout):
                     answer = await self._exchange(url, types)
-            except PageError:
-                raise
             except Exception as error:
-                raise _named(error, url.text) from None
+                named = error if isinstance(error, PageError) else _named(error, url.text)
+                named.silent = named.reason in NO_ANSWER and host.answers == heard
+                raise named from None
             finally:
                 if not isinstance(answer, Page):
                     self.slots.release()
@@ -219,6 +254,8 @@ class Fetcher:
         """Send one request and read its answer, no further than the limits allow."""
         target, headers = self.addresses.target(url)
         async with self._session.get(target, headers=headers, allow_redirects=False) as response:
+            self.answers += 1
+            self._host(url).answers += 1
             if response.status in _REDIRECTS and "Location" in response.headers:
                 return _redirect(url, response.headers["Location"])
             if response.status not in (200, 203):

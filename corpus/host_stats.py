@@ -1,27 +1,27 @@
 """What became of the largest hosts of a crawl: they decide how long it takes and what the corpus is made of."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from corpus.crawl import Plan
-from corpus.journal import Journal
+from corpus.pages import Outcome
+from corpus.plan import Plan
 
 _HOSTS = 20
 
 
-def largest_hosts(planned: Plan, journal: Journal) -> dict[str, dict[str, Any]]:
+def largest_hosts(planned: Plan, outcome_of: Callable[[int], Outcome]) -> dict[str, dict[str, Any]]:
     """`{host: {"urls", "ok", "bytes", "reasons"}}` of the 20 hosts with most URLs, ties in the list's order.
 
-    Bytes are those of the bodies that gave text. Read from the journal: it counts what earlier runs settled, too.
+    Bytes are those of the bodies that gave text. `outcome_of` gives the outcome of a position in the list.
     """
     hosts = {}
     for host, queue in islice(planned.queues.items(), _HOSTS):
         reasons: Counter[str] = Counter()
         size = 0
         for position, _ in queue:
-            outcome = journal.outcome(position)
+            outcome = outcome_of(position)
             reasons[outcome.get("reason", "ok")] += 1
             size += outcome.get("bytes", 0)
         ok = reasons.pop("ok", 0)

@@ -25,6 +25,8 @@ _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does;
 _HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
 # reasons that speak against the whole host, with http_5xx
 _HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
+NO_ANSWER = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
+"""Reasons of requests that nobody answered, or only a resolver that gave a private address, as captive portals do."""
 
 Result = TypeVar("Result")
 
@@ -40,6 +42,10 @@ class PageError(Exception):
         self.reason, self.transient, self.wait = reason, transient, wait
         self.elsewhere = False
         """Whether it happened on another site, behind a redirect."""
+        self.silent = False
+        """Whether nobody answered: the page may be well, and the network down."""
+        self.refused = ""
+        """The target of a redirect that the URL rules refuse."""
 
     @property
     def host_failed(self) -> bool:

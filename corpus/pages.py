@@ -51,7 +51,7 @@ def outcome_writer(
                 stats.reasons[outcome["reason"]] += 1
                 reject({"url": url, "reason": outcome["reason"]})
                 return
-            record: Document = outcome["record"]
+            record: Document = {**outcome["record"], "url": url}  # as this list spells it
             stats.bytes_in += outcome["bytes"]
             stats.keep(record)
             extractors[record["extractor"]] += 1

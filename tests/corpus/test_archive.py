@@ -35,8 +35,8 @@ def test_responses_are_read_back_as_they_were_and_by_other_readers(tmp_path: Pat
     path = tmp_path / "raw.warc.gz"
     pages = [page("a"), page("b", requested="http://old.example/ä#top")]
     with Archive(path, 0) as archive:
-        archive.append(pages[0])
-        assert archive.append(pages[1]) == path.stat().st_size
+        _, first = archive.append(pages[0])
+        assert archive.append(pages[1]) == (first, path.stat().st_size)
     without_chunks = [("Content-Type", "text/html"), ("Content-Encoding", "gzip")]
     for expected, (url, found) in zip(pages, read_pages(path, LIMIT), strict=True):
         assert url == expected.requested
@@ -48,15 +48,53 @@ def test_responses_are_read_back_as_they_were_and_by_other_readers(tmp_path: Pat
     assert bodies == [HTML, HTML]
 
 
-def test_a_torn_record_is_cut_off_before_the_next_one(tmp_path: Path) -> None:
+def test_a_torn_record_is_cut_off_before_the_next_one_and_a_whole_one_is_found(tmp_path: Path) -> None:
     path = tmp_path / "raw.warc.gz"
     with Archive(path, 0) as archive:
         end = archive.append(page("a"))
-        archive.append(page("lost"))
-    path.write_bytes(path.read_bytes()[:-9])
-    with Archive(path, end) as archive:
-        archive.append(page("b"))
-    assert names(path) == ["https://one.example/a", "https://one.example/b"]
+        later = archive.append(page("b", requested="http://old.example/"))
+    whole = path.read_bytes()
+    with Archive(path, later[1]) as archive:
+        assert archive.found == [] and archive.read(later[0], LIMIT)[0] == "http://old.example/"  # type: ignore[index]
+    for tail in (b"", whole[end[0] : end[1] - 9], b"\x1f", b"\x1f\x8b\x08 torn", bytes(5000), b"no gzip"):
+        for known in (0, end[1]):
+            path.write_bytes(whole + tail)
+            with Archive(path, known) as archive:
+                expected = [("https://one.example/a", *end, True), ("http://old.example/", *later, True)]
+                assert archive.found == expected[1 if known else 0 :]
+            assert path.read_bytes() == whole
+    path.write_bytes(whole[:-9])
+    with Archive(path, end[1]) as archive:
+        archive.append(page("c"))
+    assert names(path) == ["https://one.example/a", "https://one.example/c"]
+    for cut in (1, 40, 200):  # of the first record
+        path.write_bytes(whole[:cut])
+        with Archive(path, 0) as archive:
+            archive.append(page("d"))
+        assert names(path) == ["https://one.example/d"]
+
+
+def test_a_damaged_record_is_told_from_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "raw.warc.gz"
+    with Archive(path, 0, obey_robots=False) as archive:
+        places = [archive.append(page(name)) for name in "abc"]
+    content = bytearray(path.read_bytes())
+    content[places[1][0] + 60] ^= 0xFF
+    path.write_bytes(content)
+    with Archive(path, 0) as archive:
+        assert [(found.url[-1], found.obeyed) for found in archive.found] == [("a", False), ("c", False)]
+        assert archive.read(places[1][0], LIMIT) is None and archive.read(places[2][0], 1)[1] == "too_large"  # type: ignore[index]
+    assert path.read_bytes() == content
+
+
+def test_files_of_another_kind_are_never_appended_to(tmp_path: Path) -> None:
+    one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)
+    for content in (b"a text", gzip.compress(b"a text" * 1000, mtime=0), record(URL, http(HTML)), one_stream):
+        path = tmp_path / "other.warc.gz"
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"other\.warc\.gz: "):
+            Archive(path, 0)
+        assert path.read_bytes() == content
 
 
 def test_an_archive_that_lost_records_is_refused(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from warcio.archiveiterator import ArchiveIterator
 from common.progress import Meter
 from common.settings import BlacklistSettings, ScrapeSettings
 from corpus.archive import Archive
-from corpus.crawl import Crawl, plan
+from corpus.crawl import Crawl
 from corpus.extract import Extracted
 from corpus.fetch import Fetcher
 from corpus.journal import Journal
+from corpus.known import Known, made_with
+from corpus.plan import plan
 from corpus.urls import UrlRules
 from tests import rude_server as rude
 from tests.rude_server import Behaviour, Server, kept, reply, rude_server
@@ -42,20 +44,23 @@ def crawl(
     """What became of each URL, `ok` or the reason; the journal in `folder` is taken up where it is."""
     quick = {"host_delay": 0, "retries": 0, "retry_delay": 0.02, "page_timeout": 20, "obey_robots": False}
     settings = ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
-    planned = plan(urls, settings, BlacklistSettings())
+    planned = plan(urls, BlacklistSettings())
 
     async def run() -> list[str]:
         with contextlib.ExitStack() as stack:
-            journal = stack.enter_context(Journal(folder / "journal", {}, len(urls)))
+            journal = stack.enter_context(Journal(folder / "x", urls, planned.keys, made_with(settings)))
             raw = stack.enter_context(Archive(folder / "x.warc.gz", journal.archive_end)) if archive else None
+            journal.adopt(raw.found if raw else ())
+            known = Known(journal, settings, BlacklistSettings(), archive)
             meter = stack.enter_context(Meter("scrape", "pages"))
             async with Fetcher(settings, UrlRules(BlacklistSettings())) as fetcher:
-                crawling = Crawl(fetcher, InstantPool(), journal, raw, meter)  # type: ignore[arg-type]
+                crawling = Crawl(fetcher, InstantPool(), known, raw, meter)  # type: ignore[arg-type]
                 watching = asyncio.ensure_future(watch(crawling)) if watch is not None else None
                 await crawling.pages(planned.queues.values())
                 if watching is not None:
                     watching.cancel()
-            return [journal.outcome(position).get("reason", "ok") for position in range(len(urls))]
+            outcomes = [known.outcome(position).get("reason", "ok") for position in range(len(urls))]
+            return ["host_parked" if n in crawling.parked else outcome for n, outcome in enumerate(outcomes)]
 
     return asyncio.run(run())
 
@@ -101,12 +106,12 @@ def test_a_host_is_parked_at_the_same_page_wherever_a_run_was_killed(tmp_path: P
     with rude_server(pages) as server:
         undisturbed = crawl(tmp_path, server, urls, host_failures=3)
         assert undisturbed[-3:] == ["http_503", "host_parked", "host_parked"]
-        whole = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+        whole = (tmp_path / "x.journal").read_bytes().splitlines(keepends=True)
         for finished in range(1, len(whole)):
             # pages are extracted while the next one fails: a killed run may lack one in the middle
             for lacking in range(1, finished + 1):
                 lines = whole[:lacking] + whole[lacking + 1 : finished + 1]
-                (tmp_path / "journal").write_bytes(b"".join(lines))
+                (tmp_path / "x.journal").write_bytes(b"".join(lines))
                 assert crawl(tmp_path, server, urls, host_failures=3) == undisturbed
 
 
