@@ -319,7 +319,7 @@ async def crawl(
             fetcher = Fetcher(known.settings, UrlRules(blacklist), blacklist.allow_private_hosts)
             await stack.enter_async_context(fetcher)
             pool = await stack.enter_async_context(ExtractPool(known.settings, workers))
-            done = len(planned.refused) + sum(map(known.holds, planned.positions()))
+            done = len(planned.refused) + sum(map(known.is_settled, planned.positions()))
             meter = stack.enter_context(Meter("scrape", "pages", total=len(planned.keys), done=done))
             run = Crawl(fetcher, pool, known, archive, meter, refetch=refetch)
             await run.pages(planned.queues.values())

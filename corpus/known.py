@@ -70,9 +70,13 @@ class Known:
     def has_outcome(self, position: int) -> bool:
         """Whether the known outcome of a URL is that of today, but for robots.txt."""
         reason = self.journal.reason(position)
-        if reason in ("", ARCHIVED) or (reason in _ROBOTS and not self.settings.obey_robots):
+        if reason in ("", ARCHIVED, "host_parked"):
             return False
-        if reason == "private_host" and self._allow_private:
+        if (
+            (reason in _ROBOTS and not self.settings.obey_robots)
+            or (reason == "private_host" and self._allow_private)
+            or (reason == "no_contact" and self.settings.contact)
+        ):
             return False
         if reason == "redirect_refused":
             target = self.journal.outcome(position).get("refused")
@@ -82,6 +86,10 @@ class Known:
     def holds(self, position: int) -> bool:
         """Whether nothing is left to do for a URL."""
         return self.has_outcome(position) and not self.must_ask_robots(position)
+
+    def is_settled(self, position: int) -> bool:
+        """Whether an earlier run came to an end with a URL, which in the same list is the end."""
+        return self.holds(position) or self.journal.reason(position) == "host_parked"
 
     def is_parked(self, position: int, failures: int) -> bool:
         """Whether a URL is given up after so many failures of its host in a row.

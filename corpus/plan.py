@@ -54,5 +54,5 @@ def check_contact(planned: Plan, known: Known) -> None:
     for host, queue in planned.queues.items():
         if known.settings.contact or addresses.given(host) is not None:
             continue
-        if any(known.record_at(position) is None and not known.holds(position) for position, _ in queue):
+        if any(known.record_at(position) is None and not known.is_settled(position) for position, _ in queue):
             raise ConfigError(f"scrape.contact is empty: set a mail address or page for site owners to scrape {host}")

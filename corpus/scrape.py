@@ -142,7 +142,7 @@ def _crawl(
     from corpus.crawl import Stopped, crawl
 
     def settled() -> int:
-        return sum(map(known.holds, planned.positions()))
+        return sum(map(known.is_settled, planned.positions()))
 
     total = len(planned.keys) - len(planned.refused)
     stats.extra["resumed"] = settled()
