@@ -14,7 +14,8 @@
 
 A URL is known by the form in which it is requested: without its fragment, its host in ASCII. So the record depends on
 no list: URLs may be added to it, removed or moved. `at` is the offset of the response in the archive, `archive` the
-length of the archive after it. The last line of a URL counts, and OUTPUT.journal after OUTPUT.journal.zst.
+length of the archive after it. The last line of a URL counts, and OUTPUT.journal after OUTPUT.journal.zst. What was
+found on another recorded site (`site` among the settings: the digest of one) does not count.
 
 A line reaches the kernel before the next one starts, so kill -9 loses none; `sync` guards against a power cut.
 A torn last line is cut off. OUTPUT.journal.zst is only ever replaced by one that holds as much.
@@ -155,7 +156,7 @@ class Journal:
         if "archive_lost" in entry:
             self._lose_archive()
         self.archive_end = max(self.archive_end, entry.get("archive", 0))
-        if "url" in entry:
+        if "url" in entry and self._settings[self._current].get("site") == self.made.get("site"):
             self._note(self._position(entry["url"]), entry, frame, start)
 
     def _position(self, key: str) -> int:

@@ -15,6 +15,7 @@ Public hosts are only contacted when the key scrape.contact of the configuration
 """
 
 import asyncio
+import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -61,11 +62,13 @@ def scrape(
     workers: int = 1,
     allow_empty: bool = False,
     refetch: bool = False,
+    site: Path | None = None,
 ) -> Stats:
     """Scrape the list `urls` into the shard `output`; what earlier runs found out is not fetched again.
 
     Raises EmptyResultError when not one page has text, OutageError when the network is down, ConfigError when changed
-    settings need pages again that only the network has; `refetch` agrees to that.
+    settings need pages again that only the network has; `refetch` agrees to that. `site` is the folder of a recorded
+    site that answers instead of the web: when it changes, nothing that was found out before counts.
     """
     from corpus.host_stats import largest_hosts
     from corpus.journal import Journal
@@ -79,9 +82,10 @@ def scrape(
     planned = plan(listed, blacklist)
     stats = Stats("scrape")
     stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml")}
+    made = made_with(settings) | ({"site": _digest(site)} if site else {})
     with (
         beside(output, "") as place,
-        Journal(place, listed, planned.keys, made_with(settings)) as journal,
+        Journal(place, listed, planned.keys, made) as journal,
         ExitStack() as stack,
     ):
         recorded = _open_archive(archive, journal, planned, settings, stack)
@@ -106,6 +110,15 @@ def scrape(
         stats.extra["hosts"] = largest_hosts(planned, outcome_of)
         journal.finish()
     return stats
+
+
+def _digest(folder: Path) -> str:
+    """One for all files of a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _open_archive(
@@ -188,6 +201,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--resolve", nargs="+", action="extend", default=[], metavar="HOST=IP:PORT", help="added to scrape.resolve"
     )
     parser.add_argument(
+        "--site",
+        type=Path,
+        metavar="DIR",
+        help="recorded site behind --resolve; its pages are kept while it is the same",
+    )
+    parser.add_argument(
         "--refetch",
         action="store_true",
         help="fetch pages again where a changed key needs them and no archive has them",
@@ -197,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = step_settings(arguments.config)
     options: dict[str, Any] = {key: getattr(arguments, key) for key in ("rejects", "workers", "allow_empty")}
     if arguments.warc:
-        if arguments.archive or arguments.resolve or arguments.refetch:
-            parser.error("--archive, --resolve and --refetch are for --urls: --warc uses no network")
+        if arguments.archive or arguments.resolve or arguments.refetch or arguments.site:
+            parser.error("--archive, --resolve, --refetch and --site are for --urls: --warc uses no network")
         from corpus.warc import extract_archives
 
         paths = expand_inputs(arguments.warc)
@@ -214,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--resolve {entry}: must read HOST=IP:PORT")
         resolve[host] = address
     settings = whole.scrape.model_copy(update={"resolve": resolve})
-    options |= {"archive": arguments.archive, "refetch": arguments.refetch}
+    options |= {"archive": arguments.archive, "refetch": arguments.refetch, "site": arguments.site}
     stats = scrape(arguments.urls, arguments.output, settings, whole.blacklist, **options)
     stats.finish(arguments.stats)
     print(table(stats.extra["hosts"]))

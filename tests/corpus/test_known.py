@@ -71,7 +71,7 @@ class Shard:
         self.warc = self.folder / "x.warc.gz"
 
     def run(self, address: str, urls: list[str] | None = None, **changes: Any) -> Stats:
-        options = {key: changes.pop(key) for key in ("archive", "allow_empty", "refetch") if key in changes}
+        options = {key: changes.pop(key) for key in ("archive", "allow_empty", "refetch", "site") if key in changes}
         options["archive"] = self.warc if options.get("archive") else None
         rules = BlacklistSettings(**changes.pop("blacklist", {}))
         quick: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
@@ -225,6 +225,21 @@ def test_an_interrupted_crawl_whose_list_changed_keeps_what_it_has(tmp_path: Pat
 
 def unpacked(path: Path) -> list[bytes]:
     return list(read_lines(path))
+
+
+def test_pages_of_a_recorded_site_are_known_as_long_as_it_is_the_same(tmp_path: Path, server: Server) -> None:
+    shard, site = Shard(tmp_path), tmp_path / "site"
+    (site / "pages").mkdir(parents=True)
+    (site / "pages" / "0").write_bytes(b"one")
+    shard.run(server.address, site=site, archive=True)
+    assert shard.run(DOWN, site=site, archive=True).extra["fetched"] == 0
+    (site / "pages" / "0").write_bytes(b"two")
+    for _ in range(2):
+        with pytest.raises(OutageError):
+            shard.run(DOWN, site=site, archive=True)
+    assert shard.run(server.address, site=site, archive=True).extra["fetched"] == len(URLS) - 2 - 2
+    assert shard.run(DOWN, site=site, archive=True).extra["fetched"] == 0
+    assert shard.bytes() == fresh(tmp_path, server)
 
 
 # ------------------------------------------------------------------------------------------------ other keys

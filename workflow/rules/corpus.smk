@@ -51,7 +51,7 @@ rule scrape:
         serve=(
             f"python -m demo.serve --site {settings.site} -- " if settings.site else ""
         ),
-        resolve="--resolve '*=ADDRESS'" if settings.site else "",
+        resolve=f"--resolve '*=ADDRESS' --site {settings.site}" if settings.site else "",
         archive=(
             f"--archive {RUN}/pages/{{shard}}.warc.gz"
             if settings.scrape.archive
