@@ -56,6 +56,19 @@ def test_a_journal_remembers_what_became_of_each_url_until_and_after_the_shard_i
         assert journal.finished == 3
 
 
+def test_a_kill_between_the_two_steps_of_the_end_changes_nothing(tmp_path: Path) -> None:
+    fill(tmp_path)
+    log = (tmp_path / "x.journal").read_bytes()
+    with opened(tmp_path) as journal:
+        journal.finish()
+    base = (tmp_path / "x.journal.zst").read_bytes()
+    (tmp_path / "x.journal").write_bytes(log)  # not yet removed
+    with opened(tmp_path) as journal:
+        assert known(journal) == ["", "http_404", "", "ok", ""] and journal.archived_at(3) == 50
+        journal.finish()
+    assert (tmp_path / "x.journal.zst").read_bytes() == base and not (tmp_path / "x.journal").exists()
+
+
 def test_urls_keep_their_outcomes_in_any_other_list(tmp_path: Path) -> None:
     fill(tmp_path)
     other = ["http://new.example/", URLS[3], URLS[0]]
