@@ -81,7 +81,7 @@ def scrape(
         raise InputError(f"{urls}: no URLs inside; give a list with one URL a line")
     planned = plan(listed, blacklist)
     stats = Stats("scrape")
-    stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml")}
+    stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml", "turbohtml")}
     made = made_with(settings) | ({"site": _digest(site)} if site else {})
     with (
         beside(output, "") as place,
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--site",
-        type=Path,
+        type=cli.input_path,
         metavar="DIR",
         help="recorded site behind --resolve; its pages are kept while it is the same",
     )
