@@ -1,11 +1,6 @@
 # From a list of URLs to a trained GPT-2: `snakemake all`, or `snakemake --profile slurm all` on a cluster.
 # Targets: all, corpus, dataset, train_<model>, merge_<model>, report. What each rule runs stands in workflow/rules/.
-
-
-# --configfile FILE stands alone: Snakemake would merge it into config.yaml and mix two experiments.
-if not workflow.overwrite_configfiles:
-
-    configfile: "config.yaml"
+# The configuration is config.yaml, or --configfile FILE alone; common/planning.py reads it.
 
 
 include: "workflow/rules/common.smk"
@@ -14,6 +9,11 @@ include: "workflow/rules/dedup.smk"
 include: "workflow/rules/corpus.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/report.smk"
+
+
+# After the lock and never with -n: nothing is written while the DAG is parsed.
+onstart:
+    planning.started(settings)
 
 
 rule all:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import ModelRun, Section, Settings, closest
+from common.yaml_text import read_yaml, with_overrides
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
@@ -35,7 +36,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 
 
 def validate(raw: object, source: str) -> Settings:
-    """Plain data (a parsed YAML file, Snakemake's `config`) as Settings; `source` names it in errors."""
+    """Plain data (a parsed YAML file) as Settings; `source` names it in errors."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: must be a mapping of keys, not {type(raw).__name__}")
     try:
@@ -50,37 +51,24 @@ def validate(raw: object, source: str) -> Settings:
         if error["type"] == "missing":
             raise ConfigError(f"{source}: key {key!r} is missing") from None
         message = error["msg"].removeprefix("Value error, ")
-        given = "" if error["type"] == "value_error" else f" (given: {error['input']!r})"
+        value = error["input"]  # plain text is shown as it was written
+        shown = value if isinstance(value, str) and value.strip() == value != "" else repr(value)
+        given = "" if error["type"] == "value_error" else f" (given: {shown})"
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
 
 
 def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None = None) -> Settings:
     """Read a YAML file; `overrides` are `section.key=value`, under `models.<model>` where one is named.
 
-    Raises ConfigError for a missing file, YAML that does not parse, an unknown key, or an override with no `=`.
+    Raises ConfigError for a file that cannot be read, an unknown key or model, or an override with no `=`.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if raw is None:
-        raise ConfigError(f"{path}: empty configuration file")
-    for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator:
-            raise ConfigError(f"override {override!r} must read section.key=value")
-        parts = [*(("models", model) if model else ()), *key.split(".")]
-        target = raw
-        for part in parts[:-1]:
-            target = target.setdefault(part, {}) if isinstance(target, dict) else None
-        if not isinstance(target, dict):
-            raise ConfigError(f"override {override!r}: no such section")
-        target[parts[-1]] = yaml.safe_load(value)
-    settings = validate(raw, str(path))
+    raw = read_yaml(path)
+    models = raw.get("models")
+    if model is not None and isinstance(models, dict) and model not in models:
+        raise ConfigError(f"{path}: no model {model!r} under models{closest(model, models)}")
+    settings = validate(with_overrides(raw, overrides, ("models", model) if model else ()), str(path))
     if model is not None and model not in settings.models:
-        raise ConfigError(f"{path}: no model {model!r} under models{closest(model, settings.models)}")
+        raise ConfigError(f"{path}: no model {model!r} under models")
     return settings
 
 
@@ -89,29 +77,16 @@ def step_settings(path: Path | None) -> Settings:
     return load_settings(path) if path is not None else Settings(run=Path("results"), urls=["-"])
 
 
+def settings_text(settings: Settings) -> str:
+    """The resolved configuration as YAML, every default spelled out; `load_settings` reads it back as it was."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write the resolved configuration, every default spelled out; an equal file is left untouched."""
-    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """Write the resolved configuration; an equal file is left untouched."""
+    text = settings_text(settings)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
-
-
-def settings_for_workflow(config: Mapping[str, Any], files: Iterable[object]) -> Settings:
-    """Snakemake's merged `config` as Settings, written resolved to RUN/config.yaml, where every step reads it.
-
-    `files` are the configuration files it came from. Raises ConfigError, also for a URL list that is not there.
-    """
-    source = ", ".join(map(str, files)) or "--config"
-    settings = validate(config, source)
-    try:
-        settings.url_files()
-        settings.source_files()
-        settings.evaluation_files()
-        settings.check_datasets()
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    write_settings(settings, settings.run / "config.yaml")
-    return settings
 
 
 def describe(section: type[Section] = Settings, prefix: str = "") -> str:

@@ -252,11 +252,23 @@ def _parser() -> argparse.ArgumentParser:
                 "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
             )
             one.add_argument(
+                "--shards", type=cli.positive_int, metavar="N", help="--counts is a folder: its shards 0000 to N - 1"
+            )
+            one.add_argument(
                 "--rejects", type=cli.output_file, metavar="FILE", help="dropped documents with their reasons"
             )
             one.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
             one.add_argument("--allow-empty", action="store_true", help="a shard may end empty")
     return parser
+
+
+def _counts(given: Sequence[str], shards: int | None) -> list[Path]:
+    """The files of counts: as they are named, or those of the first shards of a folder, should others be left there."""
+    if shards is None:
+        return expand_inputs(given)
+    if len(given) > 1 or not Path(given[0]).is_dir():
+        raise InputError(f"--counts {given[0]}: must be one folder; --shards takes shards out of a folder")
+    return [Path(given[0]) / f"{shard:04d}.counts.json" for shard in range(shards)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -276,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(arguments.output, count(inputs, section, workers, bad_share))
         return 0
     if arguments.verb == "cut":
-        counts = expand_inputs(arguments.counts)
+        counts = _counts(arguments.counts, arguments.shards)
         more = (arguments.rejects, workers, bad_share, arguments.allow_empty)
         cut(inputs, counts, arguments.output, section, *more).finish(arguments.stats)
         return 0

@@ -3,7 +3,8 @@
     python -m report --run results/demo --output results/demo/report.html
     snakemake report
 
-Reads the stats.json files, training curves, evaluations and samples below DIR; what is not there yet is left out.
+Reads the stats.json files, training curves, evaluations and samples below DIR; what is not there yet is left out. The
+configuration says which shards the run has.
 """
 
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import jinja2
 
 from common import cli
+from common.config import load_settings, settings_text
 from common.errors import InputError
 from common.files import read_json, read_text, write_text
 from report.corpus import corpus
@@ -36,9 +38,10 @@ def models(run: Path) -> list[dict[str, object]]:
     return found
 
 
-def render(run: Path) -> str:
-    """The report as HTML; InputError when the folder holds no run."""
-    steps = funnel(run)
+def render(run: Path, config: Path | None = None) -> str:
+    """The report as HTML; `config` is the run's configuration. InputError when the folder holds no run."""
+    settings = load_settings(config) if config else None
+    steps = funnel(run, settings)
     trained = models(run)
     if not steps and not trained:
         raise InputError(
@@ -47,13 +50,12 @@ def render(run: Path) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("report", "."), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    config = run / "config.yaml"
     return environment.get_template("template.html").render(
         run=str(run),
         steps=steps,
-        corpus=corpus(run, {folder: name for folder, (name, _) in STEPS.items()}),
+        corpus=corpus(run, {folder: name for folder, (name, _) in STEPS.items()}, settings),
         models=trained,
-        config=read_text(config) if config.exists() else None,
+        config=settings_text(settings) if settings else None,
     )
 
 
@@ -63,11 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
     )
+    parser.add_argument(
+        "--config", type=cli.input_path, metavar="FILE", help="its configuration (default: DIR/config.yaml)"
+    )
     parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE.html")
     arguments = parser.parse_args(argv)
     if not arguments.run.is_dir():
         raise InputError(f"{arguments.run}: no such folder")
-    write_text(arguments.output, render(arguments.run))
+    written = arguments.run / "config.yaml"
+    write_text(arguments.output, render(arguments.run, arguments.config or (written if written.exists() else None)))
     print(arguments.output)
     return 0
 

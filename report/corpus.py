@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from common.files import read_json
+from common.settings import Settings
+from report.funnel import statistics
 
 _EXAMPLES = 10  # shown of each reason
 _LUMPED = 4  # cluster sizes from here are lumped by powers of two
@@ -38,10 +40,6 @@ class Corpus:
     examples: list[Examples]
 
 
-def _stats(run: Path, folder: str) -> list[dict[str, Any]]:
-    return [read_json(path) for path in sorted((run / folder).glob("*stats.json"))]
-
-
 def _sum(parts: list[dict[str, Any]], key: str) -> Counter[str]:
     total: Counter[str] = Counter()
     for part in parts:
@@ -56,11 +54,11 @@ def _cluster_sizes(sizes: dict[str, int]) -> list[tuple[str, int]]:
     return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", lumped[size]) for size in sorted(lumped)]
 
 
-def _examples(run: Path, steps: dict[str, str]) -> list[Examples]:
+def _examples(run: Path, steps: dict[str, str], settings: Settings | None) -> list[Examples]:
     found = []
     for folder, step in steps.items():
         reasons: dict[str, list[dict[str, Any]]] = {}
-        for part in _stats(run, folder):
+        for part in statistics(run, folder, settings):
             for reason, documents in part.get("examples", {}).items():
                 reasons.setdefault(reason, []).extend(documents)
         for reason, documents in sorted(reasons.items()):
@@ -68,15 +66,15 @@ def _examples(run: Path, steps: dict[str, str]) -> list[Examples]:
     return found
 
 
-def corpus(run: Path, steps: dict[str, str]) -> Corpus:
+def corpus(run: Path, steps: dict[str, str], settings: Settings | None = None) -> Corpus:
     """What the statistics of a run say; `steps` are its folders and the steps that wrote them."""
-    clean, dedup = _stats(run, "clean"), _stats(run, "dedup")
+    clean, dedup = statistics(run, "clean", settings), statistics(run, "dedup", settings)
     before, after = _sum(clean, "sizes_in"), _sum(dedup, "sizes_out")
     clusters = run / "dedup" / "clusters.json"
     figures = read_json(clusters) if clusters.exists() else {}
     sets: Counter[str] = Counter()
     touched: Counter[str] = Counter()
-    for part in _stats(run, "decontaminate"):
+    for part in statistics(run, "decontaminate", settings):
         for name, counts in part.get("evaluation_sets", {}).items():
             sets[name] += counts["hits"]
             touched[name] += counts["documents"]
@@ -86,5 +84,5 @@ def corpus(run: Path, steps: dict[str, str]) -> Corpus:
         clusters=_cluster_sizes(figures.get("cluster_sizes", {})),
         largest=figures.get("largest_cluster"),
         evaluation_sets=[(name, sets[name], touched[name]) for name in sorted(sets)],
-        examples=_examples(run, steps),
+        examples=_examples(run, steps, settings),
     )

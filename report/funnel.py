@@ -3,8 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.files import read_json
+from common.settings import Settings
 
 # folder of the step below the run, what it counts
 STEPS = {
@@ -40,11 +42,23 @@ class Step:
         return self.documents_out / self.documents_in if self.documents_in else 0.0
 
 
-def funnel(run: Path) -> list[Step]:
+def statistics(run: Path, folder: str, settings: Settings | None = None) -> list[dict[str, Any]]:
+    """What the shards of a step counted: those that the configuration of the run names, or all that are there."""
+    if settings is None:
+        return [read_json(path) for path in sorted((run / folder).glob("*stats.json"))]
+    off = {"urls": not settings.urls, "pages": not settings.urls, "ingest": not settings.sources}
+    off["decontaminate"] = not settings.decontaminate.files
+    if off.get(folder):
+        return []
+    names = ["stats.json", *(f"{shard:04d}.stats.json" for shard in range(settings.shards))]
+    return [read_json(path) for name in names if (path := run / folder / name).is_file()]
+
+
+def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
     """The steps of a run that have left their statistics, in the order of the DAG."""
     steps = []
     for folder, (name, unit) in STEPS.items():
-        shards = [read_json(path) for path in sorted((run / folder).glob("*stats.json"))]
+        shards = statistics(run, folder, settings)
         if not shards:
             continue
         reasons: Counter[str] = Counter()

@@ -28,11 +28,16 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
+def _matches(pattern: str) -> list[str]:
+    """What a path or a glob names, sorted; a path that is there is no glob, whatever characters it has."""
+    return [pattern] if Path(pattern).exists() else sorted(glob(pattern, recursive=True))
+
+
 def _found(key: str, patterns: Iterable[str]) -> list[str]:
-    """What the globs under a key match, sorted by each. ValueError for one that matches nothing."""
+    """What the paths and globs under a key name. ValueError for one that matches nothing."""
     names: list[str] = []
     for pattern in patterns:
-        found = sorted(glob(pattern, recursive=True))
+        found = _matches(pattern)
         if not found:
             raise ValueError(f"{key}: {pattern}: no such file or folder")
         names += found
@@ -77,6 +82,17 @@ class Settings(Section):
     """Where training runs."""
     generate: GenerateSettings = GenerateSettings()
     """The closing sample."""
+
+    @field_validator("run")
+    @classmethod
+    def _snakemake_can_name_it(cls, run: Path) -> Path:
+        """Outputs are patterns to Snakemake: braces would be wildcards, and it ends lines where we would not."""
+        odd = sorted({character for character in str(run) if character in "{}" or not character.isprintable()})
+        if odd:
+            raise ValueError(
+                f"{str(run)!r}: Snakemake takes no {' '.join(map(repr, odd))} in paths; choose another name"
+            )
+        return run
 
     @field_validator("tokenize")
     @classmethod
@@ -139,7 +155,7 @@ class Settings(Section):
         """
         names: list[str] = []
         for entry in self.urls:
-            found = sorted(glob(entry, recursive=True))
+            found = _matches(entry)
             if not found and self.site is not None and Path(entry).is_relative_to(self.site):
                 found = [entry]
             if not found:

@@ -1,8 +1,8 @@
 """What all sections of the configuration share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 LARGEST = 2**63 - 1  # what JSON and every library's counters hold
 
@@ -19,3 +19,16 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Values of a YAML file arrive as text; `3.2e5` is a whole number, too."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if kind is int and isinstance(value, str) and "e" in value.lower():
+            try:
+                number = float(value)
+            except ValueError:
+                return value
+            return int(number) if number.is_integer() else value
+        return value

@@ -15,6 +15,8 @@ The longest document of a cluster survives, ties go to the smallest id: never a 
     python -m corpus.dedup verify     --signatures work --pairs work --block 0/8 --output work/0.edges
     python -m corpus.dedup clusters   --signatures work --pairs work --edges work --output work/all.clusters
     python -m corpus.dedup filter     --input clean/0000.jsonl.zst --clusters work/all.clusters --output-dir dedup
+
+One job of `bands` or `verify` may make several files: `--part 0/8 4/8 --output work/0.pairs work/4.pairs`.
 """
 
 import argparse
@@ -63,7 +65,10 @@ def _parser() -> argparse.ArgumentParser:
                 f"--{name}", type=cli.input_path, required=True, metavar="DIR", help=f"folder of *.{name}"
             )
         command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
-        command.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
+
+    def add_shares(command: argparse.ArgumentParser, option: str, summary: str) -> None:
+        command.add_argument("--output", type=cli.output_file, nargs="+", required=True, metavar="FILE")
+        command.add_argument(option, dest="shares", type=_share, nargs="+", required=True, metavar="J/N", help=summary)
 
     run = phase("run", "all phases on one machine")
     run.add_argument("--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents")
@@ -77,13 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     signatures.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
     signatures.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="processes (default 1)")
     bands = phase("bands", "phase 2: pair the documents that agree in a band")
-    add_folders(bands, "signatures")
-    bands.add_argument("--part", type=_share, required=True, metavar="J/N", help="this job's share of the bands")
     verify = phase("verify", "phase 3: the true similarity of the pairs")
+    add_folders(bands, "signatures")
+    add_shares(bands, "--part", "share of the bands in each output")
     add_folders(verify, "signatures", "pairs")
-    verify.add_argument("--block", type=_share, required=True, metavar="J/N", help="this job's share of the pairs")
+    add_shares(verify, "--block", "share of the pairs in each output")
     clusters = phase("clusters", "phase 4: who survives")
     add_folders(clusters, "signatures", "pairs", "edges")
+    clusters.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
     clusters.add_argument("--stats", type=cli.output_file, metavar="FILE", help="clusters by size, as JSON")
     filters = phase("filter", "phase 5: the survivors of a shard")
     filters.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents")
@@ -105,6 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not 0 < arguments.threshold <= 1:
             parser.error("--threshold must be above 0 and at most 1")
         settings = settings.model_copy(update={"threshold": arguments.threshold})
+    shares: list[tuple[tuple[int, int], Path]] = []
+    if arguments.phase in ("bands", "verify"):
+        if len(arguments.shares) != len(arguments.output):
+            parser.error(f"{len(arguments.output)} --output for {len(arguments.shares)} shares; give one for each")
+        shares = list(zip(arguments.shares, arguments.output, strict=True))
 
     from corpus.dedup.clusters import write_clusters
     from corpus.dedup.filter import filter_shard, outputs_of
@@ -136,15 +147,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.phase == "bands":
                 if not opened.count:
                     raise EmptyResultError.no_documents([shard.path for shard in opened.shards])
-                part, parts = arguments.part
-                count = write_pairs(opened, arguments.output, settings, part, parts)
-                print(f"dedup bands: {count} pairs of {opened.count} documents")
+                for (part, parts), output in shares:
+                    count = write_pairs(opened, output, settings, part, parts)
+                    print(f"dedup bands {part}/{parts}: {count} pairs of {opened.count} documents")
                 return 0
             if arguments.phase == "verify":
-                block, blocks = arguments.block
-                pair_files = [arguments.pairs / f"{job}.pairs" for job in range(blocks)]
-                candidates, edges = write_edges(opened, pair_files, arguments.output, settings, block)
-                print(f"dedup verify: {edges} of {candidates} pairs are duplicates")
+                for (block, blocks), output in shares:
+                    pair_files = [arguments.pairs / f"{job}.pairs" for job in range(blocks)]
+                    candidates, edges = write_edges(opened, pair_files, output, settings, block)
+                    print(f"dedup verify {block}/{blocks}: {edges} of {candidates} pairs are duplicates")
                 return 0
             jobs = jobs_of(arguments.pairs / "0.pairs")
             pair_files = [arguments.pairs / f"{job}.pairs" for job in range(jobs)]

@@ -1,23 +1,17 @@
 # The validated configuration, and the paths that more than one file of rules needs.
+#
+# A step reads the settings file in $URLS_TO_GPT2_SETTINGS, which never changes. `params` holds what the output depends
+# on, as plain data; Snakemake compares it. A param that must not make work run again is a Path or a function of `output`:
+# Snakemake records neither. Every path is quoted (:q), and every path from the configuration comes from a function: in
+# a plain string Snakemake takes braces for wildcards.
 
-import sys
-from pathlib import Path
+from common import depends, planning
 
-from common.config import settings_for_workflow
-
-settings = settings_for_workflow(config, workflow.configfiles)
+settings = planning.parsed(workflow)
 RUN = settings.run
-CONFIG = (
-    RUN / "config.yaml"
-)  # the resolved configuration: what the steps read, beside their results
 SHARDS = [f"{shard:04d}" for shard in range(settings.shards)]
-
-
-# The steps run with the Python that runs Snakemake, activated environment or not.
-shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
 
 
 wildcard_constraints:
     shard=r"\d+",
-    job=r"\d+",
     model=r"\w+",

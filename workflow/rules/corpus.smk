@@ -1,11 +1,13 @@
 # blacklist -> scrape, ingest -> clean -> dedup (its phases: dedup.smk) -> decontaminate -> tokenize -> merge_index;
-# one job a shard, but for the steps that see all.
+# one job per shard, but for the steps that see all.
+
+from shlex import quote
 
 
 rule blacklist:
     input:
-        urls=settings.url_files(),
-        lists=settings.blacklist.domain_lists,
+        urls=lambda wildcards: settings.url_files(),
+        lists=lambda wildcards: settings.blacklist.domain_lists,
     output:
         shards=expand(RUN / "urls/{shard}.txt", shard=SHARDS),
         rejects=RUN / "urls/rejects/all.jsonl.zst",
@@ -19,19 +21,19 @@ rule blacklist:
         mem_mb=4000,
         runtime=120,
     params:
-        settings=settings.blacklist.model_dump(mode="json"),
-        config=CONFIG,
+        settings=depends.blacklist(settings),
         folder=RUN / "urls",
         shards=settings.shards,
     shell:
-        "python -m corpus.blacklist --config {params.config} --input {input.urls:q} --output-dir {params.folder} "
-        "--shards {params.shards} --rejects {output.rejects} --stats {output.stats} --workers {threads} > {log} 2>&1"
+        'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {input.urls:q} '
+        "--output-dir {params.folder:q} --shards {params.shards} --rejects {output.rejects:q} "
+        "--stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
 
 
 rule scrape:
     input:
         urls=RUN / "urls/{shard}.txt",
-        site=[settings.site / "site.json"] if settings.site else [],
+        site=lambda wildcards: ([settings.site / "site.json"] if settings.site else []),
     output:
         pages=RUN / "pages/{shard}.jsonl.zst",
         rejects=RUN / "pages/rejects/{shard}.jsonl.zst",
@@ -45,27 +47,32 @@ rule scrape:
         mem_mb=4000,
         runtime=7 * 24 * 60,
     params:
-        settings=settings.scrape.model_dump(mode="json"),
-        config=CONFIG,
+        settings=depends.scrape(settings),
         # A recorded site is served on loopback for as long as the step runs; ADDRESS becomes the server's.
-        serve=(
-            f"python -m demo.serve --site {settings.site} -- " if settings.site else ""
+        serve=lambda wildcards, output: (
+            f"python -m demo.serve --site {quote(str(settings.site))} --"
+            if settings.site
+            else ""
         ),
-        resolve=f"--resolve '*=ADDRESS' --site {settings.site}" if settings.site else "",
-        archive=(
-            f"--archive {RUN}/pages/{{shard}}.warc.gz"
+        resolve=lambda wildcards, output: (
+            f"--resolve '*=ADDRESS' --site {quote(str(settings.site))}"
+            if settings.site
+            else ""
+        ),
+        archive=lambda wildcards, output: (
+            f"--archive {quote(f'{RUN}/pages/{wildcards.shard}.warc.gz')}"
             if settings.scrape.archive
             else ""
         ),
     shell:
-        "{params.serve}python -m corpus.scrape --config {params.config} --urls {input.urls} "
-        "--output {output.pages} --rejects {output.rejects} --stats {output.stats} --workers {threads} "
-        "--allow-empty {params.resolve} {params.archive} > {log} 2>&1"
+        '{params.serve} python -m corpus.scrape --config "$URLS_TO_GPT2_SETTINGS" --urls {input.urls:q} '
+        "--output {output.pages:q} --rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} "
+        "--allow-empty {params.resolve} {params.archive} > {log:q} 2>&1"
 
 
 rule ingest:
     input:
-        settings.source_files(),
+        lambda wildcards: settings.source_files(),
     output:
         shards=expand(RUN / "ingest/{shard}.jsonl.zst", shard=SHARDS),
         stats=RUN / "ingest/stats.json",
@@ -77,13 +84,12 @@ rule ingest:
         mem_mb=2000,
         runtime=24 * 60,
     params:
-        sources=[source.model_dump(mode="json") for source in settings.sources],
-        config=CONFIG,
+        settings=depends.ingest(settings),
         folder=RUN / "ingest",
         shards=settings.shards,
     shell:
-        "python -m corpus.ingest --config {params.config} --output-dir {params.folder} --shards {params.shards} "
-        "--stats {output.stats} > {log} 2>&1"
+        'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {params.folder:q} '
+        "--shards {params.shards} --stats {output.stats:q} > {log:q} 2>&1"
 
 
 rule clean:
@@ -102,22 +108,22 @@ rule clean:
         mem_mb=2000,
         runtime=240,
     params:
-        settings=settings.clean.model_dump(mode="json"),
-        config=CONFIG,
+        settings=depends.clean(settings),
     shell:
-        "python -m corpus.clean --config {params.config} --input {input} --output {output.documents} "
-        "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
+        'python -m corpus.clean --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} --output {output.documents:q} '
+        "--rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
 # The folder of the finished documents.
 DOCUMENTS = RUN / ("decontaminate" if settings.decontaminate.files else "dedup")
 
 if settings.decontaminate.files:
+    EVALUATION_FILES = settings.evaluation_files()
 
     rule decontaminate_count:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
-            files=settings.evaluation_files(),
+            files=lambda wildcards: EVALUATION_FILES,
         output:
             counts=RUN / "decontaminate/{shard}.counts.json",
         log:
@@ -128,17 +134,16 @@ if settings.decontaminate.files:
             mem_mb=4000,
             runtime=240,
         params:
-            settings=settings.decontaminate.model_dump(mode="json"),
-            config=CONFIG,
+            settings=depends.decontaminate_count(settings),
         shell:
-            "python -m corpus.decontaminate count --config {params.config} --input {input.documents} "
-            "--output {output.counts} --workers {threads} > {log} 2>&1"
+            'python -m corpus.decontaminate count --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
+            "--output {output.counts:q} --workers {threads} > {log:q} 2>&1"
 
     rule decontaminate:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
             counts=expand(RUN / "decontaminate/{shard}.counts.json", shard=SHARDS),
-            files=settings.evaluation_files(),
+            files=lambda wildcards: EVALUATION_FILES,
         output:
             documents=RUN / "decontaminate/{shard}.jsonl.zst",
             rejects=RUN / "decontaminate/rejects/{shard}.jsonl.zst",
@@ -151,13 +156,13 @@ if settings.decontaminate.files:
             mem_mb=4000,
             runtime=240,
         params:
-            settings=settings.decontaminate.model_dump(mode="json"),
-            config=CONFIG,
-            counts=RUN / "decontaminate/*.counts.json",
+            settings=depends.decontaminate(settings),
+            counts=RUN / "decontaminate",
+            shards=len(SHARDS),
         shell:
-            "python -m corpus.decontaminate cut --config {params.config} --input {input.documents} "
-            "--counts '{params.counts}' --output {output.documents} --rejects {output.rejects} "
-            "--stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
+            'python -m corpus.decontaminate cut --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
+            "--counts {params.counts:q} --shards {params.shards} --output {output.documents:q} "
+            "--rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
 if settings.train_tokenizer.vocab_size:
@@ -178,18 +183,17 @@ if settings.train_tokenizer.vocab_size:
             mem_mb=8000,
             runtime=24 * 60,
         params:
-            settings=settings.train_tokenizer.model_dump(mode="json"),
-            config=CONFIG,
+            settings=depends.train_tokenizer(settings),
             folder=RUN / "tokenizer",
         shell:
-            "python -m corpus.train_tokenizer --config {params.config} --input {input} "
-            "--output-dir {params.folder} --stats {output.stats} --workers {threads} > {log} 2>&1"
+            'python -m corpus.train_tokenizer --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
+            "--output-dir {params.folder:q} --stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
 
 
 rule tokenize:
     input:
         documents=DOCUMENTS / "{shard}.jsonl.zst",
-        vocabulary=[
+        vocabulary=lambda wildcards: [
             path
             for path in (settings.tokenize.encoder_json, settings.tokenize.vocab_bpe)
             if path
@@ -208,12 +212,12 @@ rule tokenize:
         mem_mb=2000,
         runtime=120,
     params:
-        settings=settings.tokenize.model_dump(mode="json"),
-        config=CONFIG,
+        settings=depends.tokenize(settings),
         prefix=lambda wildcards: RUN / "tokens" / wildcards.shard,
     shell:
-        "python -m corpus.tokenize --config {params.config} --input {input.documents} --output-prefix {params.prefix} "
-        "--rejects {output.rejects} --stats {output.stats} --workers {threads} --allow-empty > {log} 2>&1"
+        'python -m corpus.tokenize --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
+        "--output-prefix {params.prefix:q} --rejects {output.rejects:q} --stats {output.stats:q} "
+        "--workers {threads} --allow-empty > {log:q} 2>&1"
 
 
 rule merge_index:
@@ -238,8 +242,8 @@ rule merge_index:
         shards=len(SHARDS),
         prefix=settings.dataset_prefix,
     shell:
-        "python -m corpus.merge_index --inputs {params.folder} --shards {params.shards} --output-prefix {params.prefix} "
-        "--stats {output.stats} > {log} 2>&1"
+        "python -m corpus.merge_index --inputs {params.folder:q} --shards {params.shards} "
+        "--output-prefix {params.prefix:q} --stats {output.stats:q} > {log:q} 2>&1"
 
 
 rule corpus:

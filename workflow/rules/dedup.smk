@@ -1,10 +1,19 @@
-# The phases of deduplication: signatures and filter a job a shard, bands and verify `dedup.jobs` jobs, clusters one.
+# The phases of deduplication: signatures and filter one job per shard, bands and verify `dedup.jobs` jobs, clusters one.
+
+from pathlib import Path
 
 WORK = RUN / "dedup/work"
-JOBS = [str(job) for job in range(settings.dedup.jobs)]
-MEMORY_MB = 1000 + int(
-    1000 * settings.dedup.memory_gb
-)  # beside what grows with the corpus: Python and its libraries
+# The bands and the exact hashes, and then as many blocks of pairs: a file each. The number of jobs stands in no file's
+# name, input or param, so that another number makes nothing again.
+PARTS = [str(part) for part in range(1 + settings.dedup.bands)]
+JOBS = min(settings.dedup.jobs, len(PARTS))
+# beside what grows with the corpus: Python and its libraries
+MEMORY_MB = 1000 + int(1000 * settings.dedup.memory_gb)
+
+
+def parts_of(wildcards, output):
+    """The parts of a job as J/N, one for each output file."""
+    return [f"{Path(path).stem}/{len(PARTS)}" for path in output]
 
 
 rule dedup_signatures:
@@ -20,66 +29,67 @@ rule dedup_signatures:
         mem_mb=2000,
         runtime=240,
     params:
-        settings=settings.dedup.model_dump(
-            mode="json", exclude={"jobs", "memory_gb", "threshold"}
-        ),
-        config=CONFIG,
+        settings=depends.dedup_signatures(settings),
     shell:
-        "python -m corpus.dedup signatures --config {params.config} --input {input} --output {output.signatures} "
-        "--workers {threads} > {log} 2>&1"
+        'python -m corpus.dedup signatures --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
+        "--output {output.signatures:q} --workers {threads} > {log:q} 2>&1"
 
 
-rule dedup_bands:
-    input:
-        signatures=expand(rules.dedup_signatures.output.signatures, shard=SHARDS),
-    output:
-        pairs=temp(WORK / "{job}.pairs"),
-    log:
-        RUN / "logs/dedup_bands/{job}.log",
-    benchmark:
-        RUN / "benchmarks/dedup_bands/{job}.tsv"
-    resources:
-        mem_mb=MEMORY_MB,
-        runtime=240,
-    params:
-        config=CONFIG,
-        folder=WORK,
-        shards=len(SHARDS),
-        jobs=len(JOBS),
-    shell:
-        "python -m corpus.dedup bands --config {params.config} --signatures {params.folder} --shards {params.shards} "
-        "--output {output.pairs} --part {wildcards.job}/{params.jobs} > {log} 2>&1"
+for job in range(JOBS):
 
+    rule:
+        name:
+            f"dedup_bands_{job}"
+        input:
+            signatures=expand(rules.dedup_signatures.output.signatures, shard=SHARDS),
+        output:
+            pairs=temp(expand(WORK / "{part}.pairs", part=PARTS[job::JOBS])),
+        log:
+            RUN / f"logs/dedup_bands/{job}.log",
+        benchmark:
+            RUN / f"benchmarks/dedup_bands/{job}.tsv"
+        resources:
+            mem_mb=MEMORY_MB,
+            runtime=240,
+        params:
+            folder=WORK,
+            shards=len(SHARDS),
+            parts=parts_of,
+        shell:
+            'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
+            "--shards {params.shards} --output {output.pairs:q} --part {params.parts} > {log:q} 2>&1"
 
-# It reads the signatures, too: they came before the pairs, and stay for dedup_clusters.
-rule dedup_verify:
-    input:
-        pairs=expand(rules.dedup_bands.output.pairs, job=JOBS),
-    output:
-        edges=temp(WORK / "{job}.edges"),
-    log:
-        RUN / "logs/dedup_verify/{job}.log",
-    benchmark:
-        RUN / "benchmarks/dedup_verify/{job}.tsv"
-    resources:
-        mem_mb=MEMORY_MB,
-        runtime=12 * 60,
-    params:
-        threshold=settings.dedup.threshold,
-        config=CONFIG,
-        folder=WORK,
-        shards=len(SHARDS),
-        jobs=len(JOBS),
-    shell:
-        "python -m corpus.dedup verify --config {params.config} --signatures {params.folder} --shards {params.shards} "
-        "--pairs {params.folder} --output {output.edges} --block {wildcards.job}/{params.jobs} > {log} 2>&1"
+    # It reads the signatures, too: they came before the pairs, and stay for dedup_clusters.
+    rule:
+        name:
+            f"dedup_verify_{job}"
+        input:
+            pairs=expand(WORK / "{part}.pairs", part=PARTS),
+        output:
+            edges=temp(expand(WORK / "{part}.edges", part=PARTS[job::JOBS])),
+        log:
+            RUN / f"logs/dedup_verify/{job}.log",
+        benchmark:
+            RUN / f"benchmarks/dedup_verify/{job}.tsv"
+        resources:
+            mem_mb=MEMORY_MB,
+            runtime=12 * 60,
+        params:
+            settings=depends.dedup_verify(settings),
+            folder=WORK,
+            shards=len(SHARDS),
+            blocks=parts_of,
+        shell:
+            'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
+            "--shards {params.shards} --pairs {params.folder:q} --output {output.edges:q} "
+            "--block {params.blocks} > {log:q} 2>&1"
 
 
 rule dedup_clusters:
     input:
         signatures=expand(rules.dedup_signatures.output.signatures, shard=SHARDS),
-        pairs=expand(rules.dedup_bands.output.pairs, job=JOBS),
-        edges=expand(rules.dedup_verify.output.edges, job=JOBS),
+        pairs=expand(WORK / "{part}.pairs", part=PARTS),
+        edges=expand(WORK / "{part}.edges", part=PARTS),
     output:
         clusters=temp(WORK / "all.clusters"),
         stats=RUN / "dedup/clusters.json",
@@ -91,12 +101,12 @@ rule dedup_clusters:
         mem_mb=MEMORY_MB,
         runtime=12 * 60,
     params:
-        config=CONFIG,
         folder=WORK,
         shards=len(SHARDS),
     shell:
-        "python -m corpus.dedup clusters --config {params.config} --signatures {params.folder} "
-        "--shards {params.shards} --pairs {params.folder} --edges {params.folder} --output {output.clusters} --stats {output.stats} > {log} 2>&1"
+        'python -m corpus.dedup clusters --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
+        "--shards {params.shards} --pairs {params.folder:q} --edges {params.folder:q} --output {output.clusters:q} "
+        "--stats {output.stats:q} > {log:q} 2>&1"
 
 
 rule dedup:
@@ -117,5 +127,5 @@ rule dedup:
     params:
         folder=RUN / "dedup",
     shell:
-        "python -m corpus.dedup filter --input {input.documents} --clusters {input.clusters} "
-        "--output-dir {params.folder} --stats {output.stats} > {log} 2>&1"
+        "python -m corpus.dedup filter --input {input.documents:q} --clusters {input.clusters:q} "
+        "--output-dir {params.folder:q} --stats {output.stats:q} > {log:q} 2>&1"

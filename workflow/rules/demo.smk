@@ -15,4 +15,4 @@ rule demo_site:
     params:
         folder=RUN / "site",
     shell:
-        "python -m demo.build --output {params.folder} > {log} 2>&1"
+        "python -m demo.build --output {params.folder:q} > {log:q} 2>&1"

@@ -1,5 +1,7 @@
 # train -> merge -> evaluate, generate: every model of the configuration has its own targets.
 
+from shlex import quote
+
 
 localrules:
     train,
@@ -31,12 +33,9 @@ rule train:
         mem_mb=1000,
         runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
     params:
-        settings=lambda wildcards: settings.models[wildcards.model].model_dump(
-            mode="json"
-        ),
-        config=CONFIG,
+        settings=lambda wildcards: depends.train(settings, wildcards.model),
     shell:
-        "python -m cluster.submit --config {params.config} --model {wildcards.model} --wait > {log} 2>&1"
+        'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait > {log:q} 2>&1'
 
 
 rule merge:
@@ -58,7 +57,7 @@ rule merge:
         run=subpath(input.done, parent=True),
         folder=subpath(output.config, parent=True),
     shell:
-        "python -m convert.merge_mp --checkpoint {params.run} --output {params.folder} --force > {log} 2>&1"
+        "python -m convert.merge_mp --checkpoint {params.run:q} --output {params.folder:q} --force > {log:q} 2>&1"
 
 
 rule evaluate:
@@ -79,13 +78,13 @@ rule evaluate:
         runtime=240,
     params:
         model=subpath(input.weights, parent=True),
+        settings=lambda wildcards: depends.evaluate(settings, wildcards.model),
         datasets=lambda wildcards: [
-            source.prefix for source in settings.datasets(wildcards.model)
+            str(source.prefix) for source in settings.datasets(wildcards.model)
         ],
-        split=lambda wildcards: settings.models[wildcards.model].train.split,
     shell:
-        "python -m training.evaluate --checkpoint {params.model} --data {params.datasets} --split {params.split} "
-        "--part valid --output {output.result} > {log} 2>&1"
+        "python -m training.evaluate --checkpoint {params.model:q} --data {params.datasets:q} "
+        "--split {params.settings[split]:q} --part valid --output {output.result:q} > {log:q} 2>&1"
 
 
 rule generate:
@@ -103,12 +102,13 @@ rule generate:
         runtime=60,
     params:
         model=subpath(input.weights, parent=True),
-        sample=settings.generate,
+        settings=depends.generate(settings),
+        prompt=lambda wildcards, output: quote(settings.generate.prompt),
     shell:
-        "python -m training.generate --checkpoint {params.model} --prompt {params.sample.prompt:q} "
-        "--max-tokens {params.sample.max_tokens} --temperature {params.sample.temperature} "
-        "--top-k {params.sample.top_k} --top-p {params.sample.top_p} --seed {params.sample.seed} "
-        "--output {output.sample} --allow-no-tokenizer > {log} 2>&1"
+        "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
+        "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
+        "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --seed {params.settings[seed]} "
+        "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 
 
 for name in settings.models:

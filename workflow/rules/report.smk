@@ -38,4 +38,4 @@ rule report:
     params:
         run=RUN,
     shell:
-        "python -m report --run {params.run} --output {output.page} > {log} 2>&1"
+        'python -m report --run {params.run:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'

@@ -1,0 +1,92 @@
+"""Which keys the output of each rule depends on: what Snakemake compares to decide what to make again.
+
+A key that is not here (a time-out, a delay, memory, workers, jobs, logging, the layout of a training) never makes
+finished work run again. What a rule gets as an input file is not repeated: a change travels down the DAG by itself.
+"""
+
+from typing import Any
+
+from common.settings import Section, Settings
+
+Keys = dict[str, Any]
+
+# Pushshift dumps are read by the blacklist step alone; the other URL rules also hold for redirects.
+_DUMPS = {"min_score", "over_18", "self_posts"}
+_PAGE = {"extractors", "max_bytes", "max_redirects", "obey_robots"}
+_SIGNATURES = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
+# How a training runs, is watched and is saved; the batch of a step is global_batch_size.
+_RUNNING = {"parallel", "watch", "log", "time_limit_minutes"}
+_TRAIN_RUNNING = {
+    *("micro_batch_size", "accumulation", "recompute", "compile", "readers", "log_interval", "eval_interval"),
+    *("eval_batches", "save_interval", "async_save", "keep_last", "keep_every"),
+}
+
+
+def _keys(section: Section, include: set[str] | None = None, exclude: set[str] | None = None) -> Keys:
+    return section.model_dump(mode="json", include=include, exclude=exclude)
+
+
+def blacklist(settings: Settings) -> Keys:
+    """Every URL rule."""
+    return _keys(settings.blacklist)
+
+
+def scrape(settings: Settings) -> Keys:
+    """What makes a page another page: never how politely or patiently it was fetched."""
+    return {**_keys(settings.scrape, include=_PAGE), "redirects": _keys(settings.blacklist, exclude=_DUMPS)}
+
+
+def ingest(settings: Settings) -> Keys:
+    """The sources and how to read them."""
+    return {"sources": [_keys(source) for source in settings.sources]}
+
+
+def clean(settings: Settings) -> Keys:
+    """Repair and filters."""
+    return _keys(settings.clean)
+
+
+def dedup_signatures(settings: Settings) -> Keys:
+    """Shingles and permutations."""
+    return _keys(settings.dedup, include=_SIGNATURES)
+
+
+def dedup_verify(settings: Settings) -> Keys:
+    """The threshold."""
+    return _keys(settings.dedup, include={"threshold"})
+
+
+def decontaminate_count(settings: Settings) -> Keys:
+    """Which n-grams are counted; the evaluation sets are input files."""
+    return _keys(settings.decontaminate, include={"min_words", "max_words"})
+
+
+def decontaminate(settings: Settings) -> Keys:
+    """Which n-grams are cut, and how; the evaluation sets are input files."""
+    return _keys(settings.decontaminate, exclude={"files"})
+
+
+def train_tokenizer(settings: Settings) -> Keys:
+    """Size and share."""
+    return _keys(settings.train_tokenizer)
+
+
+def tokenize(settings: Settings) -> Keys:
+    """What is encoded and how; vocabulary files are input files."""
+    return _keys(settings.tokenize, include={"min_tokens", "append_eod"})
+
+
+def train(settings: Settings, model: str) -> Keys:
+    """Architecture, data and recipe: not the layout, which may change while a training goes on."""
+    run = settings.models[model]
+    return {**_keys(run, exclude=_RUNNING), "train": _keys(run.train, exclude=_TRAIN_RUNNING)}
+
+
+def evaluate(settings: Settings, model: str) -> Keys:
+    """The part that is scored."""
+    return _keys(settings.models[model].train, include={"split"})
+
+
+def generate(settings: Settings) -> Keys:
+    """Prompt and sampling."""
+    return _keys(settings.generate)

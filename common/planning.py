@@ -1,0 +1,120 @@
+"""The configuration of a workflow: read when the Snakefile is parsed, written when a run really starts.
+
+Parsing writes nothing: `snakemake -n`, a second Snakemake that finds the folder locked, or another configuration with
+the same `run` leave every file as it is. When a run starts (`onstart`: after the lock, never with -n), the resolved
+settings go to RUN/settings/DIGEST.yaml, which is never changed again. All jobs of the run read that file, whose path is
+in the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile once more, and takes the
+settings from there, too: the configuration may have been edited since. RUN/config.yaml is a copy for people.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.config import load_settings, settings_text, validate, write_settings
+from common.errors import ConfigError, ToolkitError
+from common.files import write_text
+from common.layout import check_crawl, remove_stale, write_crawl_layout
+from common.settings import Settings
+from common.yaml_text import merged, read_yaml, with_overrides
+
+VARIABLE = "URLS_TO_GPT2_SETTINGS"
+
+Result = TypeVar("Result")
+
+
+def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Settings:
+    """The settings of some configuration files, later ones first, and of `key=value` from the command line.
+
+    Raises ConfigError, also for a URL list that is not there.
+    """
+    paths, raw = list(files), dict[str, Any]()
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"{path}: a pipe can be read only once; save the configuration to a file")
+        raw = merged(raw, read_yaml(path))
+    source = ", ".join(map(str, paths))
+    settings = validate(with_overrides(raw, overrides), source)
+    try:
+        settings.url_files()
+        settings.source_files()
+        settings.evaluation_files()
+        settings.check_datasets()
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return settings
+
+
+def settings_path(settings: Settings) -> Path:
+    """Where the resolved settings of a run are written: a name made of what is in the file."""
+    return settings.run / "settings" / f"{_digest(settings_text(settings))}.yaml"
+
+
+def settings_of_job(environment: Mapping[str, str]) -> Settings:
+    """The settings that the submitting Snakemake planned with. ConfigError where they did not come along."""
+    name = environment.get(VARIABLE)
+    if not name:
+        raise ConfigError(
+            f"{VARIABLE} is not set: the job did not get the environment of the Snakemake that submitted it; "
+            "submit with --export=ALL"
+        )
+    path = Path(name)
+    settings = load_settings(path)
+    if _digest(path.read_text(encoding="utf-8")) != path.stem:
+        raise ConfigError(f"{path}: was changed after the run was planned; start the run again")
+    return settings
+
+
+def parsed(workflow: Any) -> Settings:
+    """Called by the Snakefile: the settings to plan with. Exits with one line where there are none."""
+    return _or_exit(lambda: _parsed(workflow))
+
+
+def _parsed(workflow: Any) -> Settings:
+    # The steps run with the Python that runs Snakemake, activated environment or not.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    if not workflow.is_main_process:
+        return settings_of_job(os.environ)
+    # --configfile FILE stands alone: merged into config.yaml it would mix two experiments.
+    files = workflow.overwrite_configfiles or [Path("config.yaml")]
+    settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
+    check_crawl(settings)
+    os.environ[VARIABLE] = str(settings_path(settings))
+    return settings
+
+
+def started(settings: Settings) -> None:
+    """Called by the Snakefile's `onstart`: write the settings, and remove what another number of shards left."""
+    _or_exit(lambda: _started(settings))
+
+
+def _started(settings: Settings) -> None:
+    check_crawl(settings)
+    path, text = settings_path(settings), settings_text(settings)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+        path.chmod(0o444)
+    write_settings(settings, settings.run / "config.yaml")
+    write_crawl_layout(settings)
+    removed = remove_stale(settings)
+    if removed:
+        print(f"{settings.run}: removed {removed} files of shards from {settings.shards:04d} on", file=sys.stderr)
+
+
+def _or_exit(action: Callable[[], Result]) -> Result:
+    """The result of `action`; a fault that the user can cure becomes one line and exit code 2, as in every step."""
+    try:
+        return action()
+    except ToolkitError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}"
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
