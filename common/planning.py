@@ -39,13 +39,32 @@ def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Se
     source = ", ".join(map(str, paths))
     settings = validate(with_overrides(raw, overrides), source)
     try:
-        settings.url_files()
-        settings.source_files()
-        settings.evaluation_files()
+        _check_names(settings)
         settings.check_datasets()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
     return settings
+
+
+def _check_names(settings: Settings) -> None:
+    """ValueError for an input that is not there, and for a path that Snakemake cannot hold."""
+    paths: dict[str, Iterable[object]] = {
+        "run": [settings.run],
+        "urls": settings.url_files(),
+        "sources": settings.source_files(),
+        "site": [settings.site],
+        "blacklist.domain_lists": settings.blacklist.domain_lists,
+        "decontaminate.files": settings.evaluation_files(),
+        "tokenize": [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe],
+        **{f"models.{name}.finetune": [model.finetune] for name, model in settings.models.items()},
+        **{f"models.{name}.data": [data.prefix for data in model.data] for name, model in settings.models.items()},
+    }
+    for key, named in paths.items():
+        for path in map(str, named):
+            if any(character in "{}" or not character.isprintable() for character in path):
+                raise ValueError(
+                    f"{key}: {path!r}: braces are wildcards to Snakemake, and lines end at a line break; rename it"
+                )
 
 
 def settings_path(settings: Settings) -> Path:

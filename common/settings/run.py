@@ -83,17 +83,6 @@ class Settings(Section):
     generate: GenerateSettings = GenerateSettings()
     """The closing sample."""
 
-    @field_validator("run")
-    @classmethod
-    def _snakemake_can_name_it(cls, run: Path) -> Path:
-        """Outputs are patterns to Snakemake: braces would be wildcards, and it ends lines where we would not."""
-        odd = sorted({character for character in str(run) if character in "{}" or not character.isprintable()})
-        if odd:
-            raise ValueError(
-                f"{str(run)!r}: Snakemake takes no {' '.join(map(repr, odd))} in paths; choose another name"
-            )
-        return run
-
     @field_validator("tokenize")
     @classmethod
     def _trained_vocabulary(cls, tokenize: TokenizeSettings, info: ValidationInfo) -> TokenizeSettings:

@@ -2,8 +2,7 @@
 #
 # A step reads the settings file in $URLS_TO_GPT2_SETTINGS, which never changes. `params` holds what the output depends
 # on, as plain data; Snakemake compares it. A param that must not make work run again is a Path or a function of `output`:
-# Snakemake records neither. Every path is quoted (:q), and every path from the configuration comes from a function: in
-# a plain string Snakemake takes braces for wildcards.
+# Snakemake records neither. Every path is quoted (:q).
 
 from common import depends, planning
 

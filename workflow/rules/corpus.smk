@@ -7,7 +7,7 @@ from shlex import quote
 rule blacklist:
     input:
         urls=lambda wildcards: settings.url_files(),
-        lists=lambda wildcards: settings.blacklist.domain_lists,
+        lists=settings.blacklist.domain_lists,
     output:
         shards=expand(RUN / "urls/{shard}.txt", shard=SHARDS),
         rejects=RUN / "urls/rejects/all.jsonl.zst",
@@ -33,7 +33,7 @@ rule blacklist:
 rule scrape:
     input:
         urls=RUN / "urls/{shard}.txt",
-        site=lambda wildcards: ([settings.site / "site.json"] if settings.site else []),
+        site=[settings.site / "site.json"] if settings.site else [],
     output:
         pages=RUN / "pages/{shard}.jsonl.zst",
         rejects=RUN / "pages/rejects/{shard}.jsonl.zst",
@@ -123,7 +123,7 @@ if settings.decontaminate.files:
     rule decontaminate_count:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
-            files=lambda wildcards: EVALUATION_FILES,
+            files=EVALUATION_FILES,
         output:
             counts=RUN / "decontaminate/{shard}.counts.json",
         log:
@@ -143,7 +143,7 @@ if settings.decontaminate.files:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
             counts=expand(RUN / "decontaminate/{shard}.counts.json", shard=SHARDS),
-            files=lambda wildcards: EVALUATION_FILES,
+            files=EVALUATION_FILES,
         output:
             documents=RUN / "decontaminate/{shard}.jsonl.zst",
             rejects=RUN / "decontaminate/rejects/{shard}.jsonl.zst",
@@ -193,7 +193,7 @@ if settings.train_tokenizer.vocab_size:
 rule tokenize:
     input:
         documents=DOCUMENTS / "{shard}.jsonl.zst",
-        vocabulary=lambda wildcards: [
+        vocabulary=[
             path
             for path in (settings.tokenize.encoder_json, settings.tokenize.vocab_bpe)
             if path
