@@ -3,8 +3,8 @@
     python -m report --run results/demo --output results/demo/report.html
     snakemake report
 
-Reads the stats.json files, training curves, evaluations and samples below DIR; what is not there yet is left out. The
-configuration says which shards the run has.
+Reads the stats.json files, training curves, evaluations and samples below DIR; what is not there yet is left out.
+With --config, files that an earlier configuration with more shards or steps left are not counted.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 
 from common import cli
-from common.config import load_settings, settings_text
+from common.config import load_settings
 from common.errors import InputError
 from common.files import read_json, read_text, write_text
 from report.corpus import corpus
@@ -41,6 +41,7 @@ def models(run: Path) -> list[dict[str, object]]:
 def render(run: Path, config: Path | None = None) -> str:
     """The report as HTML; `config` is the run's configuration. InputError when the folder holds no run."""
     settings = load_settings(config) if config else None
+    config = config or run / "config.yaml"
     steps = funnel(run, settings)
     trained = models(run)
     if not steps and not trained:
@@ -55,7 +56,7 @@ def render(run: Path, config: Path | None = None) -> str:
         steps=steps,
         corpus=corpus(run, {folder: name for folder, (name, _) in STEPS.items()}, settings),
         models=trained,
-        config=settings_text(settings) if settings else None,
+        config=config.read_text(encoding="utf-8") if config.exists() else None,
     )
 
 
@@ -66,14 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
     )
     parser.add_argument(
-        "--config", type=cli.input_path, metavar="FILE", help="its configuration (default: DIR/config.yaml)"
+        "--config", type=cli.input_path, metavar="FILE", help="only the shards and steps of this one"
     )
     parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE.html")
     arguments = parser.parse_args(argv)
     if not arguments.run.is_dir():
         raise InputError(f"{arguments.run}: no such folder")
-    written = arguments.run / "config.yaml"
-    write_text(arguments.output, render(arguments.run, arguments.config or (written if written.exists() else None)))
+    write_text(arguments.output, render(arguments.run, arguments.config))
     print(arguments.output)
     return 0
 

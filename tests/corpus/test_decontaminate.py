@@ -218,3 +218,28 @@ def test_run_does_what_count_and_cut_do(tmp_path: Path, command: Command) -> Non
     assert_one_line_error(command("corpus.decontaminate", "run", *arguments[:2], "--output-dir", folder), "--files")
     result = command("corpus.decontaminate", "run", *arguments[:3], tmp_path / "none.txt", "--output-dir", folder)
     assert_one_line_error(result, "none.txt", "matches no file")
+
+
+def test_counts_of_shards_that_the_run_does_not_have_are_not_read(tmp_path: Path, command: Command) -> None:
+    decontaminate(tmp_path, [f"{FILLER * 20}{ITEM}.", prose(1)])
+    counted = read_json(tmp_path / "counts.json")
+    stale = {**counted, "counts": dict.fromkeys(counted["counts"], 1000)}
+    for name, content in (("0000", counted), ("0001", counted), ("0002", stale), ("0003", stale)):
+        write_json(tmp_path / "counts" / f"{name}.counts.json", content)
+    arguments = (
+        "--input",
+        tmp_path / "in.jsonl.zst",
+        "--files",
+        tmp_path / "set.txt",
+        "--output",
+        tmp_path / "cut.zst",
+    )
+    arguments = (*arguments, "--counts", tmp_path / "counts")
+    for shards, left in (("2", False), ("3", True)):
+        result = command("corpus.decontaminate", "cut", *arguments, "--shards", shards)
+        assert result.returncode == 0, result.stderr
+        assert any(ITEM in found["text"] for found in read_shard(tmp_path / "cut.zst")) == left
+    result = command("corpus.decontaminate", "cut", *arguments[:-1], tmp_path / "set.txt", "--shards", "2")
+    assert_one_line_error(result, "must be one folder")
+    result = command("corpus.decontaminate", "cut", *arguments, "--shards", "5")
+    assert_one_line_error(result, "0004.counts.json")

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from common.files import write_json
+from common.settings import Settings
 from common.stats import Stats
 from report.funnel import funnel
 from tests.conftest import Command
@@ -29,6 +30,14 @@ def test_the_funnel_sums_shards_in_the_order_of_the_steps(tmp_path: Path) -> Non
     assert (scrape.name, scrape.documents_in, scrape.documents_out, scrape.bytes_out) == ("scrape", 20, 14, 200)
     assert scrape.reasons == [("timeout", 4), ("http_404", 2)]
     assert scrape.tokens is None and merged.tokens == 1234
+
+
+def test_files_of_an_earlier_configuration_are_not_counted(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    Stats("decontaminate", documents_in=5, documents_out=5).finish(folder / "decontaminate" / "0000.stats.json")
+    assert len(funnel(folder)) == 3
+    scrape, merged = funnel(folder, Settings(run=folder, urls=["-"], shards=1))
+    assert (scrape.name, scrape.documents_in, merged.name) == ("scrape", 10, "merge_index")
 
 
 def test_the_report_shows_funnel_curve_evaluation_and_sample(tmp_path: Path, command: Command) -> None:

@@ -15,16 +15,18 @@ def shards(tmp_path: Path) -> list[Path]:
     return [write_shard(tmp_path / "in" / f"{n:04d}.jsonl.zst", documents[n::3]) for n in range(3)]
 
 
-def phases(shards: list[Path], work: Path, output: Path, jobs: int) -> None:
+def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int = 0) -> None:
+    """Every phase; bands and verify in `jobs` commands, each with several parts (default: one each)."""
     for shard in shards:
         name = shard.name.removesuffix(".jsonl.zst")
         main(["signatures", "--input", str(shard), "--output", str(work / f"{name}.signatures")])
     folders = ["--signatures", str(work), "--shards", "3"]
-    for job in range(jobs):
-        main(["bands", *folders, "--part", f"{job}/{jobs}", "--output", str(work / f"{job}.pairs")])
-    folders += ["--pairs", str(work)]
-    for job in range(jobs):
-        main(["verify", *folders, "--block", f"{job}/{jobs}", "--output", str(work / f"{job}.edges")])
+    for phase, share, suffix in (("bands", "--part", "pairs"), ("verify", "--block", "edges")):
+        for job in range(jobs or parts):
+            mine = range(job, parts, jobs or parts)
+            outputs = [str(work / f"{part}.{suffix}") for part in mine]
+            main([phase, *folders, share, *(f"{part}/{parts}" for part in mine), "--output", *outputs])
+        folders += ["--pairs", str(work)] if phase == "bands" else []
     main(["clusters", *folders, "--edges", str(work), "--output", str(work / "all.clusters")])
     for shard in shards:
         main(["filter", "--input", str(shard), "--clusters", str(work / "all.clusters"), "--output-dir", str(output)])
@@ -37,10 +39,10 @@ def test_the_phases_one_by_one_write_what_run_writes(tmp_path: Path, shards: lis
     work.mkdir()
     for stale in ("0003.signatures", "7.pairs", "7.edges"):  # left by a run with other numbers
         (work / stale).write_text("stale")
-    for jobs in (1, 3):
-        phases(shards, work, tmp_path / str(jobs), jobs)
+    for parts, jobs in ((1, 1), (3, 3), (21, 2)):
+        phases(shards, work, tmp_path / str(parts), parts, jobs)
         for path in sorted((tmp_path / "run").rglob("*.zst")):
-            assert (tmp_path / str(jobs) / path.relative_to(tmp_path / "run")).read_bytes() == path.read_bytes()
+            assert (tmp_path / str(parts) / path.relative_to(tmp_path / "run")).read_bytes() == path.read_bytes()
 
 
 def test_a_shard_that_changed_meanwhile_is_an_error_and_leaves_no_output(
@@ -59,3 +61,4 @@ def test_a_missing_phase_is_named(tmp_path: Path, command: Command) -> None:
     arguments = ["--signatures", tmp_path, "--output", tmp_path / "0.pairs"]
     assert_one_line_error(command("corpus.dedup", "bands", *arguments, "--part", "0/1"), "run the phase `signatures`")
     assert_one_line_error(command("corpus.dedup", "bands", *arguments, "--part", "1/1"), "--part", "J/N")
+    assert_one_line_error(command("corpus.dedup", "bands", *arguments, "--part", "0/2", "1/2"), "give one for each")
