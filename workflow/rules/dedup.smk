@@ -11,11 +11,6 @@ JOBS = min(settings.dedup.jobs, len(PARTS))
 MEMORY_MB = 1000 + int(1000 * settings.dedup.memory_gb)
 
 
-def parts_of(wildcards, output):
-    """The parts of a job as J/N, one for each output file."""
-    return [f"{Path(path).stem}/{len(PARTS)}" for path in output]
-
-
 rule dedup_signatures:
     input:
         RUN / "clean/{shard}.jsonl.zst",
@@ -54,7 +49,9 @@ for job in range(JOBS):
         params:
             folder=WORK,
             shards=len(SHARDS),
-            parts=parts_of,
+            parts=lambda wildcards, output: [
+                f"{Path(path).stem}/{len(PARTS)}" for path in output
+            ],
         shell:
             'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
             "--shards {params.shards} --output {output.pairs:q} --part {params.parts} > {log:q} 2>&1"
@@ -78,7 +75,9 @@ for job in range(JOBS):
             settings=depends.dedup_verify(settings),
             folder=WORK,
             shards=len(SHARDS),
-            blocks=parts_of,
+            blocks=lambda wildcards, output: [
+                f"{Path(path).stem}/{len(PARTS)}" for path in output
+            ],
         shell:
             'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
             "--shards {params.shards} --pairs {params.folder:q} --output {output.edges:q} "

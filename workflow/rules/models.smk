@@ -2,6 +2,8 @@
 
 from shlex import quote
 
+from common import memory
+
 
 localrules:
     train,
@@ -51,7 +53,7 @@ rule merge:
     benchmark:
         RUN / "benchmarks/merge/{model}.tsv"
     resources:
-        mem_mb=32000,
+        mem_mb=lambda wildcards: memory.merge_mb(settings.models[wildcards.model].model),
         runtime=60,
     params:
         run=subpath(input.done, parent=True),
@@ -74,7 +76,9 @@ rule evaluate:
         RUN / "benchmarks/evaluate/{model}.tsv"
     threads: 2
     resources:
-        mem_mb=16000,
+        mem_mb=lambda wildcards: memory.evaluate_mb(
+            settings.models[wildcards.model].model
+        ),
         runtime=240,
     params:
         model=subpath(input.weights, parent=True),
@@ -98,7 +102,9 @@ rule generate:
         RUN / "benchmarks/generate/{model}.tsv"
     threads: 2
     resources:
-        mem_mb=16000,
+        mem_mb=lambda wildcards: memory.generate_mb(
+            settings.models[wildcards.model].model
+        ),
         runtime=60,
     params:
         model=subpath(input.weights, parent=True),
