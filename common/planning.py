@@ -130,7 +130,7 @@ def _or_exit(action: Callable[[], Result]) -> Result:
     except ToolkitError as error:
         message = str(error)
     except OSError as error:
-        message = f"{error.filename}: {error.strerror}"
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 

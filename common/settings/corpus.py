@@ -152,7 +152,7 @@ class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
     language: Annotated[str, Field(pattern="^([a-z]{2})?$")] = "en"
-    """ISO 639-1 code that documents must have (CLD2 and langdetect); empty keeps every language."""
+    """ISO 639-1 code that documents must have (CLD2 and langdetect); empty (`""`) keeps every language."""
     min_characters: Annotated[int, Field(ge=0)] = 512
     """Shorter documents are dropped (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256
@@ -177,7 +177,7 @@ class DedupSettings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Seed of the permutations, below 2^32."""
     jobs: PositiveInt = 8
-    """Slurm jobs over which the bands are spread, and then the pairs to verify."""
+    """Slurm jobs that share the bands, and then the pairs to verify: at most bands + 1. No result depends on it."""
     memory_gb: PositiveFloat = 2.0
     """Memory a phase may fill with what grows with the corpus, in GB; docs/dedup.md has the cost of a document."""
 

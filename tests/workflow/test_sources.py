@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import orjson
+import pytest
+import yaml
 
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
 from report.funnel import funnel
-from tests.helpers import prose
+from tests.helpers import prose, read_shard
 from tests.workflow.test_run import configure, run
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
@@ -30,3 +32,27 @@ def test_existing_text_becomes_tokens(tmp_path: Path) -> None:
     text = Tokenizer().decode(dataset.tokens.tolist())
     assert all(prose(n) in text for n in range(1, 40))
     assert ITEM not in text and prose(90, 800)[:400] in text
+
+
+@pytest.mark.slow
+def test_fewer_shards_read_and_leave_nothing_of_the_run_before(tmp_path: Path) -> None:
+    lines = [{"text": f"{prose(2 * n, 300)} {ITEM}. {prose(2 * n + 1, 300)}"} for n in range(9)]  # of max_count 10
+    (tmp_path / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    (tmp_path / "set.txt").write_text(ITEM)
+    more = {"urls": [], "site": None, "sources": [{"path": "texts.jsonl"}], "decontaminate": {"files": ["set.txt"]}}
+    configure(tmp_path, **more, shards=4)
+    run(tmp_path)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"shards": 2}))
+    output = run(tmp_path)
+    folder = tmp_path / "results/x"
+    assert "files of shards from 0002 on" in output
+    assert not [
+        path
+        for path in folder.rglob("000[23]*")
+        if not path.is_relative_to(folder / "logs") and not path.is_relative_to(folder / "benchmarks")
+    ]
+    documents = [
+        document for path in sorted(folder.glob("decontaminate/000?.jsonl.zst")) for document in read_shard(path)
+    ]
+    assert len(documents) == 9 and not any(ITEM in document["text"] for document in documents)
