@@ -6,7 +6,7 @@ belongs to its number of shards (a host's URLs go to one of them), so with anoth
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -23,9 +23,9 @@ _OURS = re.compile(
 _CRAWLED = re.compile(r"(\d{4,})\..+")
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-    """The shard's number and the path of every file (and journal folder) of a shard in a folder."""
-    for path in folder.rglob("*"):
+def _numbered(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
+    """The shard's number and the path of everything that is named after a shard."""
+    for path in paths:
         match = pattern.fullmatch(path.name)
         if match and f"{int(match[1]):04d}" == match[1]:
             yield int(match[1]), path
@@ -35,7 +35,7 @@ def remove_stale(settings: Settings) -> int:
     """Remove the files of shards that this run does not have, pages and archives excepted; how many there were."""
     removed = 0
     for name in CHEAP:
-        for shard, path in list(_numbered(settings.run / name, _OURS)):
+        for shard, path in list(_numbered((settings.run / name).rglob("*"), _OURS)):
             if shard >= settings.shards and path.is_file():
                 path.unlink()
                 removed += 1
@@ -52,7 +52,7 @@ def _crawled_shards(settings: Settings, last: int) -> int:
     if last >= settings.shards:
         return last + 1
     # a run of an earlier version: the URL lists tell
-    lists = [shard for shard, path in _numbered(settings.run / "urls", _OURS) if path.suffix == ".txt"]
+    lists = [shard for shard, path in _numbered((settings.run / "urls").glob("*"), _OURS) if path.suffix == ".txt"]
     return max(lists) + 1 if lists and max(lists) + 1 < settings.shards else settings.shards
 
 
@@ -61,7 +61,7 @@ def check_crawl(settings: Settings) -> None:
     folder = settings.run / CRAWL
     if not settings.urls or not folder.is_dir():
         return
-    crawled = {shard for shard, _ in _numbered(folder, _CRAWLED)}
+    crawled = {shard for shard, _ in _numbered(folder.iterdir(), _CRAWLED)}
     if not crawled:
         return
     shards = _crawled_shards(settings, max(crawled))

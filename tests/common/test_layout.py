@@ -24,6 +24,7 @@ def files(run: Path) -> set[str]:
 STALE = (
     *("urls/0002.txt", "ingest/0003.jsonl.zst", "clean/0002.jsonl.zst", "clean/0002.rejects.jsonl.zst"),
     *("clean/0002.stats.json", "dedup/removed/0002.jsonl.zst", "dedup/work/0002.signatures", "tokens/0003.stats.json"),
+    *("clean/rejects/0002.jsonl.zst",),
     *("decontaminate/0002.counts.json", "tokens/0002_text_document.bin", "tokens/0002_text_document.idx"),
     *("tokens/0002_text_document.json", "clean/0002.jsonl.zst.tmp", "clean/10000.jsonl.zst"),
 )
@@ -41,7 +42,9 @@ def test_files_of_shards_that_the_run_does_not_have_are_removed_and_nothing_else
     assert files(tmp_path) == set(KEPT)
 
 
-@pytest.mark.parametrize("name", ["0002.jsonl.zst", "0003.warc.gz", "0002.jsonl.zst.journal/part", "raw/0002.warc.gz"])
+@pytest.mark.parametrize(
+    "name", ["0002.jsonl.zst", "0003.warc.gz", "0002.jsonl.zst.journal", "0002.jsonl.zst.journal.zst"]
+)
 def test_a_crawl_of_more_shards_stops_the_run_before_anything_is_removed(tmp_path: Path, name: str) -> None:
     make(tmp_path, "pages/0000.jsonl.zst", f"pages/{name}", *STALE)
     before = files(tmp_path)

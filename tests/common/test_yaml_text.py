@@ -65,7 +65,7 @@ models:
   a: &a
     model: &m {n_layer: 1, n_head: 1, n_embd: 8}
     train: {iterations: 1_000, compile: null, betas: [.5, 0.9]}
-    watch: {spike: .inf}
+    watch: {spike: 0.5}
   b: {<<: *a, model: {<<: *m, n_layer: 2}}
 """
     )
@@ -75,7 +75,7 @@ models:
     assert settings.dedup.threshold == 0.85
     run = settings.models["a"]
     assert run.train.iterations == 1000 and run.train.compile is None and run.train.betas == (0.5, 0.9)
-    assert run.watch.spike == float("inf") and settings.models["b"].model.n_layer == 2
+    assert run.watch.spike == 0.5 and settings.models["b"].model.n_layer == 2
     changed = load_settings(path, ["model.n_layer=5"], model="a")
     assert (changed.models["a"].model.n_layer, changed.models["b"].model.n_layer) == (5, 2), "an alias is not shared"
 
