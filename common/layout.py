@@ -68,7 +68,7 @@ def check_crawl(settings: Settings) -> None:
     if shards != settings.shards:
         raise ConfigError(
             f"{folder} holds a crawl in {shards} shards, and with `shards: {settings.shards}` every URL of it would "
-            f"be fetched again; set `shards: {shards}`, or move {folder} away to crawl anew"
+            f"be fetched again; set `shards: {shards}`, or move {folder} away to crawl again"
         )
 
 

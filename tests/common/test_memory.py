@@ -5,6 +5,7 @@ from common.settings import ModelSettings
 from training.model import parameter_count
 
 SMALL = ModelSettings(n_layer=12, n_head=12, n_embd=768)
+MEDIUM = ModelSettings(n_layer=24, n_head=16, n_embd=1024)
 SEVEN = ModelSettings(n_layer=32, n_head=32, n_embd=4096, seq_len=2048)
 
 
@@ -14,8 +15,9 @@ def test_parameters_are_counted_as_the_model_has_them(model: ModelSettings) -> N
 
 
 def test_a_rule_asks_for_what_was_measured_and_for_two_copies_where_two_are_held() -> None:
-    # peaks at 124M: 1,683, 6,197 and 1,226 MB
-    assert 1683 < merge_mb(SMALL) < 2500 and 6197 < evaluate_mb(SMALL) < 9000 and 1226 < generate_mb(SMALL) < 2000
+    # peaks in MB at 124M, and at 355M
+    assert 1683 < merge_mb(SMALL) < 2500 and 6197 < evaluate_mb(SMALL) < 9000 and 1226 < generate_mb(SMALL) < 2500
+    assert 3422 < merge_mb(MEDIUM) < 5000 and 2974 < generate_mb(MEDIUM) < 5000
     copy = 4 * parameters(SEVEN) / 1e6
     assert copy == pytest.approx(26_600, rel=0.01)
-    assert merge_mb(SEVEN) > 2 * copy and evaluate_mb(SEVEN) > copy and generate_mb(SEVEN) > copy
+    assert min(merge_mb(SEVEN), evaluate_mb(SEVEN), generate_mb(SEVEN)) > 2 * copy
