@@ -66,9 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
     )
-    parser.add_argument(
-        "--config", type=cli.input_path, metavar="FILE", help="only the shards and steps of this one"
-    )
+    parser.add_argument("--config", type=cli.input_path, metavar="FILE", help="only the shards and steps of this one")
     parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE.html")
     arguments = parser.parse_args(argv)
     if not arguments.run.is_dir():
