@@ -14,9 +14,11 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import orjson
+
 from benchmarks.machine import table
 from common.cli import input_path, positive_int
-from common.files import Document, document_writer, read_documents
+from common.files import Document, document_writer, read_documents, read_lines
 from common.settings import DedupSettings
 
 _CHARACTERS = 3000
@@ -135,7 +137,9 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _found(documents: list[Document], planted: list[tuple[int, int]], target: Path) -> Iterator[dict[str, object]]:
     """Recall by similarity, and precision: removed documents that some other of their cluster truly resembles."""
-    survivor = {d["id"]: d["survivor"] for path in (target / "removed").glob("*") for d in read_documents(path)}
+    survivor = {
+        d["id"]: d["survivor"] for path in (target / "removed").glob("*") for d in map(orjson.loads, read_lines(path))
+    }
     cluster: dict[str, list[int]] = {}
     for number, document in enumerate(documents):
         cluster.setdefault(str(survivor.get(document["id"], document["id"])), []).append(number)

@@ -142,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         folders = {name: getattr(arguments, name, None) for name in ("signatures", "pairs", "edges")}
         inputs = (path for name, folder in folders.items() if folder for path in folder.glob(f"*.{name}"))
-        check_outputs([arguments.output, getattr(arguments, "stats", None)], inputs)
+        written = [output for _, output in shares] or [arguments.output]
+        check_outputs([*written, getattr(arguments, "stats", None)], inputs)
         with Signatures(_signatures(arguments.signatures, arguments.shards), settings) as opened:
             if arguments.phase == "bands":
                 if not opened.count:

@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
     "train_models": ["tiny"],
     "models": {
         "tiny": {
-            "model": {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 300},
+            "model": {"n_layer": 4, "n_head": 2, "n_embd": 8, "vocab_size": 300},
             "train": {"iterations": 4, "global_batch_size": 16},
         }
     },
@@ -33,15 +33,15 @@ BASE: dict[str, Any] = {
 CHANGES: dict[str, list[str]] = {
     "": [
         *("max_bad_share=0.5", "train_models=[]", "dedup.jobs=3", "dedup.memory_gb=9"),
-        *("scrape.user_agent=me", "scrape.contact=me@site.example", "scrape.resolve={a.example: 127.0.0.1:80}"),
+        *("scrape.user_agent=urls/2", "scrape.contact=me@site.example", "scrape.resolve={a.example: 127.0.0.1:80}"),
         *("scrape.concurrency=9", "scrape.host_delay=9", "scrape.connect_timeout=9", "scrape.read_timeout=9"),
         *("scrape.page_timeout=9", "scrape.retries=9", "scrape.retry_delay=9", "scrape.host_failures=9"),
-        *("scrape.extract_timeout=9", "scrape.archive=yes"),
+        *("scrape.extract_timeout=9", "scrape.extract_memory_mb=900", "scrape.robot_name=urls", "scrape.archive=yes"),
         *("tokenize.encoder_json=results/x/tokenizer/encoder.json", "tokenize.vocab_bpe=results/x/tokenizer/vocab.bpe"),
         *("cluster.executor=slurm", "cluster.gpus_per_node=9", "cluster.tasks_per_node=9", "cluster.cpus_per_task=9"),
         *("cluster.mem_gb_per_task=9", "cluster.partition=p", "cluster.account=a"),
         *("models.tiny.parallel={tensor: 2, sequence_parallel: true}", "models.tiny.parallel.pipeline=2"),
-        *("models.tiny.parallel={pipeline: 1, virtual_stages: 2, schedule: interleaved_1f1b}",),
+        *("models.tiny.parallel={pipeline: 2, virtual_stages: 2, schedule: interleaved_1f1b}",),
         *("models.tiny.parallel={data: 4, zero_stage: 2, offload: true}", "models.tiny.train.micro_batch_size=1"),
         *("models.tiny.train.accumulation=2", "models.tiny.train.recompute=full", "models.tiny.train.compile=true"),
         *("models.tiny.train.readers=9", "models.tiny.train.log_interval=9", "models.tiny.train.eval_interval=9"),
