@@ -11,6 +11,7 @@ from common.settings.corpus import (
     TokenizeSettings,
     TrainTokenizerSettings,
 )
+from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.run import (
     Settings,
     closest,
@@ -24,8 +25,6 @@ from common.settings.training import (
     GenerateSettings,
     LogSettings,
     ModelRun,
-    ModelSettings,
-    ParallelSettings,
     TrainSettings,
     WatchSettings,
 )

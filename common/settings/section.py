@@ -12,6 +12,9 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]  # what torch's and numpy's generators take
 
+# Far above every model that was ever trained: a slip of the hand is told by its key, not by the memory it takes.
+Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
+
 
 class Section(BaseModel):
     """A part of the configuration: unknown keys, NaN and infinity are errors, every field carries its description."""

@@ -1,4 +1,4 @@
-"""The sections of a model, its training, the jobs that train it, and the sample it gives."""
+"""The sections of training, the jobs that train it, and the sample it gives."""
 
 from itertools import count
 from pathlib import Path
@@ -6,10 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, Seed, Share
+from common.settings.model import ModelSettings, ParallelSettings
+from common.settings.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, Seed, Share, Size
 
-# Bounds far above every model that was ever trained: a slip of the hand is told by its key, not by the memory it takes.
-Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Float32 = Annotated[float, Field(ge=0, le=3e38)]  # stays finite as a float32
 PositiveFloat32 = Annotated[float, Field(gt=0, le=3e38)]
@@ -29,81 +28,6 @@ def split_shares(split: str) -> list[float]:
             "and some for train"
         )
     return shares
-
-
-class ModelSettings(Section):
-    """Architecture of a GPT-2."""
-
-    n_layer: Annotated[int, Field(gt=0, le=10_000)]
-    """Transformer blocks."""
-    n_head: Size
-    """Attention heads; divides n_embd."""
-    n_embd: Annotated[int, Field(gt=0, le=2**20)]
-    """Width of the residual stream."""
-    seq_len: Size = 1024
-    """Tokens of context."""
-    vocab_size: Size = 50257
-    """True vocabulary; padding to a multiple of 128 x tensor_parallel is the layout's business."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Dropout on embeddings, attention weights and residual branches while training."""
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
-        return self
-
-
-class ParallelSettings(Section):
-    """How a model is spread: world size = pipeline x data x tensor."""
-
-    tensor: PositiveInt = 1
-    """Tensor-parallel ranks; divides n_head."""
-    sequence_parallel: bool = False
-    """Cut what lies between the split matrices (LayerNorm, dropout, residuals) along the sequence over the
-    tensor-parallel ranks: less memory, the same communication."""
-    pipeline: PositiveInt = 1
-    """Pipeline stages, each some consecutive layers; with virtual stages, the ranks that hold them."""
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
-    """Order of the micro-batches in the pipeline."""
-    virtual_stages: PositiveInt = 1
-    """Stages a rank with interleaved_1f1b: smaller bubbles, more communication."""
-    data: PositiveInt = 1
-    """Data-parallel ranks."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """What data-parallel ranks share out instead of each keeping all: 1 the optimiser's state, 2 and gradients, 3 and
-    parameters. More saves memory and costs communication."""
-    offload: bool = False
-    """Keep parameters, gradients and optimiser state in the CPU's memory (GPUs only, zero_stage 1 to 3)."""
-
-    @model_validator(mode="after")
-    def _parts_agree(self) -> Self:
-        if self.schedule == "interleaved_1f1b" and self.pipeline == 1:
-            raise ValueError(
-                "schedule interleaved_1f1b needs pipeline 2 or more; without a pipeline leave schedule out"
-            )
-        if (self.virtual_stages > 1) != (self.schedule == "interleaved_1f1b"):
-            raise ValueError(
-                f"virtual_stages {self.virtual_stages} with schedule {self.schedule}: "
-                "interleaved_1f1b needs 2 or more, the others 1"
-            )
-        if self.offload and not (self.zero_stage and self.data > 1):
-            raise ValueError("offload needs zero_stage 1, 2 or 3 and data 2 or more")
-        return self
-
-    def takes(self, micro_batches: int) -> bool:
-        """Whether the schedule can run a step of this many micro-batches per data-parallel rank: PyTorch's rules."""
-        if self.pipeline == 1 or self.schedule == "gpipe":
-            return True
-        if self.schedule == "1f1b":
-            return micro_batches >= self.pipeline
-        return micro_batches % max(1, micro_batches // self.pipeline) == 0
-
-    @property
-    def factors(self) -> str:
-        """`pipeline 1 x data 2 x tensor 4 = 8 processes`."""
-        size = self.pipeline * self.data * self.tensor
-        return f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor} = {size} processes"
 
 
 class TrainSettings(Section):
