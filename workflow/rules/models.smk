@@ -36,7 +36,9 @@ rule train:
         runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
     params:
         settings=lambda wildcards: depends.train(settings, wildcards.model),
+    # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks of the job share them out themselves.
     shell:
+        "unset OMP_NUM_THREADS; "
         'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait > {log:q} 2>&1'
 
 
