@@ -40,7 +40,7 @@ def test_docstrings_are_read_without_running_the_module(tmp_path: Path) -> None:
 
 
 def test_prose_is_what_reads_as_sentences() -> None:
-    sentence = "The *mapping* is copied into a new ``dict`` before \"update()\" is called."
+    sentence = 'The *mapping* is copied into a new ``dict`` before "update()" is called.'
     assert prose(f"   {sentence}") == "The mapping is copied into a new dict before update() is called."
     for code in (
         ">>> sorted([3, 1, 2], reverse=True, key=lambda number: -number)\n[1, 2, 3].",

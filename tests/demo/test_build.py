@@ -42,7 +42,7 @@ def shingles(text: str) -> set[str]:
 
 def test_every_article_is_a_page_on_one_of_several_hosts(pages: dict[str, Page], urls: list[str]) -> None:
     for number, (title, text) in enumerate(ARTICLES.items()):
-        (page,) = [page for page in pages.values() if re.search(rf"example/{number:03d}-story-{number}$", page.url)]
+        (page,) = [page for page in pages.values() if re.search(rf"example/\d{{3}}-story-{number}$", page.url)]
         assert page.url in urls
         found = text_of(page)
         assert all(paragraph in found for paragraph in text.split("\n\n")), title
@@ -103,3 +103,10 @@ def test_the_command_writes_the_same_bytes_every_time(command: Command, tmp_path
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert len(files) > 200
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+
+
+def test_articles_are_shuffled_so_that_every_part_of_the_corpus_is_of_one_kind(urls: list[str], tmp_path: Path) -> None:
+    numbers = [int(found[1]) for url in urls if (found := re.search(r"example/\d{3}-story-(\d+)$", url))]
+    assert sorted(numbers) == list(range(24)) and numbers != sorted(numbers)
+    build_site(dict(reversed(ARTICLES.items())), tmp_path)
+    assert (tmp_path / "urls.txt").read_text().splitlines() == urls, "not a matter of their order"

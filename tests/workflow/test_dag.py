@@ -39,7 +39,7 @@ def jobs(output: str) -> dict[str, int]:
 EXPECTED = {
     "all": 1, "blacklist": 1, "clean": 2, "dedup": 2, "dedup_bands_0": 1, "dedup_clusters": 1, "dedup_signatures": 2,
     "dedup_verify_0": 1, "demo_site": 1, "evaluate": 1, "generate": 1, "merge": 1, "merge_index": 1, "report": 1,
-    "scrape": 2, "tokenize": 2, "total": 22, "train": 1,
+    "scrape": 2, "tokenize": 2, "total": 23, "train": 1, "train_tokenizer": 1,
 }  # fmt: skip
 
 
