@@ -67,7 +67,7 @@ def split_articles(title: str, text: str, seen: set[str]) -> Iterator[tuple[str,
 
 
 def docstrings(path: Path) -> str:
-    """The long docstrings in a Python file, each function's and class' below its name as a heading; the file is not run.
+    """The long docstrings in a Python file, which is not run; a function's or class's follows its name as a heading.
 
     Empty for a file that does not parse: templates and deliberately broken files lie among the modules.
     """

@@ -106,7 +106,7 @@ def test_the_command_writes_the_same_bytes_every_time(command: Command, tmp_path
 
 
 def test_articles_are_shuffled_so_that_every_part_of_the_corpus_is_of_one_kind(urls: list[str], tmp_path: Path) -> None:
-    numbers = [int(found[1]) for url in urls if (found := re.search(r"example/\d{3}-story-(\d+)$", url))]
+    numbers = [int(found[1]) for url in urls[:24] if (found := re.search(r"-story-(\d+)$", url))]
     assert sorted(numbers) == list(range(24)) and numbers != sorted(numbers)
     build_site(dict(reversed(ARTICLES.items())), tmp_path)
     assert (tmp_path / "urls.txt").read_text().splitlines() == urls, "not a matter of their order"
