@@ -1,12 +1,12 @@
 """Train one model of the configuration, alone or as one process of many (submitit, srun, torchrun).
 
-    python -m training.train --config config.yaml --model tiny
+    python -m training.train --config config.yaml --model tiny parallel.tensor=1
     torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
 
 Results are in <run>/models/<name>: iter_* checkpoints, train.csv, valid.csv, settings.yaml, done.json at the end. The
-same command continues a run that was stopped, from its newest complete checkpoint. Ctrl-C, SIGTERM,
-SIGHUP, SIGUSR2 or a file named `stop` in that folder end it after the step in hand, with a checkpoint and exit code 75
-(torchrun makes 1 of it): start it again. A second Ctrl-C ends it at once.
+same command continues a run that was stopped, from its newest complete checkpoint. Ctrl-C, SIGTERM, SIGHUP, SIGUSR2
+or a file named `stop` in that folder end it after the current step, with a checkpoint and exit code 75 (torchrun
+turns it into 1): start it again. A second Ctrl-C ends it at once.
 """
 
 import sys
