@@ -35,8 +35,6 @@ def check_output(folder: Path, checkpoint: Path, force: bool) -> None:
         raise InputError(f"{folder}: a symbolic link; give the folder that it points to as --output")
     if Path.cwd().is_relative_to(folder.resolve()):
         raise InputError(f"{folder}: the working directory is in there; give a new folder as --output")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: exists and is no folder; choose another --output")
     if checkpoint.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{folder}: holds the checkpoint; choose another --output")
     inside = folder.resolve().is_relative_to(checkpoint.resolve())

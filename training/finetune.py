@@ -51,15 +51,14 @@ def check_start(run: ModelRun, name: str, folder: Path) -> str:
     return f"{rows - true:,} of {rows:,} embedding rows are no tokens and left out" if true < rows else ""
 
 
-def load_start(parameters: Mapping[str, "nn.Parameter"], run: ModelRun, name: str, folder: Path) -> None:
+def load_start(parameters: Mapping[str, "nn.Parameter"], run: ModelRun, folder: Path) -> None:
     """Fill the parameters of this process, by name and in whatever layout; tensors are read one at a time.
 
-    Raises what `check_start` raises, or CheckpointError for a tensor that is no GPT-2's, on all ranks alike.
+    The plan has called `check_start`. Raises CheckpointError for a tensor that is no GPT-2's, on all ranks alike.
     """
     from training import hf
     from training.parallel.tensors import place
 
-    check_start(run, name, folder)  # the plan does not where it sees a checkpoint, and that one may be damaged
     tensors = hf.read_tensors(folder)
     try:
         for tensor, whole in hf.each_tensor(tensors, read_settings(folder), parameters):

@@ -66,7 +66,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
                 if note := rate_change(newest.run.train, train, steps_taken(session.optimizer)):
                     say(note)
         elif plan.run.finetune is not None:
-            load_start(session.parameters, plan.run, plan.name, plan.run.finetune)
+            load_start(session.parameters, plan.run, plan.run.finetune)
         progress = _iterate(session, folder, progress, stop, heartbeat)
     with suppress(OSError):  # what is left to do is tidying up
         owner.leave()
