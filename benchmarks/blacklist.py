@@ -81,9 +81,9 @@ def recipe(source: Path, target: Path) -> int:
     """The published recipe, written anew from its description; its faults (set order, fused endings) left out."""
     import tldextract
 
-    from corpus.urls import read_list
+    from corpus.urls.rules import read_list
 
-    data = Path(__file__).parent.parent / "corpus" / "data"
+    data = Path(__file__).parent.parent / "corpus" / "urls" / "data"
     extract = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
     domains, endings = set(read_list(data / "domains.txt")), tuple(read_list(data / "extensions.txt"))
     well_formed = re.compile(

@@ -17,7 +17,7 @@ from importlib import import_module
 from benchmarks.extract import ARTICLES, read_articles
 from benchmarks.machine import table
 from common.cli import input_path
-from corpus.charset import decode
+from corpus.extract.charset import decode
 
 # language -> Python's codecs and the labels that pages use
 _CODECS: Mapping[str, tuple[tuple[str, str], ...]] = {

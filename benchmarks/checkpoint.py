@@ -60,7 +60,7 @@ class Rows:
     """What is timed: the saves of a round, then the loads of what they wrote."""
 
     def __init__(self, session: "Session", folder: Path) -> None:
-        from training.saver import Saver
+        from training.checkpoint.saver import Saver
 
         self.session, self.folder = session, folder
         self.saver = Saver(session, folder / "run")
@@ -211,7 +211,7 @@ def bandwidths(rows: Rows, rounds: int) -> list[dict[str, str]]:
 def in_background(session: "Session", folder: Path, rounds: int) -> list[dict[str, str]]:
     """The row of `train.async_save`."""
     from training.checkpoint import Progress
-    from training.saver import Saver
+    from training.checkpoint.saver import Saver
     from training.step import step_batches, train_step
 
     stalls, saves, alone, meanwhile = [], [], [], []
@@ -256,7 +256,7 @@ def measure(arguments: argparse.Namespace) -> str:
     """Two tables: rows of gigabytes a second, and what training notices of a save in the background."""
     import warnings
 
-    from training.distributed import read_launch, started
+    from training.parallel.distributed import read_launch, started
     from training.plan import make_plan
     from training.session import open_session
 

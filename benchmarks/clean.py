@@ -98,7 +98,7 @@ def recipe(source: Path, target: Path, seed: int) -> None:
     import ftfy
     from langdetect import DetectorFactory, LangDetectException, detect
 
-    from corpus.repair import fold_spaces
+    from corpus.text.repair import fold_spaces
 
     DetectorFactory.seed = seed
     settings = CleanSettings()

@@ -86,8 +86,8 @@ def aiohttp_tasks(hosts: Hosts) -> None:
 
 def _fetcher(hosts: Hosts, obey_robots: bool) -> None:
     from common.settings import BlacklistSettings, ScrapeSettings
-    from corpus.fetch import Fetcher
-    from corpus.urls import UrlRules
+    from corpus.scrape.fetch import Fetcher
+    from corpus.urls.rules import UrlRules
 
     # the addresses need names: numeric private hosts are refused
     names = {urlsplit(urls[0]).netloc: f"site{number}.example" for number, urls in enumerate(hosts)}

@@ -44,7 +44,7 @@ def write_dataset(prefix: Path, documents: int) -> None:
 
 def ours(prefix: Path) -> dict[str, float]:
     """Open the corpus, lay out its first epoch, then read."""
-    from training.data.corpus import Corpus, Samples
+    from training.dataset.corpus import Corpus, Samples
 
     started = time.perf_counter()
     corpus = Corpus.open(prefix)
@@ -92,7 +92,7 @@ def plain_map(prefix: Path) -> Callable[[int], object]:
 
 def our_samples(prefix: Path) -> Callable[[int], object]:
     """Samples of a shuffled epoch."""
-    from training.data.corpus import Corpus, Samples
+    from training.dataset.corpus import Corpus, Samples
 
     corpus = Corpus.open(prefix)
     samples = Samples(corpus, range(corpus.documents), _SEQ_LEN, seed=1)
@@ -109,8 +109,8 @@ def reading(prefix: Path) -> list[dict[str, str]]:
         first = 0.0
         for label, make, threads in (
             ("slices of a memory map", plain_map, 1),
-            ("training.data, 1 thread", our_samples, 1),
-            ("training.data, 2 threads", our_samples, 2),
+            ("training.dataset, 1 thread", our_samples, 1),
+            ("training.dataset, 2 threads", our_samples, 2),
         ):
             sample = make(prefix)
             with prefix.with_suffix(".bin").open("rb") as file:
@@ -140,7 +140,7 @@ def measure(arguments: argparse.Namespace) -> str:
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_dataset(folder / "corpus", arguments.documents)
-        for label, function in {**peers, "training.data": ours}.items():
+        for label, function in {**peers, "training.dataset": ours}.items():
             runs = [alone(function, folder / "corpus") for _ in range(arguments.rounds)]
             best = min(runs, key=lambda run: run["open"] + run["order"])
             seconds = best["open"] + best["order"]

@@ -110,8 +110,8 @@ def contenders() -> Mapping[str, Contender]:
     from trafilatura import load_html
     from trafilatura.core import bare_extraction
 
-    from corpus.charset import decode
-    from corpus.extract import extract, load_extractors
+    from corpus.extract.charset import decode
+    from corpus.extract.extractors import extract, load_extractors
 
     def listed(*names: str) -> Contender:
         extractors = load_extractors(names)

@@ -39,8 +39,8 @@ def measure(arguments: argparse.Namespace) -> str:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from training.generate import continue_tokens
-    from training.hf import to_hugging_face
-    from training.load import model_from
+    from training.huggingface.folder import to_hugging_face
+    from training.inference.load import model_from
     from training.model import GPT2, initial_value
 
     settings = _TINY if arguments.tiny else _GPT2

@@ -31,14 +31,14 @@ import numpy as np
 from benchmarks.machine import table
 from common.cli import positive_int
 from common.errors import JobError
-from common.settings import ModelRun, ModelSettings, ParallelSettings, Settings, TrainSettings
+from common.settings import Experiment, ModelSettings, ParallelSettings, Settings, TrainSettings
 from common.workers import available_cpus
 from corpus.index import IndexWriter, Meta
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from training.data.batches import Batch
+    from training.dataset.batches import Batch
 
 _RATE = 1e-4  # learning rate
 _WARMUP = 1  # steps: allocations and, on a GPU, compilation
@@ -64,7 +64,7 @@ class Size(NamedTuple):
     @property
     def flop_per_token(self) -> int:
         """Of a forward and a backward pass, padding rows among them: all rows of the table compute those."""
-        from training.journal.flops import flops_per_token
+        from training.metrics.flops import flops_per_token
 
         return flops_per_token(self.model.model_copy(update={"vocab_size": self.rows}))
 
@@ -96,7 +96,7 @@ class Job(NamedTuple):
             global_batch_size=self.size.micro_batch_size * self.micro_batches,
             split="1,0,0",
         )
-        run = ModelRun(model=self.size.model, parallel=self.parallel, train=train)
+        run = Experiment(model=self.size.model, parallel=self.parallel, train=train)
         return Settings(run=self.folder, urls=["-"], models={"step": run})
 
 
@@ -131,7 +131,7 @@ def write_dataset(job: Job) -> None:
 
 def ours(job: Job) -> Steps:
     """The trainer's own step."""
-    from training.distributed import read_launch, started
+    from training.parallel.distributed import read_launch, started
     from training.plan import make_plan
     from training.session import open_session
     from training.step import step_batches, train_step
@@ -224,7 +224,7 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
     """Train with PyTorch's parts alone."""
     import torch
 
-    from training.data.batches import read_batch
+    from training.dataset.batches import read_batch
     from training.plan import make_plan
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

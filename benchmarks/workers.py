@@ -78,7 +78,7 @@ def _own_memory(_item: object) -> tuple[float, float]:
 
 def _memory() -> str:
     """What two workers of `clean` take that have each judged a language with langdetect."""
-    from corpus.language import thorough_language
+    from corpus.text.language import thorough_language
 
     thorough_language("What the profiles are loaded for")
     with Workers(2) as pool:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import write_text
-from common.settings import ModelRun, Section, Settings, closest
+from common.settings import Experiment, Section, Settings, closest
 from common.yaml_text import read_yaml, with_overrides
 
 
@@ -25,7 +25,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
     section: Any = Settings
     for part in location:
         if section is Settings and part == "models":
-            section = {"": ModelRun}
+            section = {"": Experiment}
         elif isinstance(section, dict):
             section = section[""]
         elif isinstance(part, int):  # an entry of a list
@@ -94,7 +94,7 @@ def describe(section: type[Section] = Settings, prefix: str = "") -> str:
     tables: list[str] = []
     rows: list[str] = []
     for name, field in section.model_fields.items():
-        annotation = ModelRun if name == "models" else field.annotation
+        annotation = Experiment if name == "models" else field.annotation
         key = f"{prefix}{name}" + (".NAME" if name == "models" else "")
         if isinstance(annotation, type) and issubclass(annotation, Section):
             tables.append(describe(annotation, f"{key}."))

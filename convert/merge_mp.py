@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from common import cli
 from common.errors import CheckpointError, InputError
 from common.files import fsync
-from training import hf_origin
+from training.huggingface import origin as hf_origin
 
 if TYPE_CHECKING:
     from training.checkpoint import Manifest
@@ -93,7 +93,7 @@ def find_checkpoint(path: Path, iteration: int | None) -> "Manifest":
     from training import checkpoint
 
     if iteration is None:
-        return checkpoint.at(path)
+        return checkpoint.resolve(path)
     found = checkpoint.iterations(path)
     wanted = checkpoint.iteration_folder(path, iteration)
     if wanted not in found:
@@ -102,15 +102,16 @@ def find_checkpoint(path: Path, iteration: int | None) -> "Manifest":
             f"{path}: no checkpoint of iteration {iteration}; "
             + (f"there are {there}" if there else "--iteration needs a run folder, with iter_0000100 or the like in it")
         )
-    return checkpoint.at(wanted)
+    return checkpoint.resolve(wanted)
 
 
 def merge(checkpoint_path: Path, output: Path, *, iteration: int | None = None, force: bool = False) -> str:
     """Write and prove the folder; returns one line that says what was done."""
     check_output(output, checkpoint_path, force)
     from convert.proof import prove
-    from training import checkpoint, hf
-    from training.load import model_from, tokenizer_for
+    from training import checkpoint
+    from training.huggingface import folder as hf
+    from training.inference.load import model_from, tokenizer_for
 
     manifest = find_checkpoint(checkpoint_path, iteration)
     model = manifest.run.model

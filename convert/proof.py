@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.errors import CheckpointError
-from training.hf import PREFIX
-from training.hf_config import read_settings
+from training.huggingface.config import read_settings
+from training.huggingface.folder import PREFIX
 from training.model import GPT2
 
 TOLERANCE = 1e-4  # largest difference allowed, relative to the largest logit: float32 sums in another order

@@ -24,9 +24,9 @@ from common.progress import Meter
 from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
-from corpus.domains import DomainList
-from corpus.seen import Seen
-from corpus.url_list import Checked, UrlListRules
+from corpus.urls.domains import DomainList
+from corpus.urls.lists import Checked, UrlListRules
+from corpus.urls.seen import Seen
 
 _FLUSH = 1 << 20  # URLs held before the shards are appended to; bounds memory, whatever the number of shards
 _WRITTEN = 1 << 14  # URLs made into one piece of a file, which takes their size three times over

@@ -32,8 +32,8 @@ from common.progress import Meter
 from common.settings import CleanSettings
 from common.stats import Stats
 from common.workers import batched, process_map
-from corpus.filters import filters
-from corpus.repair import repair
+from corpus.text.filters import filters
+from corpus.text.repair import repair
 
 _BATCH = 32  # documents sent to a worker at once: some tens of milliseconds of work
 _EXPLAINED = 20  # documents that --explain shows

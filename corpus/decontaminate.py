@@ -42,8 +42,8 @@ from common.progress import Meter
 from common.settings import DecontaminateSettings
 from common.stats import Stats
 from common.workers import Workers, batched
-from corpus.ngrams import Ngrams, read_ngrams
-from corpus.words import spans, words
+from corpus.text.ngrams import Ngrams, read_ngrams
+from corpus.text.words import spans, words
 
 _BATCH = 64  # documents sent to a worker at once
 # . ! ? and what other scripts write for them; Thai and Lao put a space between sentences

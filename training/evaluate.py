@@ -29,7 +29,7 @@ from common.files import check_outputs, is_readable, read_documents, read_lines,
 
 if TYPE_CHECKING:
     from common.tokenizer import Tokenizer
-    from training.data.corpus import Corpus, Samples
+    from training.dataset.corpus import Corpus, Samples
     from training.model import GPT2
 
 _BATCH = 8  # windows in one forward pass
@@ -39,7 +39,7 @@ def read_text_corpus(path: Path, tokenizer: "Tokenizer") -> "Corpus":
     """The documents of a text or JSON-lines file, each followed by end-of-text, as a corpus in memory."""
     import numpy as np
 
-    from training.data.corpus import Corpus
+    from training.dataset.corpus import Corpus
 
     if ".jsonl" in path.suffixes:
         texts: Iterable[str] = (document["text"] for document in read_documents(path))
@@ -56,9 +56,9 @@ def evaluate(model: "GPT2", samples: "Samples") -> dict[str, Any]:
     """Mean loss (nats a token) over all windows of `samples`, the short last one included."""
     import torch
 
+    from training.evaluation.scoring import sum_of_losses
     from training.model import summed_loss
     from training.precision import autocast
-    from training.validation import sum_of_losses
 
     tail = samples.tail()
     predicted = samples.per_epoch * samples.seq_len
@@ -75,7 +75,7 @@ def evaluate(model: "GPT2", samples: "Samples") -> dict[str, Any]:
 
 
 def _result(total: float, tokens: int, documents: int) -> dict[str, Any]:
-    from training.validation import perplexity
+    from training.evaluation.scoring import perplexity
 
     loss = total / tokens
     return {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens, "documents": documents}
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="write the result as JSON too")
     arguments = parser.parse_args(argv)
 
-    from training.load import load_model, split_of
+    from training.inference.load import load_model, split_of
 
     for data in arguments.data:
         _check_data(data, arguments)
@@ -147,14 +147,14 @@ def _losses(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer 
 
 def _task(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> dict[str, Any]:
     """A published measure on its one file of text."""
-    from training import last_word, wikitext
-    from training.load import require_tokenizer
+    from training.evaluation import lambada, wikitext
+    from training.inference.load import require_tokenizer
 
     (data,), seq_len = arguments.data, model.settings.seq_len
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
     if arguments.task == "lambada":
-        result = last_word.last_word_accuracy(model, last_word.read_examples(data, tokenizer, seq_len))
-        print(f"{data}: {last_word.line(result)}")
+        result = lambada.last_word_accuracy(model, lambada.read_examples(data, tokenizer, seq_len))
+        print(f"{data}: {lambada.line(result)}")
         return result
     stride = arguments.stride or min(32, seq_len)
     if stride > seq_len:
@@ -192,7 +192,7 @@ def _split(arguments: argparse.Namespace, trained: str | None) -> str:
 
     Says on stderr how many documents of the part the model was trained on, where both are known and differ.
     """
-    from training.data.corpus import Corpus, split_documents
+    from training.dataset.corpus import Corpus, split_documents
 
     given: str | None = arguments.split or trained
     if given is None:
@@ -228,8 +228,8 @@ def _vocabulary(datasets: Sequence[Path]) -> int | None:
 
 def _open(data: Path, arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> "Samples":
     """The samples to evaluate of one --data."""
-    from training.data.corpus import Corpus, Samples, split_documents
-    from training.load import require_tokenizer
+    from training.dataset.corpus import Corpus, Samples, split_documents
+    from training.inference.load import require_tokenizer
 
     if _is_dataset(data):
         corpus = Corpus.open(data)

@@ -71,12 +71,12 @@ def continue_tokens(
     """
     import torch
 
-    from training.kv_cache import remembering
+    from training.inference.kv_cache import kv_cache
 
     texts = [[end_of_text, *prompt] for prompt in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds or [options.seed] * len(prompts)]
     growing = list(range(len(prompts)))
-    with remembering(model, len(prompts), max(map(len, texts)) + options.max_tokens) as next_logits:
+    with kv_cache(model, len(prompts), max(map(len, texts)) + options.max_tokens) as next_logits:
         for _ in range(options.max_tokens):
             logits = next_logits(texts).cpu()
             tokens = {row: choose(logits[row, : end_of_text + 1], options, generators[row]) for row in growing}
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("--output needs --prompt or --prompts: what is typed is answered on the terminal")
     records = [] if arguments.prompts is None else read_prompts(arguments.prompts)
 
-    from training.load import load_model, require_tokenizer
+    from training.inference.load import load_model, require_tokenizer
 
     model, tokenizer = load_model(arguments.checkpoint)
     if tokenizer is None and arguments.allow_no_tokenizer:

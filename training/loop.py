@@ -13,20 +13,20 @@ from common.files import read_rows, write_json
 from common.settings import Settings
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
-from training.data.blend import Blend
-from training.distributed import World, gathered, together
-from training.finetune import load_start
-from training.journal.journal import Journal
+from training.checkpoint.saver import Saver
+from training.dataset.blend import Blend
+from training.huggingface.finetune import load_start
+from training.metrics.logger import Journal
+from training.monitoring.diagnosis import first_non_finite
+from training.monitoring.guard import Guard
+from training.monitoring.heartbeat import Heartbeat
+from training.monitoring.run_claim import RunClaim
+from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.optimizer import learning_rate, rate_change, steps_taken
+from training.parallel.distributed import World, all_gather, run_on_all_ranks
 from training.plan import Plan
-from training.saver import Saver
 from training.session import Session, open_session
-from training.step import held_out_loss, step_batches, train_step
-from training.watch.diagnosis import first_non_finite
-from training.watch.guard import Guard
-from training.watch.heartbeat import Heartbeat
-from training.watch.owner import Owner
-from training.watch.stop import LEAVE, SAVE, Stop
+from training.step import step_batches, train_step, validate
 
 
 def run_training(settings: Settings, plan: Plan, world: World) -> bool:
@@ -38,7 +38,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
     train, first = plan.run.train, world.rank == 0
     newest = checkpoint.newest(folder)
     if newest is not None:
-        note = together(partial(checkpoint.check_fits, newest, plan) if first else str)
+        note = run_on_all_ranks(partial(checkpoint.check_fits, newest, plan) if first else str)
         if note:
             say(f"note: {note}")
     if newest is not None and newest.progress.iteration >= train.iterations:
@@ -47,7 +47,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             _write_done(folder, newest)
         return True
 
-    owner = Owner(folder, world.rank, world.job)
+    owner = RunClaim(folder, world.rank, world.job)
     owner.take()
     if first:
         say(str(plan))
@@ -116,7 +116,7 @@ def _iterate(session: Session, folder: Path, progress: Progress, stop: Stop, hea
                     heartbeat.beat(iteration, "save")
                     saver.save(progress)
             if step.stop == SAVE:
-                reasons = " and ".join(sorted({reason for reason in gathered(stop.reason) if reason}))
+                reasons = " and ".join(sorted({reason for reason in all_gather(stop.reason) if reason}))
                 saver.wait()
                 if not last:
                     journal.say(
@@ -135,7 +135,7 @@ def _iterate(session: Session, folder: Path, progress: Progress, stop: Stop, hea
 def _loss_on(session: Session, part: Blend) -> float:
     """The loss on the first `train.eval_batches` global batches of a part, or all of it."""
     train = session.plan.run.train
-    return held_out_loss(session, part, min(part.per_epoch, train.eval_batches * train.global_batch_size))
+    return validate(session, part, min(part.per_epoch, train.eval_batches * train.global_batch_size))
 
 
 def _write_done(folder: Path, last: Manifest) -> None:

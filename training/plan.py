@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, InputError
-from common.settings import ModelRun, Settings, TokenizeSettings
-from training.data.blend import Blend
-from training.data.corpus import PARTS, Corpus, Samples, split_documents
-from training.finetune import check_start
-from training.run_folder import iterations
+from common.settings import Experiment, Settings, TokenizeSettings
+from training.dataset.blend import Blend
+from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
+from training.huggingface.finetune import check_start
+from training.model_folder import iterations
 
 if TYPE_CHECKING:
-    from training.data.batches import BatchForm
+    from training.dataset.batches import BatchForm
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Plan:
     """A model's settings, the data it will be trained, validated and tested on, and how its tokens were made."""
 
     name: str
-    run: ModelRun
+    run: Experiment
     tokenize: TokenizeSettings
     train: Blend
     valid: Blend
@@ -32,7 +32,7 @@ class Plan:
     @property
     def form(self) -> "BatchForm":
         """How batches are made of samples."""
-        from training.data.batches import BatchForm  # torch
+        from training.dataset.batches import BatchForm  # torch
 
         end = self.train.parts[0].corpus.end_of_text
         return BatchForm(end, self.run.train.reset_position_ids, self.run.train.eod_mask_loss)

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from training.distributed import World
+from training.metrics.timers import Timers
 from training.optimizer import make_optimizer
+from training.parallel.distributed import World
 from training.parallel.layout import build_model, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline, Stage
 from training.parallel.randomness import RandomStreams
 from training.plan import Plan
-from training.timers import Timers
 
 
 @dataclass

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from common.workers import batched, threaded_map
-from training.data.batches import Batch, Readable, masked, micro_batches, read_batch
+from training.dataset.batches import Batch, Readable, masked, micro_batches, read_batch
 from training.optimizer import set_learning_rate
-from training.parallel.data import before_backward, drop_gathered
+from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import clip, global_norm, settle, unscale
 from training.session import Session
 
@@ -141,7 +141,7 @@ def _over_all(session: Session, value: Tensor) -> Tensor:
     return _over_data(session, value)
 
 
-def held_out_loss(session: Session, part: Readable, count: int) -> float:
+def validate(session: Session, part: Readable, count: int) -> float:
     """Mean loss in nats a token over the first `count` samples of a part (a collective call, equal on all ranks).
 
     Whole global batches pass through the layout; what goes past `count` weighs nothing.
@@ -163,5 +163,5 @@ def held_out_loss(session: Session, part: Readable, count: int) -> float:
             total[1] += _over_data(session, counted)
     for stage in session.stages:
         stage.train()
-        drop_gathered(stage)
+        reshard(stage)
     return float(total[0] / total[1])

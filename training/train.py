@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from common import cli
 from common.config import load_settings
 from common.settings import Settings
-from training.distributed import before_start, check_offload, check_world_size, read_launch, started
-from training.journal.boards import check_boards
+from training.metrics.boards import check_boards
+from training.monitoring.stop import RESUME_ME
+from training.parallel.distributed import before_start, check_offload, check_world_size, read_launch, started
 from training.plan import make_plan
-from training.watch.stop import RESUME_ME
 
 
 def train(settings: Settings, name: str) -> int:
@@ -53,4 +53,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main, signals=False))  # training.watch.stop handles them
+    sys.exit(cli.run(main, signals=False))  # training.monitoring.stop handles them

@@ -22,9 +22,9 @@ from common.settings.section import (
 from common.settings.training import (
     ClusterSettings,
     DataSettings,
+    Experiment,
     GenerateSettings,
     LogSettings,
-    ModelRun,
     TrainSettings,
     WatchSettings,
 )
@@ -36,10 +36,10 @@ __all__ = [
     "DataSettings",
     "DecontaminateSettings",
     "DedupSettings",
+    "Experiment",
     "GenerateSettings",
     "GopherSettings",
     "LogSettings",
-    "ModelRun",
     "ModelSettings",
     "ParallelSettings",
     "ScrapeSettings",

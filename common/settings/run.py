@@ -19,7 +19,7 @@ from common.settings.corpus import (
     TrainTokenizerSettings,
 )
 from common.settings.section import PositiveInt, Section, Share
-from common.settings.training import ClusterSettings, DataSettings, GenerateSettings, ModelRun
+from common.settings.training import ClusterSettings, DataSettings, Experiment, GenerateSettings
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -76,7 +76,7 @@ class Settings(Section):
     """A vocabulary of the corpus' own."""
     tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
     """Encoding."""
-    models: dict[str, ModelRun] = {}
+    models: dict[str, Experiment] = {}
     """Models by name."""
     cluster: ClusterSettings = ClusterSettings()
     """Where training runs."""
@@ -98,7 +98,7 @@ class Settings(Section):
 
     @field_validator("models")
     @classmethod
-    def _names_are_words(cls, models: dict[str, ModelRun]) -> dict[str, ModelRun]:
+    def _names_are_words(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
         for name in models:
             if not name.isidentifier():
                 raise ValueError(f"model name {name!r} must be letters, digits and underscores")
@@ -106,7 +106,7 @@ class Settings(Section):
 
     @field_validator("models")
     @classmethod
-    def _schedules_fit(cls, models: dict[str, ModelRun]) -> dict[str, ModelRun]:
+    def _schedules_fit(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
         for name, run in models.items():
             run.check_schedule(f"models.{name}")
         return models
@@ -131,7 +131,7 @@ class Settings(Section):
                 )
         return self
 
-    def model_run(self, name: str) -> ModelRun:
+    def model_run(self, name: str) -> Experiment:
         """The model called `name`; ConfigError (a ValueError inside validation) names the closest one."""
         if name not in self.models:
             raise ValueError(f"no model {name!r} under models{closest(name, self.models)}")

@@ -175,7 +175,7 @@ class DataSettings(Section):
         return prefix
 
 
-class ModelRun(Section):
+class Experiment(Section):
     """One model to train: `train_<name>` and `merge_<name>` are its targets."""
 
     model: ModelSettings

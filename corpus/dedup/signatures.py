@@ -41,7 +41,7 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def owner_of(settings: DedupSettings) -> dict[str, Any]:
+def fingerprint(settings: DedupSettings) -> dict[str, Any]:
     """What files of the phases must agree in: everything that shapes shingles and signatures."""
     return settings.model_dump(include={"shingle_characters", "shingle_words", "bands", "rows", "seed"}, mode="json")
 
@@ -100,7 +100,7 @@ def _write(
     output: Path, settings: DedupSettings, described: Iterable[dict[str, Any]], bad: BadLines, meter: Meter
 ) -> int:
     """Write what is known of the documents of a shard; their number."""
-    info: dict[str, Any] = {"settings": owner_of(settings), "documents": 0, "bad_lines": 0}
+    info: dict[str, Any] = {"settings": fingerprint(settings), "documents": 0, "bad_lines": 0}
     with write_segments(output, info) as file:
         for parts in batched(described, CHUNK // _BATCH):
             for name in ("key", "exact", "size"):
@@ -125,7 +125,7 @@ class Signatures:
     def __init__(self, paths: Sequence[Path], settings: DedupSettings) -> None:
         self.shards = [Segments(path) for path in sorted(paths, key=lambda path: path.name)]
         for shard in self.shards:
-            if shard.info.get("settings") != owner_of(settings):
+            if shard.info.get("settings") != fingerprint(settings):
                 raise InputError(f"{shard.path}: made with other settings of dedup; run the phase `signatures` again")
         counts = [shard.info["documents"] for shard in self.shards]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)

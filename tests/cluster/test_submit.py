@@ -28,7 +28,7 @@ def settings(folder: Path, **cluster: object) -> Settings:
     return validate(raw, "test")
 
 
-def local(folder: Path) -> Settings:
+def local_shard(folder: Path) -> Settings:
     """The same model as one process; it has no dataset, so that its training fails at once."""
     raw = settings(folder).model_dump(mode="json")
     raw["models"]["tiny"]["parallel"] = {"tensor": 1, "data": 1}
@@ -80,7 +80,7 @@ def test_a_living_job_is_found_again_and_not_submitted_twice(
         write_job(run, job)
         while "LOGS" not in psutil.Process(sleeper.pid).cmdline():
             time.sleep(0.01)  # between fork and exec the child still has our command line
-        assert submit(local(tmp_path), "tiny") == job == read_job(run)
+        assert submit(local_shard(tmp_path), "tiny") == job == read_job(run)
         assert "not submitted again" in capsys.readouterr().out
         other = Job(id=str(os.getpid()), executor="local", logs="LOGS")
         assert is_alive(job) and not is_alive(other), "another process with the same number is not our job"
@@ -92,7 +92,7 @@ def test_a_living_job_is_found_again_and_not_submitted_twice(
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running")  # a job outlives the handle on it
 def test_a_job_that_fails_is_reported_with_its_log(tmp_path: Path) -> None:
-    ours = local(tmp_path)
+    ours = local_shard(tmp_path)
     job = submit(ours, "tiny")
     with pytest.raises(JobError) as error:
         wait(ours, "tiny", job)

@@ -5,7 +5,7 @@ import yaml
 
 from common.config import describe, load_settings, write_settings
 from common.errors import ConfigError
-from common.settings import ModelRun
+from common.settings import Experiment
 from tests.conftest import ROOT
 
 SMALL = """
@@ -167,6 +167,6 @@ def test_two_of_the_batch_sizes_give_the_third(
     given: dict[str, int], data: int, expected: tuple[int, int, int]
 ) -> None:
     model = {"n_layer": 1, "n_head": 1, "n_embd": 8}
-    run = ModelRun.model_validate({"model": model, "parallel": {"data": data}, "train": {"iterations": 1, **given}})
+    run = Experiment.model_validate({"model": model, "parallel": {"data": data}, "train": {"iterations": 1, **given}})
     assert (run.train.micro_batch_size, run.accumulation, run.train.global_batch_size) == expected
-    assert ModelRun.model_validate(run.model_dump()) == run
+    assert Experiment.model_validate(run.model_dump()) == run

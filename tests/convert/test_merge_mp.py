@@ -13,8 +13,9 @@ from convert.merge_mp import main, merge, new_folder
 from convert.proof import prove, reference_logits
 from tests.conftest import Command
 from tests.training.helpers import launch_ok, make_run, run_main
-from training import checkpoint, hf
-from training.load import load_model, model_from
+from training import checkpoint
+from training.huggingface import folder as hf
+from training.inference.load import load_model, model_from
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_the_reference_is_the_function_that_transformers_computes(run: Path, tmp
 
 def test_a_nan_is_no_proof(run: Path, tmp_path: Path) -> None:
     merge(run, tmp_path / "merged")
-    manifest = checkpoint.at(run)
+    manifest = checkpoint.resolve(run)
     weights = checkpoint.read_weights(manifest)
     weights["wte.weight"][3] = torch.nan
     with pytest.raises(CheckpointError, match="differ"):

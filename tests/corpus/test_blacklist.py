@@ -15,8 +15,8 @@ from common.files import read_lines
 from common.settings import BlacklistSettings
 from corpus import blacklist as module
 from corpus.blacklist import blacklist, main
-from corpus.public_suffix import registered_domain
-from corpus.urls import parse_url
+from corpus.urls.public_suffix import registered_domain
+from corpus.urls.rules import parse_url
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 

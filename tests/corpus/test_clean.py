@@ -8,7 +8,7 @@ from common.errors import EmptyResultError, InputError
 from common.files import read_json
 from common.settings import CleanSettings
 from corpus.clean import clean
-from corpus.repair import repair
+from corpus.text.repair import repair
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
 

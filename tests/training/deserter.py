@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from training.distributed import read_launch, started
+from training.parallel.distributed import read_launch, started
 
 
 def main(argv: list[str]) -> int:

@@ -11,10 +11,10 @@ import torch
 
 from tests.training.helpers import settings_of
 from training.checkpoint import Progress
-from training.distributed import read_launch, started
-from training.parallel.tensors import local
+from training.checkpoint.saver import Saver
+from training.parallel.distributed import read_launch, started
+from training.parallel.dtensor import local_shard
 from training.plan import make_plan
-from training.saver import Saver
 from training.session import open_session
 from training.step import step_batches, train_step
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
                 train_step(session, iteration, next(steps), 0.01)
                 if "nudge" in faults and last_rank and iteration == 1:
                     with torch.no_grad():
-                        local(session.parameters["h.1.ln_2.bias"])[3] += 0.5
+                        local_shard(session.parameters["h.1.ln_2.bias"])[3] += 0.5
                 if "full" in faults and last_rank and iteration == 2:
                     saver.wait()
                     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))

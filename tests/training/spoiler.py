@@ -10,12 +10,12 @@ import torch
 
 from tests.training.helpers import settings_of
 from training import step
-from training.distributed import read_launch, started
-from training.parallel.tensors import local
+from training.monitoring.diagnosis import first_non_finite
+from training.monitoring.guard import Guard
+from training.parallel.distributed import read_launch, started
+from training.parallel.dtensor import local_shard
 from training.plan import make_plan
 from training.session import Session, open_session
-from training.watch.diagnosis import first_non_finite
-from training.watch.guard import Guard
 
 
 def overflow_forward(session: Session) -> str:
@@ -35,14 +35,14 @@ def overflow_gradient(session: Session) -> str:
     def settle(parameters, mesh):  # type: ignore[no-untyped-def]
         real(parameters, mesh)
         if session.world.rank == session.world.size - 1:
-            local([*parameters.values()][-1].grad).view(-1)[0] = torch.inf
+            local_shard([*parameters.values()][-1].grad).view(-1)[0] = torch.inf
 
     step.settle = settle  # type: ignore[assignment]
     steps = step.step_batches(session, 0)
-    before = {name: local(value).detach().clone() for name, value in session.parameters.items()}
+    before = {name: local_shard(value).detach().clone() for name, value in session.parameters.items()}
     taken = step.train_step(session, 1, next(steps), 0.01, guard.scale, guard.accepts).taken
     steps.close()
-    same = all(torch.equal(local(value), before[name]) for name, value in session.parameters.items())
+    same = all(torch.equal(local_shard(value), before[name]) for name, value in session.parameters.items())
     return f"taken {taken}, untouched {same}"
 
 

@@ -9,8 +9,8 @@ from collections.abc import Generator
 from typing import Any
 
 from training import loop, train
-from training.distributed import read_launch
-from training.watch.stop import Stop
+from training.monitoring.stop import Stop
+from training.parallel.distributed import read_launch
 
 
 def rank_1_hangs_here() -> None:

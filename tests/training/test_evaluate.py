@@ -14,11 +14,11 @@ from convert.merge_mp import merge
 from corpus.index import IndexWriter, Meta
 from tests.helpers import document, write_shard
 from tests.training.helpers import byte_documents, make_run, run_main, settings_of, write_corpus
-from training import hf
-from training.data.corpus import Corpus, Samples
+from training.dataset.corpus import Corpus, Samples
 from training.evaluate import evaluate, main
 from training.generate import main as generate_main
-from training.load import load_model, model_from
+from training.huggingface import folder as hf
+from training.inference.load import load_model, model_from
 from training.model import GPT2, initial_value
 from training.train import main as train_main
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import launch, make_run
-from training.watch.lifeline import Hub, Lifeline
+from training.parallel.lifeline import Hub, Lifeline
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 

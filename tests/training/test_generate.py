@@ -19,8 +19,8 @@ from tests.training.helpers import run_main
 from tests.training.test_evaluate import folder, tiny_model  # noqa: F401  (a fixture)
 from tests.training.test_model import SMALL, reference_model
 from training.generate import choose, continue_tokens, generate, main, read_prompts
-from training.hf import from_hugging_face
-from training.load import load_model, model_from
+from training.huggingface.folder import from_hugging_face
+from training.inference.load import load_model, model_from
 from training.model import GPT2
 
 PROMPTS = [[], [7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(10, 30))]

@@ -9,10 +9,10 @@ import torch
 from common.files import read_rows
 from tests.training.helpers import make_run, run_main, settings_of
 from training import checkpoint
-from training.load import model_from
+from training.evaluation.scoring import sum_of_losses
+from training.inference.load import model_from
 from training.plan import make_plan
 from training.train import main
-from training.validation import sum_of_losses
 
 pytestmark = pytest.mark.gpu
 MODEL = {"n_layer": 2, "n_head": 2, "n_embd": 128, "seq_len": 64, "dropout": 0.0}
@@ -46,7 +46,7 @@ def test_a_gpu_learns_what_the_cpu_learns(
 
 def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
     run(tmp_path, precision="float32", async_save=True)
-    manifest = checkpoint.at(tmp_path / "models/tiny")
+    manifest = checkpoint.resolve(tmp_path / "models/tiny")
     model = model_from(manifest.run.model, checkpoint.read_weights(manifest))
     plan = make_plan(settings_of(tmp_path / "config.yaml"), "tiny")
     count = min(plan.valid.per_epoch, 8)

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from common.settings import ModelSettings
-from training.hf import from_hugging_face, to_hugging_face
-from training.load import model_from
+from training.huggingface.folder import from_hugging_face, to_hugging_face
+from training.inference.load import model_from
 from training.model import GPT2, IGNORED, initial_value, padded_vocab_size, parameter_count, summed_loss
 
 SMALL = ModelSettings(n_layer=3, n_head=4, n_embd=64, seq_len=48, vocab_size=211, dropout=0.0)

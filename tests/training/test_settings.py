@@ -14,11 +14,11 @@ from pydantic import BaseModel
 
 from common.config import validate
 from common.errors import ConfigError, ToolkitError
-from common.settings import GenerateSettings, ModelRun, ParallelSettings
+from common.settings import Experiment, GenerateSettings, ParallelSettings
 from tests.training.helpers import BYTE_VOCABULARY, byte_documents, write_corpus
-from training.data.corpus import split_documents
-from training.distributed import check_offload
+from training.dataset.corpus import split_documents
 from training.optimizer import learning_rate
+from training.parallel.distributed import check_offload
 from training.plan import make_plan
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY}
@@ -110,7 +110,7 @@ def test_whoever_follows_the_messages_about_batches_arrives(given: dict[str, Any
     train = {"iterations": 1, **given}
     for _ in range(3):
         try:
-            run = ModelRun.model_validate({"model": MODEL, "parallel": parallel, "train": train})
+            run = Experiment.model_validate({"model": MODEL, "parallel": parallel, "train": train})
         except ValueError as error:
             found = re.search(r"; set (.*)", str(error).split(" [type=")[0])
             assert found, error
@@ -123,7 +123,7 @@ def test_whoever_follows_the_messages_about_batches_arrives(given: dict[str, Any
     sizes = (run.train.micro_batch_size, run.accumulation, parallel["data"])
     assert sizes[0] * sizes[1] * sizes[2] == run.train.global_batch_size
     assert run.parallel.takes(run.accumulation)
-    assert ModelRun.model_validate(run.model_dump()) == run
+    assert Experiment.model_validate(run.model_dump()) == run
 
 
 # ------------------------------------------------------------------------------------------------ any value at all
@@ -153,7 +153,7 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-KEYS = leaves(ModelRun)
+KEYS = leaves(Experiment)
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=3))

@@ -13,7 +13,7 @@ from common.settings import ModelSettings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
 from training.checkpoint import saving
-from training.journal.flops import flops_per_token
+from training.metrics.flops import flops_per_token
 from training.train import main
 
 TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}
@@ -134,7 +134,7 @@ def test_a_finished_run_is_finished_whatever_fails_afterwards(
         raise OSError(5, "Input/output error")
 
     config, folder = make_run(tmp_path), tmp_path / "models/tiny"
-    for tidying in ("journal.boards.TensorBoard.close", "watch.owner.Owner.leave"):
+    for tidying in ("journal.boards.TensorBoard.close", "watch.owner.RunClaim.leave"):
         monkeypatch.setattr(f"training.{tidying}", refuse)
     assert run_main(main, "--config", config, "--model", "tiny") == 0
     assert json.loads((folder / "done.json").read_text())["iteration"] == 4

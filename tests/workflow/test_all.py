@@ -13,7 +13,7 @@ from common.files import read_json
 from demo.build import build_site
 from tests.helpers import prose
 from tests.workflow.test_run import configure, kill_tree
-from training.load import load_model
+from training.inference.load import load_model
 
 TINY = {
     "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "seq_len": 32, "dropout": 0.1},

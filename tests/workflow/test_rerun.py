@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from common import depends
-from common.settings import ModelRun, Section, Settings
+from common.settings import Experiment, Section, Settings
 from common.yaml_text import with_overrides
 from tests.conftest import ROOT
 
@@ -122,7 +122,7 @@ def params(override: str | None = None) -> dict[str, object]:
 
 def leaves(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
-        kind = ModelRun if name == "models" else field.annotation
+        kind = Experiment if name == "models" else field.annotation
         key = f"{prefix}{name}" + (".tiny" if name == "models" else "")
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from leaves(kind, f"{key}.")

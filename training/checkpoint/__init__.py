@@ -7,18 +7,17 @@
     RUN/latest          the name of the newest one, for people and scripts
 """
 
-from training.checkpoint.finding import at, check_fits, newest
-from training.checkpoint.keeping import thin_out
+from training.checkpoint.lookup import check_fits, newest, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
+from training.checkpoint.retention import prune
 from training.checkpoint.saving import copy_tensors, load, read_weights, tensors_of, write
-from training.run_folder import iteration_folder, iterations
+from training.model_folder import iteration_folder, iterations
 
 __all__ = [
     "Manifest",
     "Progress",
     "Replicas",
-    "at",
     "check_fits",
     "compare_replicas",
     "copy_tensors",
@@ -26,10 +25,11 @@ __all__ = [
     "iterations",
     "load",
     "newest",
+    "prune",
     "read_manifest",
     "read_weights",
+    "resolve",
     "tensors_of",
-    "thin_out",
     "verify",
     "write",
 ]

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from common.errors import CheckpointError, InputError
 from common.files import atomic_path, read_json
-from common.settings import ModelRun, ModelSettings, ParallelSettings, Section, TokenizeSettings, TrainSettings
+from common.settings import Experiment, ModelSettings, ParallelSettings, Section, TokenizeSettings, TrainSettings
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
 from training.checkpoint.versions import FORMAT, OtherVersion, read_section
@@ -40,7 +40,7 @@ class Progress:
     consumed_samples: int
     """Samples of the training order used up."""
     guard: Mapping[str, Any] = field(default_factory=dict)
-    """What `training.watch.guard` remembers."""
+    """What `training.monitoring.guard` remembers."""
     journal: Mapping[str, Any] = field(default_factory=dict)
     """What `training.journal` has yet to report."""
 
@@ -51,7 +51,7 @@ class Manifest:
 
     path: Path
     progress: Progress
-    run: ModelRun
+    run: Experiment
     tokenize: TokenizeSettings
     data: str
     """`Blend.identity` of what it was trained on."""
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(
         path=folder,
         progress=Progress(found.iteration, found.consumed_samples, found.guard, found.journal),
-        run=ModelRun.model_construct(**sections),
+        run=Experiment.model_construct(**sections),
         tokenize=_kept_vocabulary(folder.parent, tokenize),
         data=found.data,
         content=found.content,

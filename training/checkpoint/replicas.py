@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from training.distributed import gathered
-from training.parallel.tensors import local
+from training.parallel.distributed import all_gather
+from training.parallel.dtensor import local_shard
 
 _MEASURED = 20  # differences measured; more names are only named
 
@@ -49,12 +49,12 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
     """Compare the copies of all parameters, bit for bit (a collective call). Nothing to do in a single process."""
     if not dist.is_initialized():
         return Replicas()
-    parts = {_part(name, parameter): local(parameter.detach()) for name, parameter in parameters.items()}
+    parts = {_part(name, parameter): local_shard(parameter.detach()) for name, parameter in parameters.items()}
     parts = {part: tensor for part, tensor in parts.items() if tensor.numel()}
-    holders = Counter(part for held in gathered(list(parts)) for part in held)
+    holders = Counter(part for held in all_gather(list(parts)) for part in held)
     shared = [part for part in parts if holders[part] > 1]
     digests: dict[Part, set[bytes]] = {}
-    for one in gathered({part: _digest(parts[part]) for part in shared}):
+    for one in all_gather({part: _digest(parts[part]) for part in shared}):
         for part, digest in one.items():
             digests.setdefault(part, set()).add(digest)
     drifted: dict[str, float | None] = {}
@@ -82,7 +82,7 @@ def _digest(tensor: Tensor) -> bytes:
 
 def _largest_difference(mine: Tensor | None, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> float:
     """Between any two ranks that hold a part (a collective call; `mine` is None where this one does not)."""
-    device = local(next(iter(parameters.values()))).device
+    device = local_shard(next(iter(parameters.values()))).device
     if mine is not None:
         highest, lowest = mine.clone(), -mine
     else:

@@ -25,15 +25,15 @@ from common.errors import CheckpointError, ToolkitError
 from common.files import fsync, write_json, write_text
 from training.checkpoint import manifest as manifests
 from training.checkpoint.files import Digests, Reader, Writer
-from training.checkpoint.finding import problem_of
+from training.checkpoint.lookup import find_damage
 from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
 from training.checkpoint.own import discard
 from training.checkpoint.replicas import Replicas
-from training.distributed import gathered, together
 from training.model import GPT2
-from training.parallel.tensors import local, place, plain, true_shape
+from training.model_folder import iteration_folder, iterations
+from training.parallel.distributed import all_gather, run_on_all_ranks
+from training.parallel.dtensor import copy_shard_, full_tensor, local_shard, true_shape
 from training.plan import Plan
-from training.run_folder import iteration_folder, iterations
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = dict[str, Tensor]
@@ -89,9 +89,11 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, ToolkitError):
             raise error from None
-        together(lambda: may_write() if rank == 0 else None, group)  # the job that has the run now removed the files
-        found = gathered(iterations(run_folder), group)[0]
-        last = next((folder.name for folder in found if not problem_of(folder, group, content=False)), "none")
+        run_on_all_ranks(
+            lambda: may_write() if rank == 0 else None, group
+        )  # the job that has the run now removed the files
+        found = all_gather(iterations(run_folder), group)[0]
+        last = next((folder.name for folder in found if not find_damage(folder, group, content=False)), "none")
         raise CheckpointError(
             f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
             f"the last complete checkpoint is {last}"
@@ -109,7 +111,7 @@ class _Refused(Exception):
 def _agreed(action: Callable[[], None], group: Any) -> None:
     """`together`, whose OSError or ToolkitError becomes _Refused."""
     try:
-        together(action, group)
+        run_on_all_ranks(action, group)
     except (OSError, ToolkitError) as error:
         raise _Refused(error) from None
 
@@ -138,7 +140,7 @@ def _write_tensors(folder: Path, tensors: Tensors, copies: Tensors | None, group
             writer.files[metadata.name] = digests.entry()
 
     _agreed(hash_metadata, group)
-    return {name: digest for files in gathered(writer.files, group) for name, digest in sorted(files.items())}
+    return {name: digest for files in all_gather(writer.files, group) for name, digest in sorted(files.items())}
 
 
 def _replace(temporary: Path, final: Path) -> None:
@@ -176,7 +178,7 @@ def tensors_of(parameters: Parameters, optimizer: torch.optim.Optimizer, vocab_s
     for key, tensor in tensors.items():
         shape = _without_padding(key, tensor, vocab_size)
         if shape != tensor.shape:
-            tensors[key] = _spread(plain(tensor)[: shape[0]], tensor)
+            tensors[key] = _spread(full_tensor(tensor)[: shape[0]], tensor)
     return tensors
 
 
@@ -184,7 +186,7 @@ def copy_tensors(tensors: Tensors, buffers: Tensors) -> None:
     """Copy what this process holds of `tensors` into the CPU's memory, into `buffers` that are made when they lack."""
     device = "cpu"
     for key, tensor in tensors.items():
-        mine = local(tensor)
+        mine = local_shard(tensor)
         device = mine.device.type
         if key not in buffers:
             buffers[key] = torch.empty(mine.shape, dtype=mine.dtype, pin_memory=device == "cuda")
@@ -229,7 +231,7 @@ def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Opti
     _read(manifest, target, alone=not dist.is_initialized())
     for key, tensor in live.items():
         if target[key] is not tensor:
-            place(tensor, plain(target[key]))
+            copy_shard_(tensor, full_tensor(target[key]))
     for parameter in parameters.values():
         optimizer.state[parameter]["step"].copy_(live["step"])
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from training.parallel.tensors import local
+from training.parallel.dtensor import local_shard
 
 _PIECE = 1 << 14  # elements
 TIED = "wte.weight"  # the first pipeline stage looks tokens up in it, the last one makes logits of it
@@ -30,7 +30,7 @@ def settle(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> N
     if stages is None or TIED not in parameters:
         return
     other = dist.get_global_rank(stages.get_group(), stages.size() - 1 - stages.get_local_rank())
-    mine = local(parameters[TIED].grad)  # type: ignore[arg-type]
+    mine = local_shard(parameters[TIED].grad)  # type: ignore[arg-type]
     theirs = torch.empty_like(mine)
     operations = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
     for work in dist.batch_isend_irecv(operations):
@@ -43,7 +43,7 @@ def unscale(parameters: Mapping[str, nn.Parameter], scale: float) -> None:
     if scale != 1:
         for parameter in parameters.values():
             if parameter.grad is not None:
-                local(parameter.grad).mul_(1 / scale)
+                local_shard(parameter.grad).mul_(1 / scale)
 
 
 def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, device: torch.device) -> Tensor:
@@ -58,7 +58,7 @@ def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None,
     by_copies: defaultdict[int, list[Tensor]] = defaultdict(list)
     for name, parameter in parameters.items():
         if parameter.grad is not None and not (repeated and name == TIED):
-            by_copies[_copies(parameter.grad, mesh)].append(local(parameter.grad))
+            by_copies[_copies(parameter.grad, mesh)].append(local_shard(parameter.grad))
     for copies, gradients in by_copies.items():
         squares += sum_of_squares(gradients).to(device) / copies
     if mesh is not None:

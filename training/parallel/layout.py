@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from common.settings import ModelRun, ParallelSettings
+from common.settings import Experiment, ParallelSettings
 from training.model import GPT2, initial_value, padded_vocab_size
-from training.parallel.data import share_data_parallel
+from training.parallel.data_parallel import apply_data_parallel
+from training.parallel.dtensor import copy_shard_, true_shape
 from training.parallel.pipeline import Stage, stage_layers
 from training.parallel.recompute import recompute
-from training.parallel.tensor import split_matrices
-from training.parallel.tensors import place, true_shape
+from training.parallel.tensor_parallel import split_matrices
 
 
 def make_mesh(parallel: ParallelSettings, device_type: str) -> DeviceMesh | None:
@@ -27,7 +27,7 @@ def make_mesh(parallel: ParallelSettings, device_type: str) -> DeviceMesh | None
     return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp", "tp"))
 
 
-def parallelize(stage: Stage, mesh: DeviceMesh | None, run: ModelRun, device: torch.device) -> None:
+def parallelize(stage: Stage, mesh: DeviceMesh | None, run: Experiment, device: torch.device) -> None:
     """Apply the layout to a pipeline stage in place, from the inside out."""
     parallel, blocks = run.parallel, list(stage.model.h.values())
     if mesh is not None and parallel.tensor > 1:
@@ -39,10 +39,10 @@ def parallelize(stage: Stage, mesh: DeviceMesh | None, run: ModelRun, device: to
         for block in blocks:
             block.compile()
     if mesh is not None and parallel.data > 1:
-        share_data_parallel(stage, blocks, mesh["dp"], parallel)
+        apply_data_parallel(stage, blocks, mesh["dp"], parallel)
 
 
-def build_model(run: ModelRun, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
+def build_model(run: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
     """This process' stages of the model of `run`, on `device`, float32, with the initial values of its seed.
 
     They are laid out on the meta device first, and each parameter is then drawn whole and cut, so that no process ever
@@ -60,12 +60,12 @@ def build_model(run: ModelRun, mesh: DeviceMesh | None, device: torch.device) ->
         with torch.no_grad():
             for name, parameter in stage.model.named_parameters():
                 shape = true_shape(name, parameter, run.model.vocab_size)
-                place(parameter, initial_value(name, shape, run.model, run.train.seed))
+                copy_shard_(parameter, initial_value(name, shape, run.model, run.train.seed))
             if stage.last:
                 model.head.to_empty(device=device)  # offloading is for parameters
                 vocab_bias = torch.zeros(model.vocab_rows)
                 vocab_bias[run.model.vocab_size :] = -torch.inf
-                place(model.head.vocab_bias, vocab_bias)
+                copy_shard_(model.head.vocab_bias, vocab_bias)
         stages.append(stage)
     return stages
 

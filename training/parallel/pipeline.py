@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from common.settings import ModelRun
-from training.data.batches import Batch
+from common.settings import Experiment
+from training.dataset.batches import Batch
 from training.model import GPT2, summed_loss
-from training.parallel.tensors import local
+from training.parallel.dtensor import local_shard
 from training.precision import autocast
 
 
@@ -57,13 +57,13 @@ class Stage(nn.Module):
             if not self.last:
                 return x
             assert targets is not None
-            return local(summed_loss(self.model.logits(x), targets)).reshape(1)
+            return local_shard(summed_loss(self.model.logits(x), targets)).reshape(1)
 
 
 class Pipeline:
     """The stages of all processes at work together: `run` is a collective call over the `pp` axis."""
 
-    def __init__(self, stages: Sequence[Stage], run: ModelRun, mesh: DeviceMesh, device: torch.device) -> None:
+    def __init__(self, stages: Sequence[Stage], run: Experiment, mesh: DeviceMesh, device: torch.device) -> None:
         parallel, rank = run.parallel, mesh.get_local_rank("pp")
         micro, slices = run.train.micro_batch_size, parallel.tensor if parallel.sequence_parallel else 1
         tokens = torch.empty(micro, run.model.seq_len, dtype=torch.long, device="meta")

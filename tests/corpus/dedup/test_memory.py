@@ -9,7 +9,7 @@ from common.settings import DedupSettings
 from corpus.dedup.clusters import write_clusters
 from corpus.dedup.pairs import write_pairs
 from corpus.dedup.segments import write_segments
-from corpus.dedup.signatures import CHUNK, Signatures, owner_of
+from corpus.dedup.signatures import CHUNK, Signatures, fingerprint
 
 SETTINGS = DedupSettings(bands=2, memory_gb=0.004)  # 4 MB for what grows with the corpus
 
@@ -22,7 +22,7 @@ def synthetic(folder: Path, count: int, settings: DedupSettings = SETTINGS) -> l
         paths.append(folder / f"{start // 20_000:04d}.signatures")
         rows = min(20_000, count - start)
         assert rows <= CHUNK
-        with write_segments(paths[-1], {"settings": owner_of(settings), "documents": rows, "bad_lines": 0}) as file:
+        with write_segments(paths[-1], {"settings": fingerprint(settings), "documents": rows, "bad_lines": 0}) as file:
             twin = np.arange(rows) - (np.arange(rows) % 10 == 1)
             for name in ("key", "exact", *(f"band{band}" for band in range(settings.bands))):
                 values = rng.integers(0, 1 << 63, rows, dtype=np.uint64) * np.uint64(2)

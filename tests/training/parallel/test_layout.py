@@ -11,8 +11,8 @@ import torch
 from common.settings import ModelSettings
 from tests.training.helpers import launch_ok, make_run
 from tests.training.worker import steps
-from training.distributed import World
-from training.parallel.tensors import place
+from training.parallel.distributed import World
+from training.parallel.dtensor import copy_shard_
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4
@@ -89,5 +89,5 @@ def test_dropout_is_repeatable_bit_for_bit_and_the_same_when_layers_are_computed
 def test_place_fills_missing_vocabulary_rows_with_zeros() -> None:
     settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, vocab_size=3)
     target = torch.full((4, settings.n_embd), 7.0)
-    place(target, torch.ones(settings.vocab_size, settings.n_embd))
+    copy_shard_(target, torch.ones(settings.vocab_size, settings.n_embd))
     assert target.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]

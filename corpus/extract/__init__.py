@@ -1,0 +1,1 @@
+"""HTML to text: decoding, the extractors, and the worker processes that can be killed."""

@@ -1,0 +1,156 @@
+"""Connections: which address a URL is fetched from.
+
+Names in `scrape.resolve` are reached at the address given there, by plain HTTP, with the logical name in the Host
+header. Every other name goes through DNS, and a private address is never connected to.
+"""
+
+import asyncio
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from common.errors import ConfigError
+from common.settings import ScrapeSettings
+from corpus.urls.hosts import is_private_address
+from corpus.urls.rules import Url
+
+_KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does; there may be one for every host
+_HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
+# reasons that speak against the whole host, with http_5xx
+_HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
+NO_ANSWER = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
+"""Reasons of requests that nobody answered, or only a resolver that gave a private address, as captive portals do."""
+
+Result = TypeVar("Result")
+
+
+class PageError(Exception):
+    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
+
+    `wait` is the least number of seconds before that attempt, where the server named one.
+    """
+
+    def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason, self.transient, self.wait = reason, transient, wait
+        self.elsewhere = False
+        """Whether it happened on another site, behind a redirect."""
+        self.silent = False
+        """Whether nobody answered: the page may be well, and the network down."""
+        self.refused = ""
+        """The target of a redirect that the URL rules refuse."""
+
+    @property
+    def host_failed(self) -> bool:
+        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
+        return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))
+
+
+async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """`asyncio.to_thread` for what may hang and cannot be stopped: nobody waits for the thread at the end.
+
+    There is no pool, in which hanging calls would hold up the others; the slots of the Fetcher bound their number.
+    """
+    answer: Future[Result] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            answer.set_result(function())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(answer)
+
+
+class PublicResolver(AbstractResolver):
+    """DNS without private addresses. aiohttp connects to the very addresses given here, so nothing can be swapped
+    between the check and the connection.
+    """
+
+    def __init__(self, allow_private: bool) -> None:
+        self._allow_private = allow_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The public addresses of a name; PageError when it has only private ones, OSError when it has none."""
+        found = await _in_daemon_thread(
+            lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+        )
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        answers = [
+            ResolveResult(
+                hostname=host, host=str(address[0]), port=int(address[1]), family=kind, proto=protocol, flags=numeric
+            )
+            for kind, _, protocol, _, address in found
+        ]
+        allowed = [answer for answer in answers if self._allow_private or not is_private_address(answer["host"])]
+        if not allowed:
+            raise PageError("private_host")
+        return allowed
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Addresses:
+    """`scrape.resolve`: hosts that are reached at a given ip:port. Raises ConfigError for anything else."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        for host, address in table.items():
+            ip, _, port = address.rpartition(":")
+            try:
+                ipaddress.ip_address(ip.removeprefix("[").removesuffix("]"))
+                if not 0 < int(port) < 65536:
+                    raise ValueError
+            except ValueError:
+                raise ConfigError(f"scrape.resolve: {host}={address} must name an ip:port") from None
+        self._table = {host.lower(): address for host, address in table.items()}
+
+    def given(self, host: str) -> str | None:
+        """The ip:port of a host, or None to ask DNS."""
+        return self._table.get(host) or self._table.get("*")
+
+    def target(self, url: Url) -> tuple[URL, dict[str, str]]:
+        """Where to send the request for `url`, and the headers that name the page there."""
+        logical = URL(url.text)
+        address = self.given(url.host)
+        if address is None:
+            return logical, {}
+        host = logical.host_port_subcomponent or url.host
+        return URL(f"http://{address}{logical.raw_path_qs}", encoded=True), {"Host": host}
+
+
+def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
+    """One session for a whole run: connections kept open, DNS answers cached, TLS verified, no cookies."""
+    contact = f" ({settings.contact})" if settings.contact else ""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=settings.concurrency,
+            keepalive_timeout=_KEEP_ALIVE,
+            ttl_dns_cache=300,
+            resolver=PublicResolver(allow_private),
+        ),
+        headers={
+            "User-Agent": settings.user_agent + contact,
+            "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
+            "Accept-Encoding": "gzip, deflate",
+        },
+        # `total` is left to the caller: it also bounds the wait for a name or for a free connection
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,  # archives keep the bytes as sent, and `decode_body` stops at the cap
+        max_line_size=_HEADER_BYTES,
+        max_field_size=_HEADER_BYTES,
+    )

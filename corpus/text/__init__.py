@@ -1,0 +1,1 @@
+"""Text in hand: repair, filters, language, words and their n-grams."""

@@ -1,0 +1,136 @@
+"""The word n-grams of evaluation sets, and where they occur in a text.
+
+    ngrams = read_ngrams([Path("lambada.jsonl")], DecontaminateSettings(files=["lambada.jsonl"]))
+    ngrams.find(words(text))                  # [(place of the first word, number of the n-gram), …]
+
+Words are those of corpus.text.words. An item of an evaluation set gives all its 13-grams; a shorter one of 8 words or
+more is itself one n-gram. In scripts without spaces a word is a character, and as many characters as 13 or 8 words are
+worth make an n-gram. Texts are searched by 64-bit hashes of n-grams, vectorised; each match is then compared word by
+word.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from common.errors import InputError
+from common.files import read_lines
+from common.settings import DecontaminateSettings
+from corpus.text.words import WHOLE, words, worth
+
+_FORM = "2"  # of the words; another one makes other n-grams of the same evaluation sets
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplication modulo 2**64 loses nothing
+
+
+def _hashes(found: Sequence[str]) -> npt.NDArray[np.uint64]:
+    return np.fromiter((xxh3_64_intdigest(word.encode()) for word in found), dtype=np.uint64, count=len(found))
+
+
+def _windows(hashes: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
+    """Hash of each run of `length` words: their hashes as the digits of a number modulo 2**64."""
+    total = np.zeros(max(0, len(hashes) - length + 1), dtype=np.uint64)
+    for place in range(length):
+        total = total * _BASE + hashes[place : place + len(total)]
+    return total
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """The n-grams of some evaluation sets; their numbers depend on nothing but the n-grams."""
+
+    texts: list[str]
+    """Words of each n-gram with a blank between them."""
+    sets: dict[str, npt.NDArray[np.int64]]
+    """Numbers of the n-grams by evaluation set."""
+    tables: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]
+    """By length in words: hashes in order, and the number of the n-gram of each."""
+
+    @property
+    def digest(self) -> str:
+        """Names this collection, so that counts made for another one are not mistaken for its."""
+        return hashlib.sha256("\n".join([_FORM, *self.texts]).encode()).hexdigest()[:16]
+
+    def find(self, found: Sequence[str]) -> list[tuple[int, int]]:
+        """(place of the first word, number of the n-gram) of each occurrence among these words, in order."""
+        hashes = _hashes(found)
+        occurrences = []
+        for length, (known, numbers) in self.tables.items():
+            windows = _windows(hashes, length)
+            nearest = np.minimum(np.searchsorted(known, windows), len(known) - 1)
+            for place in np.flatnonzero(known[nearest] == windows).tolist():
+                number = int(numbers[nearest[place]])
+                if self.texts[number] == " ".join(found[place : place + length]):
+                    occurrences.append((place, number))
+        return sorted(occurrences)
+
+
+def read_ngrams(paths: Sequence[Path], settings: DecontaminateSettings) -> Ngrams:
+    """The n-grams of evaluation sets, one file each: JSON lines (every string is an item), or an item a line.
+
+    Raises InputError for a file that is not there, is damaged, or has no item of enough words.
+    """
+    members: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        for item in _items(path):
+            if found := set(_ngrams_of(words(item), settings)):
+                members[str(path)].update(found)
+        if str(path) not in members:
+            chinese = -(-3 * settings.min_words // 2)
+            raise InputError(
+                f"{path}: no item of {settings.min_words} words or more (in Chinese: {chinese} characters); "
+                "is it an evaluation set?"
+            )
+    texts = sorted(set().union(*members.values()))
+    number_of = {text: number for number, text in enumerate(texts)}
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for number, text in enumerate(texts):
+        by_length[text.count(" ") + 1].append(number)
+    tables = {}
+    for length, numbers in sorted(by_length.items()):
+        hashes = np.array([_windows(_hashes(texts[number].split(" ")), length)[0] for number in numbers])
+        order = np.argsort(hashes)
+        tables[length] = hashes[order], np.array(numbers, dtype=np.int64)[order]
+    sets = {name: np.array(sorted(number_of[text] for text in found)) for name, found in members.items()}
+    return Ngrams(texts, sets, tables)
+
+
+def _ngrams_of(found: Sequence[str], settings: DecontaminateSettings) -> Iterator[str]:
+    """The n-grams of an item: from each word on as many as are worth `max_words`; of a short item all its words."""
+    ends = np.cumsum([0, *map(worth, found)])  # what the words before each place are worth
+    if ends[-1] < settings.min_words * WHOLE:
+        return
+    if ends[-1] <= settings.max_words * WHOLE:
+        yield " ".join(found)
+        return
+    for start, before in enumerate(ends.tolist()):
+        end = int(np.searchsorted(ends, before + settings.max_words * WHOLE))
+        if end == len(ends):
+            return
+        yield " ".join(found[start:end])
+
+
+def _items(path: Path) -> Iterator[str]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.startswith((b"{", b"[")):
+            yield line.decode("utf-8", "replace")
+            continue
+        try:
+            yield from _strings(orjson.loads(line))
+        except orjson.JSONDecodeError:
+            raise InputError(f"{path}:{number}: begins like JSON and is none; mend or remove the line") from None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)

@@ -1,0 +1,196 @@
+"""Lists of domains whose pages are not wanted: the built-in one, the user's own, and public blocklists.
+
+An entry without a dot is a name: `example` drops example.com, www.example.co.uk and every other registered domain of
+that name. An entry with a dot is a host with everything below it, and may be written in any of these ways:
+
+    example.com   www.example.com   .example.com   *.example.com   EXAMPLE.COM.   bücher.example   192.0.2.1
+    http://example.com/   example.com:8080   ||example.com^   0.0.0.0 example.com (hosts files)   example.* (a name)
+
+`www.` counts for nothing, as in the canonical form of a URL; nor does a port. Entries that can never match a host
+(paths, regular expressions), and those that would match a whole public suffix (`co.uk`), are counted and reported.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError, InputError
+from common.files import read_lines
+from common.settings import BlacklistSettings
+from corpus.urls.hosts import ascii_host, ascii_name, is_address
+from corpus.urls.public_suffix import is_public_suffix, registered_domain
+
+_BUILT_IN = Path(__file__).parent / "data" / "domains.txt"
+_PLAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.){1,9}[a-z]{2,20}")
+_HEADING = re.compile(r"!.*|\[[^\[\]:]*\]")  # comments and `[Adblock Plus 2.0]` in Adblock's lists
+_COSMETIC = re.compile(r"[^#\s]+#[@?$%]*#")  # in those, `example.com##.banner` hides a part of a page
+_ADBLOCK = re.compile(r"\|\|([^|^$]+)\^?\|?(?:\$(?:(?:important|document|doc|all|popup),?)+)?")
+_SITE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(.*)", re.IGNORECASE)
+_WITH_PORT = re.compile(r"(\[[^\[\]]*\]|[^:]*):[0-9]{0,5}")
+_SUBTREE = re.compile(r"^\*?\.")  # what is below a host; this never leaves the host itself out
+_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+
+
+@dataclass
+class DomainList:
+    """What became of the entries of one list."""
+
+    name: str
+    """The file, or the key of the configuration."""
+    entries: int = 0
+    unusable: int = 0
+    """Entries that can never match."""
+    first: str = ""
+    """The first of these: where it stands, what it says, and why."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.unusable} of {self.entries} entries can never match; the first: {self.first}"
+
+
+class Domains:
+    """The domains that `settings` drop. Raises InputError or ConfigError for a list of which no entry can match."""
+
+    def __init__(self, settings: BlacklistSettings) -> None:
+        self._keys: set[str] = set()
+        """`example.com` with everything below it, `example.*` for a name."""
+        self.lists = [self._read_file(path) for path in (_BUILT_IN, *settings.domain_lists)]
+        self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains, _host_or_name))
+        self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, _suffix))
+
+    def drop(self, host: str) -> bool:
+        """Whether a host in its written form is on a list."""
+        keys, rest = self._keys, host
+        if is_address(host):
+            return host in keys
+        if registered_domain(host).partition(".")[0] + ".*" in keys:
+            return True
+        while rest not in keys:
+            _, _, rest = rest.partition(".")
+            if not rest:
+                return False
+        return True
+
+    def _read_file(self, path: Path) -> DomainList:
+        result = self._add(DomainList(str(path)), map(_decode, read_lines(path)), _host_or_name)
+        if result.entries and result.unusable == result.entries:
+            raise InputError(f"{result}; give a list of domains, or remove it from blacklist.domain_lists")
+        return result
+
+    def _read_key(self, name: str, entries: Iterable[str], parse: Callable[[str], str]) -> DomainList:
+        result = self._add(DomainList(name), entries, parse)
+        if result.entries and result.unusable == result.entries:
+            raise ConfigError(str(result))
+        return result
+
+    def _add(self, result: DomainList, lines: Iterable[str], parse: Callable[[str], str]) -> DomainList:
+        """Take in the entries on the lines of a list; `parse` makes a key of each."""
+        for number, line in enumerate(lines, start=1):
+            for entry in (line,) if _PLAIN.fullmatch(line) else _entries(line):
+                result.entries += 1
+                try:
+                    self._keys.add(parse(entry))
+                except ValueError as error:
+                    result.unusable += 1
+                    result.first = result.first or f"{result.name}:{number}: {entry[:80]!r} ({error})"
+        return result
+
+
+def _decode(line: bytes) -> str:
+    """Old lists are in Latin-1, here and there."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
+def _entries(line: str) -> list[str]:
+    """The entries on a line; none on one that is blank or a comment."""
+    line = line.strip().removeprefix("\ufeff")
+    if _COSMETIC.match(line):
+        return [line]
+    words = line.partition("#")[0].split()
+    if not words or (line[0] in "![" and _HEADING.fullmatch(line)):
+        return []
+    if len(words) == 1:
+        return words
+    # in a hosts file an address precedes the names; those without a dot (localhost) are the machine's own
+    return [word for word in words[1:] if "." in word] if _is_ip(words[0]) else [line]
+
+
+def _is_ip(word: str) -> bool:
+    if word == "0":  # short for 0.0.0.0
+        return True
+    try:
+        ipaddress.ip_address(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _host_or_name(entry: str) -> str:
+    """The key for a host in its written form, or for a name; ValueError says why an entry can never match."""
+    if _PLAIN.fullmatch(entry):  # most lines of large lists
+        return _without_www(entry)
+    bare = _bare(entry)
+    text = _SUBTREE.sub("", bare)
+    if text == bare and text.endswith(".*"):
+        return _label(text.removeprefix("www.").removesuffix(".*")) + ".*"
+    if "." in text or ":" in text:
+        host = _host(text)
+        return host if is_address(host) else _without_www(host)
+    return _label(text) + ".*" if text == bare else _without_www(_label(text))
+
+
+def _without_www(host: str) -> str:
+    domain = host.removeprefix("www.")
+    if not is_public_suffix(domain):
+        return domain
+    if domain == host:
+        raise ValueError("a public suffix: blacklist.extra_suffixes drops everything below one")
+    return host  # www.com, www.gov.uk
+
+
+def _suffix(entry: str) -> str:
+    """The end of host names that an entry of `extra_suffixes` stands for."""
+    text = _SUBTREE.sub("", _bare(entry))
+    return _host(text) if "." in text or ":" in text else _label(text)
+
+
+def _bare(entry: str) -> str:
+    """What is left of an entry without Adblock's marks, a scheme, a final slash and a port."""
+    if " " in entry or "\t" in entry:
+        raise ValueError("more than one word")
+    if "#" in entry or entry.startswith("@@"):
+        raise ValueError("a rule for parts of pages, or an exception")
+    if entry.startswith("||"):
+        match = _ADBLOCK.fullmatch(entry)
+        if match is None:
+            raise ValueError("a rule for parts of pages, or an exception")
+        entry = match[1]
+    elif match := _SITE.fullmatch(entry):
+        entry = match[1]
+    text = entry.removesuffix("/")
+    if "/" in text or "?" in text:
+        raise ValueError("a path or a regular expression")
+    if match := _WITH_PORT.fullmatch(text):
+        text = match[1]
+    return text
+
+
+def _host(text: str) -> str:
+    try:
+        return ascii_host(f"[{text}]" if ":" in text and not text.startswith("[") else text)
+    except ValueError:
+        raise ValueError("no host name") from None
+
+
+def _label(text: str) -> str:
+    try:
+        name = ascii_name(text)
+    except ValueError:
+        name = ""
+    if not _NAME.fullmatch(name):
+        raise ValueError("no host name")
+    return name

@@ -1,0 +1,37 @@
+"""A checkpoint folder in which somebody keeps files of theirs is never removed."""
+
+from pathlib import Path
+
+import pytest
+
+from training.checkpoint import retention
+from training.checkpoint.own import discard
+
+
+def checkpoint_folder(path: Path) -> Path:
+    path.mkdir()
+    for name in ("__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"):
+        (path / name).write_text("x")
+    return path
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "merged/config.json", "model.distcp"])
+def test_what_is_not_of_a_checkpoint_keeps_its_folder(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint_folder(tmp_path / "iter_0000010")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine")
+    before = sorted(folder.rglob("*"))
+    retention._remove(folder)
+    discard(folder)
+    assert sorted(folder.rglob("*")) == before
+    assert name.partition("/")[0] in capsys.readouterr().err
+
+
+def test_what_a_save_wrote_goes(tmp_path: Path) -> None:
+    folders = [checkpoint_folder(tmp_path / name) for name in ("iter_0000010", "iter_0000020.old.tmp")]
+    (folders[1] / ".metadata.tmp").write_text("x")
+    retention._remove(folders[0])
+    discard(folders[1])
+    assert not list(tmp_path.iterdir())

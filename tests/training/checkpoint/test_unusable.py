@@ -1,0 +1,91 @@
+"""A run whose checkpoints cannot be used stops; one that has none yet starts."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.errors import CheckpointError
+from common.files import read_json
+from tests.training.helpers import make_run, run_main
+from training import checkpoint
+from training.train import main
+
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints at 2 and 4."""
+    folder = tmp_path_factory.mktemp("trained")
+    train = {"save_interval": 2, "keep_last": 1, "keep_every": 2}
+    assert run_main(main, "--config", make_run(folder, model=TINY, train=train), "--model", "tiny") == 0
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it that is asked for more."""
+    make_run(tmp_path, model=TINY, train={"iterations": 6, "save_interval": 2, "keep_last": 1})
+    shutil.copytree(trained / "models", tmp_path / "models")
+    return tmp_path / "models/tiny"
+
+
+def spoil(folder: Path, damage: str) -> None:
+    file = next(folder.glob("*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[1000] ^= 1
+    if damage == "manifest alone":
+        for path in [*folder.glob("*.distcp"), folder / ".metadata"]:
+            path.unlink()
+    elif damage == "no manifest":
+        (folder / "manifest.json").unlink()
+    else:
+        file.write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def start(run: Path, *overrides: str) -> int:
+    return run_main(main, "--config", run.parents[1] / "config.yaml", "--model", "tiny", *overrides)
+
+
+@pytest.mark.parametrize("damage", ["byte", "no manifest", "manifest alone"])
+def test_without_a_usable_checkpoint_nothing_is_trained_and_nothing_changed(
+    run: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in checkpoint.iterations(run):
+        spoil(folder, damage)
+    before = contents(run)
+    assert start(run) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{run}: 2 checkpoints, but none of them can be used" in error
+    assert "iter_0000004" in error and "iter_0000002" in error and "remove the iter_* folders" in error
+    assert contents(run) == before
+    with pytest.raises(CheckpointError, match="2 checkpoints, but none"):  # merging and evaluating say the same
+        checkpoint.resolve(run)
+    for folder in checkpoint.iterations(run):
+        shutil.rmtree(folder)
+    assert start(run, "train.iterations=2") == 0
+    assert read_json(run / "done.json")["checkpoint"] == "iter_0000002"
+
+
+def test_a_damaged_newest_one_is_passed_over_and_made_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(run / "iter_0000004", "byte")
+    assert start(run) == 0
+    said = capsys.readouterr()
+    assert "warning: checkpoint passed over" in said.err and "resumed from" in said.out and "iter_0000002" in said.out
+    checkpoint.verify(checkpoint.read_manifest(run / "iter_0000006"))
+
+
+def test_a_first_save_that_was_killed_forbids_no_first_start(tmp_path: Path) -> None:
+    config, run = make_run(tmp_path, model=TINY), tmp_path / "models/tiny"
+    for name in ("iter_0000002.tmp", "iter_0000002.0123456789ab.tmp", "iter_0000002"):
+        (run / name).mkdir(parents=True)
+        if name.endswith("tmp"):
+            (run / name / "__0_0.distcp").write_bytes(b"half")
+    assert run_main(main, "--config", config, "--model", "tiny") == 0
+    assert [path.name for path in run.glob("iter_*") if any(path.iterdir())] == ["iter_0000004"]
+    assert not list(run.glob("*.tmp"))

@@ -1,0 +1,101 @@
+"""Checkpoints of other versions of this toolkit: read where they can be, refused by name where not."""
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import CheckpointError
+from common.files import read_json, write_json
+from tests.training.helpers import make_run, run_main
+from training import checkpoint
+from training.checkpoint import versions
+from training.train import main
+
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
+TRAIN = {"iterations": 6, "micro_batch_size": 2, "global_batch_size": 2, "log_interval": 4}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A checkpoint of format 1 as its version wrote it, in a run folder with the corpus it was trained on."""
+    make_run(tmp_path, model=TINY, train=TRAIN)
+    with tarfile.open(Path(__file__).parent / "stored/format_1.tar.xz") as archive:
+        archive.extractall(tmp_path / "models/tiny", filter="data")
+    return tmp_path / "models/tiny/iter_0000004"
+
+
+def change(folder: Path, section: str, **values: Any) -> None:
+    """Other values in a section of a manifest; None removes a key."""
+    raw = read_json(folder / "manifest.json")
+    target = raw[section] if section else raw
+    target |= values
+    for key in [key for key, value in values.items() if value is None]:
+        del target[key]
+    write_json(folder / "manifest.json", raw)
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = checkpoint.resolve(old.parent)
+    assert (manifest.progress.iteration, manifest.run.model.n_embd, manifest.run.train.split) == (4, 8, "90,10,0")
+    assert manifest.run.train.keep_every == 0 and manifest.tokenize.encoder_json is None
+    assert checkpoint.read_weights(manifest)["wte.weight"].shape == (257, 8)
+    assert run_main(main, "--config", old.parents[2] / "config.yaml", "--model", "tiny") == 0
+    said = capsys.readouterr().out
+    assert said.count("is from before checkpoints knew their text") == 1 and f"resumed from {old}" in said
+    assert read_json(old.parent / "iter_0000006/manifest.json")["content"][0].startswith("xxh3:")
+
+
+def test_keys_that_came_went_or_changed_their_name_do_not_matter(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(versions.RENAMED, ("train", "grandfathers_split"), "split")
+    monkeypatch.setitem(versions.BEFORE, ("train", "lr_decay"), "linear")
+    change(old, "", mood="glad", topology=None, replicas=None)
+    change(old, "train", grandfathers_split="80,20,0", split=None, lr_decay=None, keep_every=None, momentum=0.5)
+    change(old, "train", betas=[0.9, 1.5], warmup_iterations=99)  # allowed when it was written
+    change(old, "model", bias_free=False)
+    change(old, "parallel", expert=4, offload=None)
+    change(old, "tokenize", lower_case=True)
+    run = checkpoint.resolve(old).run
+    assert (run.train.split, run.train.lr_decay, run.train.keep_every) == ("80,20,0", "linear", 0)
+    assert not run.parallel.offload
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "says"),
+    [
+        ("", {"format": 2}, r"manifest\.json: format 2, this version of the toolkit reads 1"),
+        ("model", {"rotary": True}, r"manifest\.json: model\.rotary: not known to this version"),
+    ],
+)
+def test_what_this_version_must_not_read_stops_a_run_that_has_an_older_checkpoint_too(
+    old: Path, section: str, values: dict[str, Any], says: str
+) -> None:
+    newer = old.with_name("iter_0000005")
+    old.rename(newer)
+    with tarfile.open(Path(__file__).parent / "stored/format_1.tar.xz") as archive:
+        archive.extractall(old.parent, filter="data")
+    change(newer, section, **values)
+    for path in (newer, old.parent):
+        with pytest.raises(CheckpointError, match=says):
+            checkpoint.resolve(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '"no"', "{", "", '{"format": 1}', '{"format": "1"}', "\xff", '{"format": 1, "iteration": "x"}']
+)
+def test_a_spoilt_manifest_is_one_line(old: Path, text: str) -> None:
+    (old / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"manifest\.json") as error:
+        checkpoint.read_manifest(old)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [("", {"files": [1]}), ("", {"train": []}), ("model", {"n_layer": None}), ("train", {"iterations": None})],
+)
+def test_a_manifest_without_what_it_needs_is_damaged(old: Path, section: str, values: dict[str, Any]) -> None:
+    change(old, section, **values)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
+        checkpoint.read_manifest(old)

@@ -1,0 +1,58 @@
+"""From samples to batches: shapes, the options around end-of-text, threads that read ahead."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.dataset.batches import BatchForm, read_batch
+from training.dataset.corpus import Corpus, Samples
+from training.model import IGNORED
+
+END = 99
+
+
+def samples_of(tokens: list[int], seq_len: int) -> Samples:
+    return Samples(Corpus.in_memory(Path("c"), [np.array(tokens)]), range(1), seq_len)
+
+
+def test_inputs_and_targets_are_one_token_apart() -> None:
+    batch = read_batch(samples_of(list(range(40)), 8), BatchForm(END), [0, 2])
+    assert batch.tokens.tolist() == [list(range(8)), list(range(16, 24))]
+    assert batch.targets.tolist() == [list(range(1, 9)), list(range(17, 25))]
+    assert batch.positions is None and batch.counted == 16
+    assert batch.tokens.dtype == batch.targets.dtype == torch.int64
+
+
+def test_positions_begin_again_behind_end_of_text_and_its_loss_is_left_out() -> None:
+    tokens = [1, 2, END, 3, END, END, 4, 5, 6]
+    batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0])
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
+    assert batch.targets.tolist() == [[2, END, IGNORED, END, IGNORED, IGNORED, 5, 6]]
+    assert batch.counted == 5
+
+
+@given(st.lists(st.sampled_from([1, 2, END]), min_size=17, max_size=17))
+def test_the_options_are_those_of_a_loop_over_the_tokens(tokens: list[int]) -> None:
+    batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0, 1])
+    for row in range(2):
+        position, positions, targets = 0, [], []
+        for place in range(8 * row, 8 * row + 8):
+            positions.append(position)
+            position = 0 if tokens[place] == END else position + 1
+            targets.append(IGNORED if tokens[place] == END else tokens[place + 1])
+        assert batch.positions is not None and batch.positions[row].tolist() == positions
+        assert batch.targets[row].tolist() == targets
+    assert batch.counted == int((batch.targets != IGNORED).sum())
+
+
+@pytest.mark.gpu
+def test_pinned_batches_reach_a_gpu() -> None:
+    form = BatchForm(END, reset_position_ids=True, pinned=True)
+    batch = read_batch(samples_of(list(range(40)), 8), form, [0, 2])
+    assert batch.tokens.is_pinned() and batch.positions is not None and batch.positions.is_pinned()
+    assert batch.to(torch.device("cuda")).tokens.tolist() == batch.tokens.tolist()

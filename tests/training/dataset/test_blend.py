@@ -1,0 +1,112 @@
+"""Several corpora as one stream: exact to one sample at every prefix, the same in every layout, for ever."""
+
+import math
+from fractions import Fraction
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.dataset.batches import micro_batches
+from training.dataset.blend import Blend, schedule, whole_weights
+from training.dataset.corpus import Corpus, Samples
+
+
+def samples_of(tokens: int, number: int = 0) -> Samples:
+    """One document whose token k is 1,000 x number + k, in samples of one input each."""
+    return Samples(Corpus.in_memory(Path(f"c{number}"), [np.arange(tokens) + 1000 * number]), range(1), 1)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9))
+def test_every_prefix_of_a_period_is_exact_to_one_sample(weights: list[int]) -> None:
+    chosen, period = schedule(weights), sum(weights)
+    assert np.bincount(chosen, minlength=len(weights)).tolist() == weights
+    for corpus, weight in enumerate(weights):
+        lag = np.cumsum(chosen == corpus) * period - np.arange(1, period + 1) * weight
+        assert abs(lag).max() < period  # of one sample
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.123456789, 0.7654321, 0.111], [1000, 0.001, 3.3, 2 / 3, 0.25, 12.5], [1e-3, math.pi]]
+)
+def test_weights_of_any_size_are_exact_to_one_sample_over_many_samples(weights: list[float]) -> None:
+    blend = Blend([samples_of(9, number) for number in range(len(weights))], weights)
+    for samples in (1, 7, 1000, 54321):
+        for corpus, weight in enumerate(weights):
+            assert abs(blend.taken(samples, corpus) - samples * weight / sum(weights)) < 1
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=5), st.integers(0, 300))
+def test_the_stream_takes_each_corpus_samples_in_turn_from_any_place(weights: list[int], start: int) -> None:
+    blend = Blend([samples_of(3 + 9 * number, number) for number in range(len(weights))], weights)
+    counts = [blend.taken(start, corpus) for corpus in range(len(weights))]
+    assert sum(counts) == start
+    for number in range(start, start + 20):
+        tokens = blend.sample(number)
+        corpus = int(tokens[0]) // 1000
+        assert np.array_equal(tokens, blend.parts[corpus].sample(counts[corpus]))
+        counts[corpus] += 1
+    assert counts == [blend.taken(start + 20, corpus) for corpus in range(len(weights))]
+
+
+@given(st.lists(st.tuples(st.integers(2, 50), st.integers(1, 20)), min_size=1, max_size=4))
+def test_an_epoch_of_a_blend_ends_where_the_first_corpus_would_begin_again(parts: list[tuple[int, int]]) -> None:
+    blend = Blend([samples_of(tokens, number) for number, (tokens, _) in enumerate(parts)], [w for _, w in parts])
+    taken = [blend.taken(blend.per_epoch, corpus) for corpus in range(len(parts))]
+    more = [blend.taken(blend.per_epoch + 1, corpus) for corpus in range(len(parts))]
+    sizes = [tokens - 1 for tokens, _ in parts]
+    assert all(count <= size for count, size in zip(taken, sizes, strict=True))
+    assert any(count > size for count, size in zip(more, sizes, strict=True))
+
+
+def test_weights_become_the_least_whole_numbers_in_their_ratio() -> None:
+    assert whole_weights([0.7, 0.2, 0.1]) == [7, 2, 1]
+    assert whole_weights([30, 70]) == [3, 7]
+    assert whole_weights([5]) == [1]
+    for weights in ([0.123456789, 0.3, 0.7], [1e-9, 1.0]):
+        whole = whole_weights(weights)
+        assert sum(whole) == 2**20 and min(whole) > 0
+        total = sum(Fraction(str(weight)) for weight in weights)
+        for got, wanted in zip(whole, weights, strict=True):
+            assert abs(Fraction(got, 2**20) - Fraction(str(wanted)) / total) <= Fraction(1, 2**20)
+
+
+@given(consumed=st.integers(0, 1000), micro=st.integers(1, 4))
+def test_global_batches_are_the_same_whatever_the_layout_and_when_it_changes(consumed: int, micro: int) -> None:
+    batch = 8 * micro
+    blend = Blend([samples_of(30, 1), samples_of(50, 2)], [0.3, 0.7])
+
+    def step(data: int, consumed: int, number: int) -> list[list[int]]:
+        """The samples of global batch `number` of a run that began at `consumed`, by their place in it."""
+        accumulation = batch // (micro * data)
+        ranges = [
+            list(islice(micro_batches(consumed, micro, rank, data), accumulation * number, accumulation * (number + 1)))
+            for rank in range(data)
+        ]
+        return [blend.sample(n).tolist() for place in range(accumulation) for rank in ranges for n in rank[place]]
+
+    straight = [step(1, consumed, number) for number in range(3)]
+    for data in (1, 2, 4, 8):
+        assert [step(data, consumed, number) for number in range(3)] == straight
+    # stopped after one batch on two ranks, gone on with four
+    assert [step(2, consumed, 0), step(4, consumed + batch, 0), step(4, consumed + batch, 1)] == straight
+
+
+def test_one_corpus_alone_is_itself_and_weights_tell_blends_apart() -> None:
+    books, web = samples_of(30, 1), samples_of(50, 2)
+    alone = Blend([books], [0.2])
+    assert [alone.sample(n).tolist() for n in range(60)] == [books.sample(n).tolist() for n in range(60)]
+    assert alone.identity == books.corpus.identity and alone.per_epoch == books.per_epoch
+    identities = [
+        Blend(parts, weights).identity
+        for parts, weights in (([books, web], [1, 2]), ([books, web], [2, 1]), ([web, books], [1, 2]))
+    ]
+    assert all(a != b for a, b in pairwise(sorted(identities)))
+    assert Blend([books, web], [0.5, 1.0]).identity == identities[0]
+
+
+def test_two_to_one_takes_the_middle_of_every_three() -> None:
+    assert schedule([2, 1]).tolist() == [0, 1, 0]

@@ -1,0 +1,229 @@
+"""The data order: every token once an epoch, the same in every layout, for ever; errors say what to change."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError, InputError
+from tests.training.helpers import byte_documents, write_corpus
+from training.dataset.corpus import Corpus, Samples, permutation, split_documents
+
+
+def corpus_of(lengths: list[int]) -> Corpus:
+    """Documents of these lengths whose tokens are 0, 1, 2, … over the whole corpus."""
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    return Corpus.in_memory(Path("corpus"), [np.arange(a, b) for a, b in pairwise(edges)])
+
+
+lengths_with_samples = st.lists(st.integers(0, 12), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 8)
+
+
+@given(lengths=lengths_with_samples, seq_len=st.integers(1, 7), seed=st.integers(0, 99), epoch=st.integers(0, 3))
+def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
+    lengths: list[int], seq_len: int, seed: int, epoch: int
+) -> None:
+    samples = Samples(corpus_of(lengths), range(len(lengths)), seq_len, seed)
+    count = samples.per_epoch
+    assert count == (sum(lengths) - 1) // seq_len
+    seen = [samples.sample(epoch * count + number) for number in range(count)]
+    assert all(len(sample) == seq_len + 1 for sample in seen)
+    targets = np.concatenate([sample[1:] for sample in seen])
+    assert len(set(targets.tolist())) == count * seq_len
+    # Laid end to end in the order of their places, the samples are whole documents one after another.
+    order = samples.lay_out(epoch)
+    places = np.argsort([order.samples[number] for number in range(count)])
+    stream = np.concatenate([seen[places[0]][:1], *(seen[place][1:] for place in places)])
+    documents = [
+        samples.corpus.tokens[samples.corpus.starts[d] :][: samples.corpus.lengths[d]] for d in order.documents
+    ]
+    assert np.array_equal(stream, np.concatenate(documents)[: len(stream)])
+
+
+@given(lengths=lengths_with_samples, seed=st.integers(0, 99), start=st.integers(0, 200))
+def test_a_sample_depends_on_its_number_alone(lengths: list[int], seed: int, start: int) -> None:
+    corpus = corpus_of(lengths)
+    straight = Samples(corpus, range(len(lengths)), 4, seed)
+    course = [straight.sample(number) for number in range(start + 3)]
+    resumed = Samples(corpus, range(len(lengths)), 4, seed)
+    assert np.array_equal(resumed.sample(start + 2), course[start + 2])
+    assert np.array_equal(resumed.sample(start), course[start])
+
+
+def test_epochs_differ_and_seeds_differ() -> None:
+    corpus = corpus_of([5] * 40)
+
+    def epoch(seed: int, number: int) -> list[list[int]]:
+        samples = Samples(corpus, range(40), 8, seed)
+        return [samples.sample(number * samples.per_epoch + i).tolist() for i in range(samples.per_epoch)]
+
+    assert epoch(1, 0) != epoch(1, 1)
+    assert epoch(1, 0) != epoch(2, 0)
+    assert epoch(1, 1) == epoch(1, 1)
+
+
+def test_the_order_is_the_one_that_runs_already_started_expect() -> None:
+    samples = Samples(corpus_of([7, 3, 0, 9, 11]), range(5), 4, seed=1234)
+    assert [samples.sample(number).tolist() for number in (0, 7, 14)] == [
+        [22, 23, 24, 25, 26],
+        [25, 26, 27, 28, 29],
+        [1, 2, 3, 4, 5],
+    ]
+
+
+def test_without_a_seed_samples_come_in_the_corpus_own_order() -> None:
+    samples = Samples(corpus_of([6, 0, 7]), range(3), 4)
+    assert [samples.sample(number).tolist() for number in range(3)] == [
+        [0, 1, 2, 3, 4],
+        [4, 5, 6, 7, 8],
+        [8, 9, 10, 11, 12],
+    ]
+    assert samples.tail().tolist() == [12]
+
+
+@given(
+    documents=st.integers(1, 500), shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
+)
+def test_parts_are_contiguous_cover_everything_and_leave_none_out_silently(
+    documents: int, shares: tuple[int, int, int]
+) -> None:
+    try:
+        parts = split_documents(",".join(map(str, shares)), documents)
+    except ConfigError as error:
+        if documents >= 1 + sum(share > 0 for share in shares[1:]):
+            works = str(error).rsplit(" is ")[1]
+            parts = split_documents(works, documents)
+            assert [len(part) for part in parts.values()] == [int(share) for share in works.split(",")]
+        else:
+            assert "it needs" in str(error)
+            return
+    assert [parts[name].start for name in ("valid", "test")] == [parts[name].stop for name in ("train", "valid")]
+    assert parts["train"].start == 0 and parts["test"].stop == documents
+    assert [bool(part) for part in parts.values()] == [True, *(share > 0 for share in shares[1:])]
+
+
+def test_a_split_that_leaves_nothing_for_a_part_names_the_one_that_works() -> None:
+    with pytest.raises(ConfigError, match=r"train.split 949,50,1 leaves no document for valid: the corpus has 5; the"):
+        split_documents("949,50,1", 5)
+    with pytest.raises(
+        ConfigError, match=r"no document for test: p has 400; the smallest change that works is 379,20,1"
+    ):
+        split_documents("949,50,1", 400, "p")
+    with pytest.raises(ConfigError, match=r"it needs 3 or more, or shares of 0"):
+        split_documents("949,50,1", 2)
+    assert {name: len(part) for name, part in split_documents("400,300,300", 3).items()} == dict.fromkeys(
+        ("train", "valid", "test"), 1
+    )
+    with pytest.raises(ConfigError, match="three shares"):
+        split_documents("90,10", 5)
+
+
+@given(size=st.integers(0, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 9))
+def test_a_permutation_holds_each_number_once_and_follows_from_its_seed(size: int, seed: int, epoch: int) -> None:
+    order = permutation(size, seed, epoch)
+    assert sorted(order.tolist()) == list(range(size))
+    assert np.array_equal(order, permutation(size, seed, epoch))
+
+
+def test_permutations_are_uniform_and_those_that_runs_already_started_expect() -> None:
+    assert permutation(8, 1234, 0, 1).tolist() == [7, 3, 0, 2, 4, 6, 5, 1]
+    counts = np.zeros((5, 5), int)
+    for seed in range(5000):
+        counts[np.arange(5), permutation(5, seed)] += 1
+    assert abs(counts - 1000).max() < 150  # five standard deviations
+
+
+def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = Samples(corpus_of([5] * 40), range(40), 1, seed=1)  # 199 samples
+    made: list[int] = []
+    lay_out = samples.lay_out
+    monkeypatch.setattr(samples, "lay_out", lambda epoch: (made.append(epoch), lay_out(epoch))[1])
+    for number in range(190):
+        samples.sample(number)
+    assert made == [0]
+    samples.sample(198)
+    samples.sample(199)
+    assert made == [0, 1]
+    samples.sample(5 * 199)
+    assert list(samples._epochs) == [5]
+
+
+def test_threads_that_cross_an_epoch_together_read_what_one_reads() -> None:
+    corpus = corpus_of([5, 9, 2, 0, 30])
+    numbers = list(range(200))
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(Samples(corpus, range(5), 4, seed=3).sample, numbers))
+    alone = Samples(corpus, range(5), 4, seed=3)
+    assert all(np.array_equal(sample, alone.sample(number)) for number, sample in zip(numbers, together, strict=True))
+
+
+def test_a_corpus_smaller_than_a_sample_says_how_small() -> None:
+    samples = Samples(corpus_of([10, 20]), range(2), 64, seed=1)
+    with pytest.raises(InputError, match=r"30 tokens in 2 documents.*seq_len \+ 1 = 65; lower model.seq_len"):
+        samples.require_one("train")
+
+
+def test_documents_of_several_sequences_and_none_are_read_as_written(tmp_path: Path) -> None:
+    documents = byte_documents(5)
+    write_corpus(tmp_path / "c", [documents[0], np.empty(0, np.uint16), *documents[1:]])
+    corpus = Corpus.open(tmp_path / "c")
+    assert corpus.documents == 6
+    whole = np.concatenate(documents)
+    samples = Samples(corpus, range(6), 16)
+    assert samples.tokens == len(whole)
+    assert np.array_equal(samples.sample(3), whole[48:65])
+
+
+def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "ours", byte_documents(3))
+    with pytest.raises(InputError, match=r"vocabulary of 257, but models.tiny.model.vocab_size is 300"):
+        Corpus.open(tmp_path / "ours").check_vocabulary(300, "models.tiny.model.vocab_size")
+    damaged = byte_documents(3)
+    damaged[1][5] = 3000
+    write_corpus(tmp_path / "ours", damaged)
+    corpus = Corpus.open(tmp_path / "ours")
+    corpus.check_vocabulary(257, "key")
+    with pytest.raises(InputError, match="holds token id 3000, outside the vocabulary of 257; damaged"):
+        Samples(corpus, range(3), 1000).tail()
+    write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
+    Corpus.open(tmp_path / "theirs").check_vocabulary(257, "key")
+    with pytest.raises(InputError, match=r"holds token id 256, but key is 256; set key above 256"):
+        Corpus.open(tmp_path / "theirs").check_vocabulary(256, "key")
+
+
+def test_end_of_text_is_the_datasets_own_or_the_vocabularys_last_and_must_close_a_document(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "ours", byte_documents(3))
+    write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
+    for name in ("ours", "theirs"):
+        corpus = Corpus.open(tmp_path / name)
+        corpus.check_vocabulary(257, "key")
+        assert corpus.end_of_text == 256
+        corpus.check_end_of_text("train.eod_mask_loss")
+    write_corpus(tmp_path / "open", [np.empty(0, np.uint16), np.array([1, 2], np.uint16)])
+    corpus = Corpus.open(tmp_path / "open")
+    corpus.check_vocabulary(257, "key")
+    with pytest.raises(
+        InputError, match=r"open: document 1 does not end with end-of-text \(id 256\), which train.x looks"
+    ):
+        corpus.check_end_of_text("train.x")
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_samples_begin_where_megatrons_helper_says(epochs: int) -> None:
+    helpers = pytest.importorskip(
+        "megatron.core.datasets.helpers_cpp", reason="megatron-core is not installed", exc_type=ImportError
+    )
+    lengths = np.random.RandomState(1).randint(0, 60, 400).astype(np.int32)
+    order = np.concatenate([permutation(400, epoch) for epoch in range(epochs)])
+    tokens = int(lengths.sum(dtype=np.int64))
+    theirs = helpers.build_sample_idx_int32(lengths, order.astype(np.int32), 32, epochs, tokens, True, 1)
+    # the same documents, laid end to end by us: as a corpus of its own, so that it may hold several epochs
+    samples = Samples(corpus_of(lengths[order].tolist()), range(len(order)), 32)
+    assert samples.per_epoch == len(theirs) - 1 == (epochs * tokens - 1) // 32
+    starts = samples.corpus.starts
+    for number, (document, offset) in enumerate(theirs[:-1].tolist()):
+        assert samples.sample(number)[0] == starts[document] + offset

@@ -1,0 +1,55 @@
+"""Validation disturbs nothing, and precision is what was asked for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.helpers import make_run, settings_of
+from training.evaluation.scoring import sum_of_losses
+from training.parallel.distributed import World
+from training.plan import make_plan
+from training.precision import autocast
+from training.session import open_session
+from training.step import step_batches, train_step, validate
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def losses(config: Path, validate: bool) -> list[float]:
+    session = open_session(make_plan(settings_of(config), "tiny"), ALONE)
+    seen = []
+    steps = step_batches(session, 0)
+    for iteration in (1, 2, 3):
+        seen.append(train_step(session, iteration, next(steps), 0.01).loss)
+        if validate:
+            validate(session, session.plan.valid, 5)
+    return seen
+
+
+def test_a_validation_run_changes_nothing_that_follows(tmp_path: Path) -> None:
+    config = make_run(tmp_path)  # dropout on
+    assert losses(config, validate=True) == losses(config, validate=False)
+
+
+def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Path) -> None:
+    """11 samples are no multiple of a global batch of 8, nor of a micro-batch of 4."""
+    seen = []
+    for micro in (2, 4):
+        plan = make_plan(settings_of(make_run(tmp_path / str(micro), train={"micro_batch_size": micro})), "tiny")
+        seen.append(validate(open_session(plan, ALONE), plan.valid, 11))
+    assert seen[0] == pytest.approx(seen[1], rel=1e-6)
+    model = open_session(plan, ALONE).stages[0].model
+    assert seen[0] == pytest.approx(sum_of_losses(model, plan.valid, 11, 3, "float32") / (11 * 16), rel=1e-6)
+
+
+def test_bfloat16_is_near_float32_and_auto_is_float32_on_a_cpu(tmp_path: Path) -> None:
+    plain, auto, half = (
+        losses(make_run(tmp_path / precision, train={"precision": precision}), validate=False)
+        for precision in ("float32", "auto", "bfloat16")
+    )
+    assert auto == plain
+    assert half != plain
+    assert half == pytest.approx(plain, rel=0.01)
+    with autocast("bfloat16", torch.device("cpu")):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

@@ -1,0 +1,146 @@
+"""Perplexity a word: the published words, windows and norm, against transformers token by token."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GPT2LMHeadModel
+
+from tests.training.helpers import byte_documents, run_main
+from tests.training.reference import SEQ_LEN, Reference, write_reference
+from tests.training.test_evaluate import tiny_model
+from training.dataset.corpus import Corpus, Samples
+from training.evaluate import evaluate, main
+from training.evaluation.scoring import sliding_windows, sum_of_sliding_losses
+from training.evaluation.wikitext import count_words, detokenized
+
+# Written in WikiText's form: a space at the end of every line, empty lines with one, too.
+TEXT = """ 
+ = Valve = 
+ 
+ A valve weighs 1 @,@ 250 @.@ 5 kg ( 2 @,@ 757 lb ) at 20 ° C ; the owners ' hand @-@ made one is " lighter " . 
+ 
+ = = History = = 
+ 
+ It 's said : " Who turns it ? " No answer . . . [ sic ] came , and <unk> left ! 
+"""  # noqa: W291, W293
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (" 1 @,@ 250 @.@ 5 ", " 1,250.5 "),
+        ("hand @-@ made", "hand-made"),
+        (" it 's the owners ' way ", " it's the owners' way "),
+        (' a " quoted thing " b ', ' a "quoted thing" b '),
+        (" ' word ' ( round ) [ square ] { curly } ", " 'word' (round) [square] {curly} "),
+        (" one , two ; three : four . Five ! Six ? Yes ", " one, two; three: four. Five! Six? Yes "),
+        (" = Title = \n \n = = Part = = \n = = = Deep = = = \n", " = Title =\n\n== Part ==\n=== Deep ===\n"),
+        (" = = = = Four = = = = \n a", " ==== Four ====\na"),
+        (" 20 ° C \n and N more ", " 20°C\nand 1 more "),
+        (" wait . . . what ", " wait. .. what "),
+        ("plain text, untouched.", "plain text, untouched."),
+    ],
+)
+def test_words_become_text_by_the_published_rules(words: str, text: str) -> None:
+    assert detokenized(words) == text
+
+
+def test_line_ends_count_as_words_as_they_do_where_text_is_split_at_spaces() -> None:
+    assert count_words(TEXT) == len(TEXT.strip().split(" "))
+    assert count_words("two words\n") == 2
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return write_reference(tmp_path_factory.mktemp("model"))
+
+
+def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int) -> float:
+    """Each token on its own, after what the first window that reaches it shows of the text before it."""
+    total = 0.0
+    for place in range(1, len(tokens)):
+        begin = next(begin for begin in range(0, len(tokens), stride) if begin + SEQ_LEN >= place)
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens[begin:place]])).logits[0, -1]
+        total -= float(logits.log_softmax(-1)[tokens[place]])
+    return total / (len(tokens) - 1)
+
+
+@pytest.mark.parametrize("stride", [1, 7, SEQ_LEN])
+def test_the_measures_are_those_of_transformers(
+    reference: Reference, tmp_path: Path, stride: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "wiki.test.tokens", tmp_path / "result.json"
+    file.write_text(TEXT)
+    options = ("--task", "wikitext", "--data", file, "--stride", stride, "--output", output)
+    assert run_main(main, "--checkpoint", reference.folder, *options) == 0
+    found = json.loads(output.read_text())
+    tokens = reference.tokenizer(detokenized(TEXT))["input_ids"]
+    loss, ratio = loss_of_transformers(reference.model, tokens, stride), (len(tokens) - 1) / (count_words(TEXT) - 1)
+    assert (found["tokens"], found["words"], found["stride"]) == (len(tokens) - 1, count_words(TEXT), stride)
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert found["token_ratio"] == pytest.approx(ratio)
+    assert found["word_perplexity"] == pytest.approx(math.exp(loss * ratio), rel=1e-4)
+    line = f"{file}: word perplexity {found['word_perplexity']:.2f}, token perplexity {found['perplexity']:.2f}, "
+    assert capsys.readouterr().out.startswith(line)
+
+
+@given(st.integers(2, 300), st.integers(1, 50), st.data())
+def test_every_token_is_scored_once_with_the_context_that_the_overlap_gives(
+    tokens: int, seq_len: int, data: st.DataObject
+) -> None:
+    stride = data.draw(st.integers(1, seq_len))
+    windows = list(sliding_windows(tokens, seq_len, stride))
+    scored = [place for window in windows for place in range(window.end + 1 - window.scored, window.end + 1)]
+    assert scored == list(range(1, tokens))
+    for window in windows:
+        assert 0 < window.scored <= window.end - window.begin <= seq_len
+        assert window.begin == 0 or window.end - window.scored - window.begin == seq_len - stride
+
+
+@pytest.mark.parametrize("length", [2, 9, 16, 17, 33, 200])
+def test_windows_that_do_not_overlap_give_the_plain_loss(length: int) -> None:
+    model, tokens = tiny_model(257), np.concatenate(byte_documents(3))[:length]
+    plain = evaluate(model, Samples(Corpus.in_memory(Path("c"), [tokens.astype(np.int64)]), range(1), 16))
+    assert plain["tokens"] == length - 1
+    assert sum_of_sliding_losses(model, tokens, 16) / (length - 1) == pytest.approx(plain["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (b"word", (), "fewer than two words"),
+        (b"two \xff words", (), "not UTF-8 (byte 4)"),
+        (b"two words", ("--stride", 25), "--stride 25 is more than the model's sequence length 24"),
+        (b"two words", ("--part", "test"), "--part test needs a dataset"),
+        (b"two words", ("--data", "a", "b"), "--task wikitext takes one file, --data names 2"),
+        (None, (), "no such file; --task wikitext needs one of text"),
+    ],
+)
+def test_what_cannot_be_measured_stops_in_one_line(
+    reference: Reference,
+    tmp_path: Path,
+    content: bytes | None,
+    options: tuple[object, ...],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
+    arguments = ("--checkpoint", reference.folder, "--task", "wikitext", "--data", tmp_path / "text", *options)
+    assert run_main(main, *arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_a_stride_is_for_windows_that_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("two words")
+    assert run_main(main, "--checkpoint", tmp_path, "--data", tmp_path / "text", "--stride", 8) == 2
+    assert "--stride is for --task wikitext" in capsys.readouterr().err

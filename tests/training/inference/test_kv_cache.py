@@ -1,0 +1,61 @@
+"""With a cache every logit is the one that the whole text gives, and the model is itself again afterwards."""
+
+import pytest
+import torch
+
+from tests.training.test_evaluate import tiny_model
+from training.inference.kv_cache import kv_cache
+from training.model import GPT2
+
+VOCABULARY = 97
+CONTEXT = 16
+
+
+def texts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def whole(model: GPT2, text: list[int]) -> torch.Tensor:
+    """The definition: a pass over the window that ends with the text."""
+    with torch.no_grad():
+        return model(torch.tensor([text[-CONTEXT:]]))[0, -1]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (5,), (1, 9, 4), (3, 14, 16)], ids=str)
+def test_logits_are_those_of_the_whole_texts_also_when_the_window_slides(lengths: tuple[int, ...]) -> None:
+    model, batch = tiny_model(VOCABULARY), texts(*lengths)
+    expected, found = [], []
+    grown = [list(text) for text in batch]
+    with kv_cache(model, len(batch), max(lengths) + 18) as next_logits:
+        for step in range(18):
+            found.append(next_logits(grown).clone())
+            for row, text in enumerate(grown):
+                if row != 2 or step < 3:  # a text may stop to grow
+                    text.append((7 * step + 3 * row) % VOCABULARY)
+    for step in range(18):
+        for row, text in enumerate(grown):
+            length = lengths[row] + (step if row != 2 else min(step, 3))
+            expected.append(whole(model, text[:length]))
+    torch.testing.assert_close(torch.cat(found), torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_a_pass_computes_the_new_token_alone_until_the_window_slides() -> None:
+    model, (text,) = tiny_model(VOCABULARY), texts(14)
+    computed = []
+    handle = model.h["0"].register_forward_hook(lambda _module, _inputs, output: computed.append(output.shape[1]))
+    with kv_cache(model, 1, 100) as next_logits:
+        for token in range(5):
+            next_logits([text])
+            text.append(token)
+    handle.remove()
+    assert computed == [14, 1, 1, 16, 16]
+
+
+def test_afterwards_the_model_is_as_before_whatever_happened() -> None:
+    model, (text,) = tiny_model(VOCABULARY), texts(6)
+    before, names = whole(model, text), list(model.state_dict())
+    with pytest.raises(KeyError), kv_cache(model, 1, 20) as next_logits:
+        next_logits([text])
+        raise KeyError
+    assert torch.equal(whole(model, text), before) and list(model.state_dict()) == names

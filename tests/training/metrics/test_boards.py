@@ -1,0 +1,124 @@
+"""TensorBoard files that a resume does not fold back, and Weights & Biases by a stand-in for its package."""
+
+import shutil
+import sys
+import time
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from common.files import read_rows
+from tests.training.helpers import make_run, run_main, settings_of
+from training.metrics.boards import WeightsAndBiases
+from training.train import main
+
+
+def train(config: Path, *overrides: str) -> int:
+    return run_main(main, "--config", config, "--model", "tiny", *overrides)
+
+
+def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path) -> None:
+    config = make_run(tmp_path, train={"iterations": 4, "save_interval": 2, "eval_interval": 2})
+    folder = tmp_path / "models" / "tiny"
+    assert train(config) == 0
+    shutil.rmtree(folder / "iter_0000004")  # as if it had been killed before the checkpoint, two steps on
+    time.sleep(1.1)  # event files are in the order of the seconds in their names
+    assert train(config, "train.iterations=6", "train.lr=0.02") == 0
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    for tag, path, column in (
+        ("train/lm_loss", "train.csv", "lm_loss"),
+        ("train/tokens_per_second", "train.csv", "tokens_per_second"),
+        ("valid/loss", "valid.csv", "loss"),
+    ):
+        shown = {event.step: event.value for event in events.Scalars(tag)}
+        assert len(shown) == len(events.Scalars(tag))  # no iteration twice
+        assert shown == pytest.approx({int(row["iteration"]): float(row[column]) for row in read_rows(folder / path)})
+    assert [event.step for event in events.Scalars("time/forward")] == [1, 2, 3, 4, 5, 6]
+    assert "train/mfu" not in events.Tags()["scalars"]  # no peak is known of a CPU
+
+
+def test_tensorboard_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    config = make_run(tmp_path, train={"iterations": 1})
+    assert train(config, "log.tensorboard=false") == 0
+    assert not (tmp_path / "models/tiny/tensorboard").exists()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # not installed
+    assert train(config, "train.iterations=2") == 0
+    assert "warning: no TensorBoard files" in capsys.readouterr().out
+
+
+class Service(ModuleType):
+    """What the trainer uses of the package `wandb`, and what was shown to it."""
+
+    class Error(Exception):
+        """Of the package's own."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.started: list[dict[str, Any]] = []
+        self.shown: list[dict[str, float]] = []
+        self.ended: list[int] = []
+        self.refusal = ""
+
+    def init(self, **options: Any) -> "Service":
+        if self.refusal:
+            raise self.Error(self.refusal)
+        self.started.append(options)
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert (name, step_metric) == ("*", "iteration")
+
+    def log(self, figures: dict[str, float]) -> None:
+        self.shown.append(figures)
+
+    def finish(self, exit_code: int) -> None:
+        self.ended.append(exit_code)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    service = Service()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    return service
+
+
+def test_a_resumed_run_is_the_same_run_of_weights_and_biases(tmp_path: Path, service: Service) -> None:
+    config = make_run(tmp_path, train={"iterations": 2})
+    assert train(config, "log.wandb=toys") == 0
+    assert train(config, "log.wandb=toys", "train.iterations=3") == 0
+    first, second = service.started
+    assert first["id"] == second["id"] == (tmp_path / "models/tiny/wandb.id").read_text().strip()
+    assert (first["project"], first["name"], first["resume"]) == ("toys", "tiny", "allow")
+    assert second["config"]["train"]["iterations"] == 3
+    losses = [float(row["lm_loss"]) for row in read_rows(tmp_path / "models/tiny/train.csv")]
+    shown = [(entry["iteration"], entry["train/lm_loss"]) for entry in service.shown if "train/lm_loss" in entry]
+    assert shown == list(zip([1, 2, 3], losses, strict=True))
+    assert any("valid/loss" in entry for entry in service.shown)
+    assert service.ended == [0, 0]
+
+
+def test_a_run_that_an_error_ends_ends_so_there_too(tmp_path: Path, service: Service) -> None:
+    board = WeightsAndBiases(tmp_path, settings_of(make_run(tmp_path)).model_run("tiny"), "tiny")
+    board.close(well=False)
+    assert service.ended == [1]
+
+
+def test_what_weights_and_biases_lacks_is_said_before_training(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_run(tmp_path, train={"iterations": 1})
+    service.refusal = "No API key\nconfigured."
+    assert train(config, "log.wandb=toys") == 2
+    refused = capsys.readouterr()
+    assert "models.tiny.log.wandb: No API key configured. (log in with `wandb login`" in refused.err
+    monkeypatch.setitem(sys.modules, "wandb", None)  # not installed
+    assert train(config, "log.wandb=toys") == 2
+    missing = capsys.readouterr()
+    assert missing.err == "error: models.tiny.log.wandb is 'toys', but wandb is not installed: pip install wandb\n"
+    assert missing.out == ""
+    assert not list((tmp_path / "models/tiny").glob("iter_*"))

@@ -1,0 +1,85 @@
+"""Timers: the clock on a CPU, events on a GPU, and no waiting inside a step."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from training.metrics.timers import Timers
+
+
+def test_parts_add_up_by_name_and_may_lie_inside_one_another() -> None:
+    timers = Timers(torch.device("cpu"))
+    for _ in range(2):
+        with timers("both"):
+            with timers("first"):
+                time.sleep(0.004)
+            with timers("second"):
+                time.sleep(0.008)
+    timers.collect()
+    taken = timers.take()
+    assert taken["first"] >= 0.008 and taken["second"] >= 0.016
+    assert taken["both"] >= taken["first"] + taken["second"]
+    assert timers.take() == {}  # begins anew
+
+
+class Events:
+    """A GPU's stream whose clock stands still until it is waited for: 10 ms from one event to the next."""
+
+    def __init__(self) -> None:
+        self.made = self.recorded = self.passed = 0
+
+    def __call__(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, stream: Events) -> None:
+        self.stream = stream
+
+    def record(self) -> None:
+        self.stream.recorded += 1
+        self.at = self.stream.recorded
+
+    def query(self) -> bool:
+        return self.at <= self.stream.passed
+
+    def synchronize(self) -> None:
+        self.stream.passed = max(self.stream.passed, self.at)
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.query(), "read before the GPU had passed it"
+        return 10.0 * (end.at - self.at)
+
+
+def test_a_gpu_is_waited_for_by_take_alone_and_its_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Events()
+    monkeypatch.setattr("training.metrics.timers.Event", stream)
+    timers = Timers(torch.device("cuda"))
+    for _ in range(3):
+        with timers("both"), timers("first"):
+            pass
+        timers.collect()
+    assert stream.passed == 0  # three steps, and nothing waited
+    assert timers.take() == pytest.approx({"first": 0.03, "both": 0.09})
+    assert stream.made == 12
+    for _ in range(3):
+        with timers("both"), timers("first"):
+            pass
+        stream.passed = stream.recorded
+        timers.collect()
+    assert stream.made == 12
+    assert timers.take() == pytest.approx({"first": 0.03, "both": 0.09})
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures_itself() -> None:
+    timers = Timers(torch.device("cuda"))
+    matrix = torch.randn(4096, 4096, device="cuda")
+    with timers("products"):
+        for _ in range(50):
+            matrix @ matrix
+    assert 0.001 < timers.take()["products"] < 10  # 6.9 TFLOP

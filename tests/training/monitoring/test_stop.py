@@ -1,0 +1,111 @@
+"""A run that is asked to stop saves and leaves with a code of its own; a killed one loses no more than it must."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.files import read_rows
+from tests.training.helpers import Job, launch_ok, make_run, run_main, wait_for
+from training.monitoring.run_claim import RunClaim
+from training.monitoring.stop import RESUME_ME, SIGNALS
+from training.train import main
+
+LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_000}
+
+
+def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
+    """The exit code of a run in this process, to which something happens after its second iteration."""
+    curve = config.parent / "models/tiny/train.csv"
+
+    def watch() -> None:
+        wait_for(lambda: curve.exists() and len(read_rows(curve)) >= 2)
+        interrupt()
+
+    thread = threading.Thread(target=watch)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    thread.start()
+    try:
+        return run_main(main, "--config", config, "--model", "tiny")
+    finally:
+        thread.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGUSR2", "SIGINT", "SIGHUP", "stop"])
+def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
+    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
+    ways = {"stop": lambda: (folder / "stop").touch()}
+    assert interrupted(config, ways.get(way, lambda: os.kill(os.getpid(), signal.Signals[way]))) == RESUME_ME
+    said = capsys.readouterr().out.splitlines()[-1]
+    (saved,) = folder.glob("iter_*")
+    iteration = int(saved.name.removeprefix("iter_"))
+    assert iteration == int(read_rows(folder / "train.csv")[-1]["iteration"])
+    assert way in said and f"stopped after iteration {iteration}; start again" in said
+    assert not {"stop", "done.json", "owner.json", "heartbeat"} & {path.name for path in folder.iterdir()}
+    assert run_main(main, "--config", config, "--model", "tiny", f"train.iterations={iteration + 1}") == 0
+    assert f"resumed from {saved}" in capsys.readouterr().out
+
+
+def test_a_second_interrupt_ends_at_once_and_an_ignored_one_is_none(tmp_path: Path) -> None:
+    config, curve = make_run(tmp_path, train=LONG), tmp_path / "models/tiny/train.csv"
+    with Job(1, "tests.training.staller", "--config", config, "--model", "tiny", "--nohup") as job:
+        wait_for(lambda: "stalls" in job.said(0, "out"))  # in a step that never ends
+        job.signal(signal.SIGHUP)
+        job.signal(signal.SIGINT)
+        wait_for(lambda: "asked: SIGINT" in job.said(0, "out"))
+        job.signal(signal.SIGINT)
+        (ended,) = job.wait()
+    assert ended.returncode == 130 and ended.stderr == "interrupted\n"
+    assert curve.exists() and not list(curve.parent.glob("iter_*"))
+
+
+def test_a_job_whose_folder_was_taken_over_ends_without_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("training.monitoring.run_claim._INTERVAL", 0.01)
+    config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
+    assert interrupted(config, RunClaim(folder, 0, "slurm-77.0-1").take) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "job slurm-77.0-1 (process " in error and "has taken over this run" in error
+    assert not list(folder.glob("iter_*"))
+    assert json.loads((folder / "owner.json").read_text())["job"] == "slurm-77.0-1"  # the other's claim stands
+
+
+def course(run: Path) -> list[tuple[str, ...]]:
+    """What must be equal digit for digit in two runs."""
+    keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
+    return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
+
+
+def test_two_ranks_killed_once_and_stopped_once_end_as_if_nothing_had_been(tmp_path: Path) -> None:
+    train = {"iterations": 48, "save_interval": 8, "eval_interval": 8, "log_interval": 5}  # rows straddle the resumes
+    sections = {"parallel": {"data": 2, "zero_stage": 1}, "model": {"dropout": 0.1}, "train": train}
+    config, folder = make_run(tmp_path / "tried", **sections), tmp_path / "tried/models/tiny"
+    command = ("training.train", "--config", config, "--model", "tiny")
+    with Job(2, *command) as job:
+        wait_for((folder / "iter_0000008").exists)
+        job.signal(signal.SIGKILL)
+        assert {result.returncode for result in job.wait()} == {-signal.SIGKILL}
+    assert not (folder / "iter_0000048").exists()
+    with Job(2, *command) as job:
+        wait_for(lambda: job.said(0, "out").count("lm loss") >= 2)  # both ranks listen by now
+        job.signal(signal.SIGTERM, 1)  # one of them alone: the other hears of it
+        ended = job.wait()
+    assert [result.returncode for result in ended] == [RESUME_ME, RESUME_ME], ended
+    assert "resumed from" in ended[0].stdout and "asked to stop by SIGTERM" in ended[0].stdout
+    launch_ok(2, *command)
+    straight = make_run(tmp_path / "straight", **sections)
+    launch_ok(2, "training.train", "--config", straight, "--model", "tiny")
+    never_stopped = tmp_path / "straight/models/tiny"
+    assert course(folder) == course(never_stopped)
+    assert (folder / "valid.csv").read_text() == (never_stopped / "valid.csv").read_text()
+    done = [json.loads((run / "done.json").read_text()) for run in (folder, never_stopped)]
+    assert done[0] == done[1]

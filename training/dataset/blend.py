@@ -1,0 +1,109 @@
+"""Several corpora as one stream of samples, in given proportions.
+
+    blend = Blend([books, web], [0.3, 0.7])
+    tokens = blend.sample(consumed)        # int64 (seq_len + 1,)
+
+After n samples, for every n, the number taken from each corpus is within one sample of n times its weight (Tijdeman
+1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora). Weights become whole numbers, the least
+that keep their ratios; what they add up to is the period after which the stream repeats its choice of corpora, so that
+sample n is found without walking there.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
+from heapq import heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from training.dataset.corpus import Samples
+
+_LONGEST = 1 << 20  # period; weights whose ratios need a longer one are rounded to its parts, a millionth
+
+
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """The least whole numbers in the ratio of `weights` (each over 0), adding up to 2^20 at most."""
+    exact = [Fraction(str(weight)) for weight in weights]  # as it was written: 0.1 is a tenth
+    denominator = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * denominator) for weight in exact]
+    divisor = math.gcd(*whole)
+    if sum(whole) // divisor <= _LONGEST:
+        return [weight // divisor for weight in whole]
+    rounded = [max(1, round(Fraction(weight * _LONGEST, sum(whole)))) for weight in whole]
+    rounded[rounded.index(max(rounded))] += _LONGEST - sum(rounded)
+    return rounded
+
+
+def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
+    """Which corpus gives each sample of a period, shape (sum(weights),).
+
+    Corpus i's next sample becomes due once its lag behind n * w_i / W is 1 / (2k - 2), and must be taken before it is
+    1 - 1 / (2k - 2); of those due the most urgent is taken.
+    """
+    period, slack = sum(weights), max(1, 2 * len(weights) - 2)
+    taken = [0] * len(weights)
+    waiting = [(0, corpus) for corpus in range(len(weights))]  # (sample from which it is due, corpus)
+    urgent: list[tuple[int, int]] = []  # (sample by which it must be taken, corpus)
+    chosen = np.empty(period, dtype=np.uint16)
+    for number in range(period):
+        while waiting and waiting[0][0] <= number:
+            corpus = heappop(waiting)[1]
+            deadline = period * (slack * (taken[corpus] + 1) - 1) // (slack * weights[corpus])
+            heappush(urgent, (deadline, corpus))
+        corpus = heappop(urgent)[1]
+        chosen[number] = corpus
+        taken[corpus] += 1
+        # the least n with slack * (n * weight - period * taken) >= period, as the number of the sample that makes it n
+        due = -(-period * (slack * taken[corpus] + 1) // (slack * weights[corpus])) - 1
+        heappush(waiting, (due, corpus))
+    return chosen
+
+
+class Blend:
+    """The samples of one or more corpora by running number; weights need not add up to 1."""
+
+    def __init__(self, parts: Sequence[Samples], weights: Sequence[float]) -> None:
+        self.parts = tuple(parts)
+        self.weights = whole_weights(weights)
+        self.period = sum(self.weights)
+        self._corpus = schedule(self.weights)
+        self._place = np.empty(self.period, dtype=np.int32)  # among the samples of that corpus in a period
+        for corpus, weight in enumerate(self.weights):
+            self._place[self._corpus == corpus] = np.arange(weight)
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells these corpora and weights from others; that of the corpus where there is one."""
+        if len(self.parts) == 1:
+            return self.parts[0].corpus.identity
+        pairs = zip(self.parts, self.weights, strict=True)
+        return hashlib.sha256(";".join(f"{part.corpus.identity}:{w}" for part, w in pairs).encode()).hexdigest()
+
+    @cached_property
+    def content(self) -> list[str]:
+        """What tells the text of each corpus from another of the same lengths (`IndexedDataset.content`)."""
+        return [part.corpus.content for part in self.parts]
+
+    @property
+    def per_epoch(self) -> int:
+        """Samples before one of the corpora begins again."""
+        return min(self._first(part.per_epoch, corpus) for corpus, part in enumerate(self.parts))
+
+    def _first(self, wanted: int, corpus: int) -> int:
+        """The length of the longest prefix of the stream that takes `wanted` samples from a corpus, and no more."""
+        periods, rest = divmod(wanted, self.weights[corpus])
+        return periods * self.period + int(np.flatnonzero(self._corpus == corpus)[rest])
+
+    def taken(self, samples: int, corpus: int) -> int:
+        """How many of the first `samples` of the stream come from a corpus."""
+        periods, rest = divmod(samples, self.period)
+        return periods * self.weights[corpus] + int(np.count_nonzero(self._corpus[:rest] == corpus))
+
+    def sample(self, number: int) -> npt.NDArray[np.int64]:
+        """Tokens of sample `number` of the stream, shape (seq_len + 1,)."""
+        periods, rest = divmod(number, self.period)
+        corpus = int(self._corpus[rest])
+        return self.parts[corpus].sample(periods * self.weights[corpus] + int(self._place[rest]))

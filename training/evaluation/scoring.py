@@ -1,0 +1,96 @@
+"""The loss of one whole model over text in order: what `training.evaluate` adds up."""
+
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.progress import Meter
+from common.workers import batched, threaded_map
+from training.dataset.batches import BatchForm, Readable, read_batch
+from training.model import GPT2, summed_loss
+from training.precision import autocast
+
+_BATCH = 8  # windows in one forward pass
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is beyond a float."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+@torch.no_grad()
+def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int, precision: str) -> float:
+    """Loss in nats summed over all tokens of the first `count` samples."""
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    model.eval()
+    numbers = (range(first, min(first + batch_size, count)) for first in range(0, count, batch_size))
+    read = partial(read_batch, samples, BatchForm(end_of_text=-1))
+    with closing(threaded_map(read, numbers, 1)) as batches:
+        for batch in batches:
+            tokens, targets = batch.tokens.to(device), batch.targets.to(device)
+            with autocast(precision, device):
+                total += summed_loss(model(tokens), targets).double()
+    return float(total)
+
+
+# ------------------------------------------------------------------------------------------------ overlapping windows
+
+
+class Window(NamedTuple):
+    """Tokens [begin, end) are the input; the last `scored` of tokens [begin + 1, end + 1) are predicted and count."""
+
+    begin: int
+    end: int
+    scored: int
+
+
+def sliding_windows(tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
+    """Windows over `tokens` tokens that begin at multiples of `stride` (seq_len at most); each scores what is new.
+
+    Every token but the first is scored once. Those past the first window see seq_len - stride tokens or more.
+    """
+    begin, end = 0, min(seq_len, tokens - 1)
+    yield Window(begin, end, end)
+    while end < tokens - 1:
+        begin, reached = begin + stride, end
+        end = min(begin + seq_len, tokens - 1)
+        yield Window(begin, end, end - reached)
+
+
+@torch.no_grad()
+def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: int) -> float:
+    """Loss in nats summed over all tokens but the first, by overlapping windows."""
+    device = next(model.parameters()).device
+    stream = torch.from_numpy(tokens.astype(np.int64)).to(device)
+    windows = list(sliding_windows(len(tokens), model.settings.seq_len, stride))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with Meter("evaluate", "windows", len(windows)) as meter:
+        for (length, scored), alike in groupby(windows, lambda window: (window.end - window.begin, window.scored)):
+            place = torch.arange(length, device=device)
+            for batch in batched(alike, _BATCH):
+                inputs = torch.stack([stream[window.begin : window.end] for window in batch])
+                targets = torch.cat([stream[window.end + 1 - scored : window.end + 1] for window in batch])
+                logits = logits_at(model, inputs, (place >= length - scored).expand_as(inputs))
+                total += summed_loss(logits[None], targets[None]).double()
+                meter.advance(len(batch))
+    return float(total)
+
+
+def logits_at(model: GPT2, tokens: Tensor, places: Tensor) -> Tensor:
+    """(B, T) token ids, (B, T) bool -> (n, V) float32 logits at the n places that are true, row after row.
+
+    The blocks are in the device's usual precision, the head is in float32: bfloat16 would make the likeliest tokens
+    equal.
+    """
+    with autocast("auto", tokens.device):
+        x = model.eval().blocks(model.embed(tokens))  # (B, T, C)
+    return model.logits(x[places].float())

@@ -1,0 +1,1 @@
+"""A trained model, loaded for inference on one device, and its cache of keys and values."""

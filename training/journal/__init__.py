@@ -1,1 +1,0 @@
-"""What a run tells: log lines, curves, boards, and the figures in them."""

@@ -1,0 +1,93 @@
+"""The curves of a run as CSV files, and the lines of its log."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError
+from common.files import naming, read_rows, write_text
+from training.metrics.flops import CONVENTION
+
+TRAIN_COLUMNS = (
+    "iteration",
+    "consumed_samples",
+    "consumed_tokens",
+    "learning_rate",
+    "lm_loss",  # mean over the steps since the row before that were taken, those before a resume among them
+    "grad_norm",  # of the last of them, before clipping
+    "ms_per_iteration",  # this and the figures from it: of the steps since the row before that this start has done
+    "tokens_per_second",
+    "data_wait_ms",  # an iteration, on the rank that waited longest
+    "loss_scale",  # of the next step
+    "skipped",  # steps since the row before that were not taken
+    "non_finite",  # steps since the row before whose loss or gradient was NaN or infinite
+    "tflops",  # of one device, as training.metrics.flops counts
+    "mfu",  # share of its peak; empty where no peak is known
+    "memory_mb",  # most that any rank has taken of its device so far
+)
+VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")
+
+
+class Curve:
+    """One CSV file that grows by a row; opened at `iteration`, it forgets what a resumed run will do again.
+
+    A file of an older version keeps its columns and gets those it lacks, empty in its rows.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...], iteration: int) -> None:
+        rows = read_rows(path)
+        older = rows[0] if rows else {}
+        self.path, self.columns = path, (*columns, *(column for column in older if column not in columns))
+        try:
+            kept = [row for row in rows if int(row["iteration"]) <= iteration]
+        except (KeyError, ValueError, TypeError):
+            raise InputError(f"{path}: a row without an iteration; mend the file, or move it away") from None
+        write_text(path, "".join([self._line(self.columns), *map(self._row, kept)]))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one row; the file is whole again when this returns."""
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(self._row(row))
+
+    def _row(self, row: Mapping[str, Any]) -> str:
+        return self._line(row.get(column) for column in self.columns)
+
+    @staticmethod
+    def _line(values: Iterable[Any]) -> str:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(values)  # None is empty
+        return line.getvalue()
+
+
+def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
+    """The line that Megatron's users know, from a row of the training curve: one `key: number` after the other."""
+    seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left)
+    fields = {
+        "consumed samples": f"{row['consumed_samples']:12d}",
+        "consumed tokens": f"{row['consumed_tokens']:12d}",
+        "elapsed time per iteration (ms)": f"{row['ms_per_iteration']:.1f}",
+        "learning rate": f"{row['learning_rate']:.3E}",
+        "global batch size": f"{global_batch_size:5d}",
+        "lm loss": f"{row['lm_loss']:.6E}",
+        "loss scale": f"{row['loss_scale']:.1f}",
+        "grad norm": f"{row['grad_norm']:.3f}",
+        "number of skipped iterations": f"{row['skipped']:3d}",
+        "number of nan iterations": f"{row['non_finite']:3d}",
+        "samples per second": f"{global_batch_size / seconds:.3f}",
+        "tokens per second": f"{row['tokens_per_second']:.0f}",
+        "TFLOPs": f"{row['tflops']:.4g}",
+        f"MFU (%, {CONVENTION})": None if row["mfu"] is None else f"{row['mfu']:.2%}"[:-1],
+        "data wait (ms)": f"{row['data_wait_ms']:.1f}",
+        "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
+        "ETA": f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
+    }
+    place = f"iteration {row['iteration']:8d}/{iterations:8d}"
+    return " | ".join([place, *(f"{key}: {value}" for key, value in fields.items() if value is not None)])
+
+
+def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
+    """`time (ms) | forward: 1.23 | backward: 2.34`."""
+    return " | ".join([head, *(f"{name}: {value:.{digits}f}" for name, value in figures.items())])

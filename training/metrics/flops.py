@@ -1,0 +1,70 @@
+"""The arithmetic of training: floating-point operations a token, and what share of a device's peak they are (MFU).
+
+    tflops = flops_per_token(run.model) * tokens_per_second / world_size / 1e12    # of one device
+    mfu = tflops / peak_tflops(device, run)                                        # None where no peak is known
+
+A token costs 6 (N - wpe) + 12 L h s: two operations for each weight in the forward pass, four in the backward pass, and
+attention's two products (Chowdhery et al. 2022, appendix B; nanoGPT counts the same). That is the work of the model,
+not of the layout or the kernel: N has the true vocabulary without padding rows, causal attention counts in full
+although half of it is masked, recomputed activations do not count (with them it would be HFU).
+"""
+
+import re
+
+import torch
+
+from common.settings import Experiment, ModelSettings
+from training.model import parameter_count
+from training.precision import precision_type
+
+CONVENTION = "6N+12Lhs"
+
+# Dense peaks in TFLOP/s: float16 and bfloat16 on tensor cores with float32 sums, TF32, plain float32. From NVIDIA's
+# data sheets and architecture papers, whose larger figures are for sparse matrices. The first pattern in a device's
+# name counts; a name that none is in (laptop chips, parts of a GPU) has no known peak.
+_PEAKS = (
+    (r"\bGB200$", 2500, 1250, 80),
+    (r"\bB200$", 2250, 1125, 75),
+    (r"\bH200 NVL$", 835, 417, 60),
+    (r"\bG?H200\b", 989, 494, 67),
+    (r"\bH100 NVL$", 835, 417, 60),
+    (r"\bH100 PCIe$", 756, 378, 51),
+    (r"\bH100 80GB HBM3$", 989, 494, 67),
+    (r"\bA100\b", 312, 156, 19.5),
+    (r"\bA40$", 149.7, 74.8, 37.4),
+    (r"\bA30$", 165, 82, 10.3),
+    (r"\bA10$", 125, 62.5, 31.2),
+    (r"\bL40S$", 362, 183, 91.6),
+    (r"\bL40$", 181, 90.5, 90.5),
+    (r"\bL4$", 121, 60, 30.3),
+    (r"\bRTX 6000 Ada Generation$", 364.2, 182.1, 91.1),
+    (r"\bRTX A6000$", 154.8, 77.4, 38.7),
+    (r"\bRTX 4090$", 165.2, 82.6, 82.6),
+    (r"\bRTX 3090$", 71, 35.6, 35.6),
+    (r"\bV100-PCIE-", 112, 14, 14),  # no TF32, as on the T4
+    (r"\bV100-SXM2-", 125, 15.7, 15.7),
+    (r"\bT4$", 65, 8.1, 8.1),
+)
+
+
+def flops_per_token(model: ModelSettings) -> int:
+    """Operations of one token forward and backward."""
+    positions = model.seq_len * model.n_embd  # wpe: looked up, never multiplied; wte is, as the head
+    return 6 * (parameter_count(model) - positions) + 12 * model.n_layer * model.n_embd * model.seq_len
+
+
+def peak_tflops(device: torch.device, run: Experiment) -> float:
+    """The dense peak of one device in TFLOP/s at the run's precision: log.peak_tflops, else by name; 0: not known."""
+    if run.log.peak_tflops or device.type != "cuda":
+        return run.log.peak_tflops
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    return peak_of(torch.cuda.get_device_name(device), precision_type(run.train.precision, device), tf32)
+
+
+def peak_of(name: str, precision: torch.dtype, tf32: bool = False) -> float:
+    """The same for a device of this name, with or without TF32 in the place of float32."""
+    if " MIG " not in name:
+        for pattern, half, tensor_float, single in _PEAKS:
+            if re.search(pattern, name):
+                return half if precision != torch.float32 else tensor_float if tf32 else single
+    return 0

@@ -1,0 +1,35 @@
+"""Whole tensors and the parts of them that a process holds."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
+    """The shape of a parameter (or a moment of it) without the padding rows that wte carries in a layout."""
+    return torch.Size((vocab_size, *tensor.shape[1:])) if name == "wte.weight" else tensor.shape
+
+
+def copy_shard_(target: Tensor, whole: Tensor) -> None:
+    """Copy this process' part of `whole` into `target`; rows that `whole` lacks (vocabulary padding) become zero."""
+    missing = target.shape[0] - whole.shape[0]
+    if missing:
+        whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
+    if isinstance(target, DTensor):
+        sizes, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+        whole = whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    with torch.no_grad():
+        local_shard(target).copy_(whole)
+
+
+def full_tensor(tensor: Any) -> Tensor:
+    """The whole value of a DTensor (a collective call), or the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this process holds, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
