@@ -16,7 +16,6 @@ from typing import Any
 
 from cluster.jobs import Job, is_alive, log_tail, read_job, run_training, write_job
 from common import cli
-from common.config import load_settings
 from common.errors import ConfigError, InputError, JobError
 from common.progress import LOG_INTERVAL
 from common.settings import Settings
@@ -131,12 +130,11 @@ def describe(settings: Settings, name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("cluster.submit", __doc__)
-    parser.add_argument("--config", type=cli.input_path, required=True, metavar="FILE")
-    parser.add_argument("--model", required=True, metavar="NAME", help="a name under `models`")
+    cli.add_model_settings(parser)
     parser.add_argument("--wait", action="store_true", help="follow the job to its end")
     parser.add_argument("--dry-run", action="store_true", help="print what would be submitted")
     arguments = parser.parse_args(argv)
-    settings = load_settings(arguments.config, model=arguments.model)
+    settings = cli.read_settings(arguments)
     if arguments.dry_run:
         print(describe(settings, arguments.model))
         return 0

@@ -13,6 +13,7 @@ SIGHUP: these unwind like an error, so that temporary files are removed and work
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -24,8 +25,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from common.config import step_settings
+from common.console import discard
 from common.errors import InputError, ToolkitError
 from common.files import Kind, check_outputs, exists, find_inputs, is_stdout, locate
+from common.settings import Experiment, Settings
 
 
 def _require_text(text: str) -> None:
@@ -106,16 +110,49 @@ def new_folder(text: str) -> Path:
     return path
 
 
+class _KeyFlag(argparse.Action):
+    """A flag that is short for one key of the configuration."""
+
+    def __init__(self, *arguments: Any, key: str, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.key = key
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """Append `key=value`; JSON is YAML."""
+        value = True if self.nargs == 0 else values
+        namespace.overrides = [*namespace.overrides, f"{self.key}={json.dumps(value, default=str)}"]
+
+
 class _Parser(argparse.ArgumentParser):
+    keys: frozenset[str] = frozenset()
+    """Names that the first part of an override may have; empty for a command without settings."""
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, without argparse's usage block."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse has it, also called for the options of a verb; then the paths are checked."""
-        found, rest = super().parse_known_args(args, namespace)
+        """Parse as argparse does, take out `section.key=value` wherever it stands, and check the paths.
+
+        argparse calls this for the options of a verb, too.
+        """
+        given = list(sys.argv[1:] if args is None else args)
+        overrides = [text for before, text in zip(["", *given], given, strict=False) if self._overrides(before, text)]
+        found, rest = super().parse_known_args([text for text in given if text not in overrides], namespace)
+        if self.keys:  # what is left over is most likely a misspelt section, and the settings name the closest one
+            unknown = [text for text in rest if "=" in text and not text.startswith("-")]
+            rest = [text for text in rest if text not in unknown]
+            found.overrides = [*found.overrides, *overrides, *unknown]
         self._check_paths(found)
         return found, rest
+
+    def _overrides(self, before: str, text: str) -> bool:
+        """Whether an argument is `section.key=value`, and neither the value of an option nor a file."""
+        key, separator, _ = text.partition("=")
+        if not separator or key.split(".")[0] not in self.keys or os.path.lexists(text):
+            return False
+        option = self._option_string_actions.get(before)
+        return option is None or option.nargs == 0
 
     def _given(self, found: argparse.Namespace) -> Iterable[tuple[Any, Any]]:
         """(type, value) of each path among the arguments."""
@@ -165,12 +202,54 @@ def positive_int(text: str) -> int:
     return value
 
 
+def add_settings(parser: argparse.ArgumentParser, section: str) -> None:
+    """Let a command take settings: `--config FILE`, and `section.key=value` for single keys. See `read_settings`."""
+    assert isinstance(parser, _Parser)
+    parser.keys = frozenset(Settings.model_fields)
+    parser.set_defaults(overrides=[])
+    parser.add_argument(
+        "--config",
+        type=input_path,
+        metavar="FILE",
+        help=f"configuration, of which this command uses {section}; {section}.key=value replaces one key",
+    )
+
+
+def add_model_settings(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the settings of one model: `--config FILE --model NAME`, and `section.key=value` of it."""
+    assert isinstance(parser, _Parser)
+    parser.keys = frozenset(Experiment.model_fields)
+    parser.set_defaults(overrides=[])
+    parser.add_argument("--config", type=input_path, required=True, metavar="FILE", help="configuration")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a name under models: in the configuration; section.key=value replaces one of its keys",
+    )
+
+
+def add_key_flag(parser: argparse.ArgumentParser, flag: str, key: str, **options: Any) -> None:
+    """Add a flag that is short for `key=VALUE`; its help is the key's description. `options` as in argparse."""
+    section: Any = Settings
+    for name in key.split("."):
+        field = section.model_fields[name]
+        section = field.annotation
+    meaning = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".").replace("%", "%%")
+    parser.add_argument(flag, action=_KeyFlag, key=key, default=argparse.SUPPRESS, help=f"{key}: {meaning}", **options)
+
+
+def read_settings(arguments: argparse.Namespace) -> Settings:
+    """The settings that the command line names, validated together. Raises ConfigError."""
+    return step_settings(arguments.config, arguments.overrides, getattr(arguments, "model", None))
+
+
 def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
-    """The options that every corpus step over shards of documents has."""
+    """Add the options that every corpus step over shards of documents has."""
     parser.add_argument("--rejects", type=output_file, metavar="FILE", help="dropped documents with their reasons")
     parser.add_argument("--stats", type=output_file, metavar="FILE", help="what was counted, as JSON")
     parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes (default 1)")
-    parser.add_argument("--config", type=input_path, metavar="FILE", help=f"read the section `{section}`")
+    add_settings(parser, section)
     parser.add_argument("--allow-empty", action="store_true", help="a shard may end empty")
 
 
@@ -233,29 +312,8 @@ def _reported(main: Callable[[], int]) -> int:
         return 130
     except OSError as error:
         if isinstance(error, BrokenPipeError) and (not error.filename or is_stdout(Path(error.filename))):
-            _discard(1)  # sys.stdout may stand for stderr by now
+            discard(1)  # sys.stdout may stand for stderr by now
             return 0
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
         return 2
-
-
-def say(text: str) -> None:
-    """Print a line at once; where it cannot arrive, say no more: for work that must not end for that.
-
-    Its reader or terminal went away, or the disk of the log is full.
-    """
-    try:
-        print(f"{text}\n", end="", flush=True)  # in one piece: threads say something, too
-    except OSError:
-        _discard(sys.stdout.fileno())
-
-
-def note(text: str) -> None:
-    """Print a line to stderr that a person should know of, and that stops nothing."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
-
-
-def _discard(descriptor: int) -> None:
-    """The reader of our output went away (`… | head`): what is still to be flushed must go somewhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

@@ -7,7 +7,7 @@ Unknown keys, wrong types and contradictions raise ConfigError in one line with 
 `python -m common.config > docs/config.md` writes the reference from the models' docstrings.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,9 +72,11 @@ def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None =
     return settings
 
 
-def step_settings(path: Path | None) -> Settings:
-    """Settings for one step on its own: those of `--config FILE`, or every default."""
-    return load_settings(path) if path is not None else Settings(run=Path("results"), urls=["-"])
+def step_settings(path: Path | None, overrides: Sequence[str] = (), model: str | None = None) -> Settings:
+    """Settings for one command: those of `--config FILE`, or every default; `overrides` as in `load_settings`."""
+    if path is not None:
+        return load_settings(path, overrides, model)
+    return validate(with_overrides({"run": "results", "urls": ["-"]}, overrides), "command line")
 
 
 def settings_text(settings: Settings) -> str:

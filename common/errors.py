@@ -9,10 +9,14 @@ ToolkitError
 ├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
 ├── TrainingError      a run that cannot go on: numbers that are not finite, a loss that leaps, a folder taken over
 └── JobError           a submitted job that failed; the message quotes the end of its log
+
+PageError              why one page has no text; caught by the crawl, never shown to a user
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+
+_HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
 
 
 class ToolkitError(Exception):
@@ -57,3 +61,25 @@ class TrainingError(ToolkitError):
 
 class JobError(ToolkitError):
     """A submitted job that failed."""
+
+
+class PageError(Exception):
+    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
+
+    `wait` is the least number of seconds before that attempt, where the server named one.
+    """
+
+    def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason, self.transient, self.wait = reason, transient, wait
+        self.elsewhere = False
+        """Whether it happened on another site, behind a redirect."""
+        self.silent = False
+        """Whether nobody answered: the page may be well, and the network down."""
+        self.refused = ""
+        """The target of a redirect that the URL rules refuse."""
+
+    @property
+    def host_failed(self) -> bool:
+        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
+        return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))

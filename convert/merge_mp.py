@@ -21,6 +21,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from common import cli
+from common.console import note
 from common.errors import CheckpointError, InputError
 from common.files import fsync
 from training.huggingface import origin as hf_origin
@@ -58,7 +59,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{folder.name[:100]}.partial-"
     for leftover in folder.parent.glob(f"{glob_escape(prefix)}*"):
-        cli.note(f"{leftover}: left by a merge that was killed, or is still running")
+        note(f"{leftover}: left by a merge that was killed, or is still running")
     work = Path(mkdtemp(prefix=prefix, dir=folder.parent))
     new, old = work / "new", work / "old"
     try:

@@ -18,6 +18,7 @@ import numpy as np
 
 from common import cli
 from common.config import step_settings
+from common.console import warn
 from common.errors import EmptyResultError, InputError
 from common.files import check_outputs, expand_inputs, output_files, reject_writer, unmarked_blocks
 from common.progress import Meter
@@ -101,7 +102,7 @@ def _report_lists(lists: Sequence[DomainList], stats: Stats) -> None:
     """Say which lists of domains hold entries that can never match, here and in the statistics."""
     for entries in lists:
         if entries.unusable:
-            print(f"warning: {entries}", file=sys.stderr)
+            warn(f"{entries}")
             stats.extra.setdefault("domain_lists", {})[entries.name] = {
                 "entries": entries.entries,
                 "unusable": entries.unusable,

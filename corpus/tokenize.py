@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from common import cli
-from common.config import step_settings
 from common.errors import EmptyResultError
 from common.files import BadLines, Document, expand_inputs, read_shards, reject_writer
 from common.progress import Meter
@@ -125,19 +124,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="P",
         help="writes P_text_document.*",
     )
-    parser.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents (default 128)")
+    cli.add_key_flag(parser, "--min-tokens", "tokenize.min_tokens", type=int, metavar="N")
     cli.add_step_options(parser, "tokenize")
     arguments = parser.parse_args(argv)
-    settings = step_settings(arguments.config)
-    rules = settings.tokenize
-    if arguments.min_tokens is not None:
-        if arguments.min_tokens < 0:
-            parser.error("--min-tokens must be 0 or more")
-        rules = rules.model_copy(update={"min_tokens": arguments.min_tokens})
+    settings = cli.read_settings(arguments)
     stats = tokenize(
         expand_inputs(arguments.input, "shards"),
         arguments.output_prefix,
-        rules,
+        settings.tokenize,
         rejects=arguments.rejects,
         workers=arguments.workers,
         max_bad_share=settings.max_bad_share,

@@ -20,7 +20,7 @@ COMMANDS = (
     "training.generate", "convert.merge_mp", "cluster.submit", "cluster.status", "report", "demo", "demo.build",
     "demo.serve", "benchmarks.corpus",
 )  # fmt: skip
-PACKAGES = ("corpus.dedup", "corpus.index", "report", "demo")
+PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "report", "demo")
 
 
 @pytest.mark.parametrize("module", COMMANDS)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli
+from common.console import note
 from common.errors import ConfigError, InputError
 from common.files import check_outputs, is_readable, read_documents, read_lines, write_json
 
@@ -211,7 +212,7 @@ def _split(arguments: argparse.Namespace, trained: str | None) -> str:
             continue
         both = range(max(part.start, seen.start), min(part.stop, seen.stop))
         if both:
-            cli.note(
+            note(
                 f"{data}: with --split {given} the model was trained on {len(both)} of the {len(part)} documents of "
                 f"--part {arguments.part}; its own split is {trained}"
             )

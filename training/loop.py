@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.cli import say
 from common.config import write_settings
+from common.console import say
 from common.errors import InputError
 from common.files import read_rows, write_json
 from common.settings import Settings

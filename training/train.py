@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 
 from common import cli
-from common.config import load_settings
 from common.settings import Settings
 from training.metrics.boards import check_boards
 from training.monitoring.stop import RESUME_ME
@@ -43,12 +42,10 @@ def train(settings: Settings, name: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("training.train", __doc__)
-    parser.add_argument("--config", type=cli.input_path, required=True, metavar="FILE", help="configuration")
-    parser.add_argument("--model", required=True, metavar="NAME", help="a name under models: in the configuration")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings of this model to replace")
+    cli.add_model_settings(parser)
     arguments = parser.parse_args(argv)
     with before_start(read_launch()):
-        settings = load_settings(arguments.config, arguments.overrides, model=arguments.model)
+        settings = cli.read_settings(arguments)
     return train(settings, arguments.model)
 
 

@@ -6,13 +6,13 @@ stops at the first such line.
 
 import hashlib
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from common.console import warn
 from common.errors import InputError
 from common.files.reading import read_blocks, read_lines
 
@@ -38,7 +38,7 @@ class BadLines:
         self.bad += 1
         self.first = self.first or where
         if self.bad <= 10:  # enough to see the pattern, without a log of millions
-            print(f"warning: bad line skipped: {where}", file=sys.stderr)
+            warn(f"bad line skipped: {where}")
 
     def check(self) -> None:
         """Raise InputError when more than `max_share` of the lines were bad."""

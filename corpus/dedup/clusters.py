@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.console import warn
 from common.settings import DedupSettings
 from corpus.dedup.pairs import Pairs, part_of, read_pairs
 from corpus.dedup.segments import Segments, write_segments
@@ -129,7 +130,7 @@ def write_clusters(
     if len(largest):
         figures["largest_cluster"] = _describe(largest, signatures, settings)
     elif signatures.count > _MANY:
-        print(f"warning: not one duplicate among {signatures.count} documents; is that right?", file=sys.stderr)
+        warn(f"not one duplicate among {signatures.count} documents; is that right?")
     return figures
 
 

@@ -18,11 +18,10 @@ from typing import Any
 
 import orjson
 
-from common.errors import ToolkitError
+from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import Extracted
 from corpus.extract.worker import LENGTH, MODULES, SIGNALLED
-from corpus.scrape.network import PageError
 
 PAGES_PER_WORKER = 500  # then its child is replaced: lxml and its users leak
 _SHARED_END = 1.0  # seconds; a job's processes are killed one by one, and no page is to blame when a worker goes first

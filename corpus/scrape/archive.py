@@ -9,7 +9,6 @@ robots.txt was not asked (scrape.obey_robots: false).
 
 import mmap
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -23,10 +22,10 @@ from warcio.exceptions import ArchiveLoadFailed
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 from warcio.warcwriter import WARCWriter
 
-from common.errors import InputError
+from common.console import warn
+from common.errors import InputError, PageError
 from corpus.scrape.content_coding import decode_body
 from corpus.scrape.fetch import BINARY, PAGE_TYPES, Page
-from corpus.scrape.network import PageError
 
 _REQUESTED = "X-Requested-URI"
 _ROBOTS = "X-Robots-Policy"  # "ignore" where robots.txt was not asked; our archives alone say so
@@ -252,7 +251,7 @@ def read_pages(path: Path, max_bytes: int) -> Iterator[tuple[str, Page | str]]:
             file, path, lambda record: _response(record, max_bytes) if record.rec_type == "response" else None
         ):
             if answer is _DAMAGED:
-                print(f"warning: {path}: the record at byte {start} is damaged and left out", file=sys.stderr)
+                warn(f"{path}: the record at byte {start} is damaged and left out")
                 yield "", "damaged"
             elif answer is not None:
                 yield answer

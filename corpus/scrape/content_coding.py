@@ -13,7 +13,7 @@ from typing import Any
 import brotli
 import zstandard
 
-from corpus.scrape.network import PageError
+from common.errors import PageError
 
 _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import InputError, OutageError
+from common.errors import InputError, OutageError, PageError
 from common.progress import Meter
 from common.settings import BlacklistSettings
 from corpus.extract.pool import ExtractPool
@@ -18,7 +18,7 @@ from corpus.scrape.fetch import Fetcher, Page
 from corpus.scrape.journal import ARCHIVED
 from corpus.scrape.journal_lines import key_of
 from corpus.scrape.known import Known
-from corpus.scrape.network import NO_ANSWER, PageError
+from corpus.scrape.network import NO_ANSWER
 from corpus.scrape.pages import page_outcome
 from corpus.scrape.queues import Plan
 from corpus.urls.public_suffix import registered_domain

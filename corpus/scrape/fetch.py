@@ -6,7 +6,6 @@ A page ends as a `Page` or as a `PageError` with a named reason; nothing a serve
 import asyncio
 import random
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,11 @@ from types import TracebackType
 import aiohttp
 from yarl import URL
 
+from common.console import warn
+from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.content_coding import decode_body
-from corpus.scrape.network import NO_ANSWER, Addresses, PageError, open_session
+from corpus.scrape.network import NO_ANSWER, Addresses, open_session
 from corpus.scrape.robots import RobotsRules, fetch_robots
 from corpus.urls.hosts import is_private_host
 from corpus.urls.public_suffix import registered_domain
@@ -329,5 +330,5 @@ def _named(error: Exception, url: str) -> PageError:
         case aiohttp.ClientError() | OSError():  # refused, reset, closed early
             return PageError("connection", transient=True)
     # A page that finds a hole in this list must not stop a run of millions; the log says what it was.
-    print(f"warning: {url}: {type(error).__name__}: {error}", file=sys.stderr)
+    warn(f"{url}: {type(error).__name__}: {error}")
     return PageError("unexpected")

@@ -22,7 +22,6 @@ A torn last line is cut off. OUTPUT.journal.zst is only ever replaced by one tha
 """
 
 import os
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import IO, Any
 
 import orjson
 
+from common.console import warn
 from common.errors import InputError
 from common.files import lock, read_json, write_json
 from corpus.scrape import journal_v1
@@ -135,7 +135,7 @@ class Journal:
         self._file.truncate(self._end)
         self._opened = self._end
         if self._damaged:
-            print(f"warning: {self.path}: {self._damaged} damaged lines are left out", file=sys.stderr)
+            warn(f"{self.path}: {self._damaged} damaged lines are left out")
 
     def _read(self, number: int, line: bytes, frame: int, start: int, path: Path) -> None:
         """Take in one line."""

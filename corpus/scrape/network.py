@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from common.errors import ConfigError
+from common.errors import ConfigError, PageError
 from common.settings import ScrapeSettings
 from corpus.urls.hosts import is_private_address
 from corpus.urls.rules import Url
@@ -24,33 +24,10 @@ from corpus.urls.rules import Url
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does; there may be one for every host
 _HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
 # reasons that speak against the whole host, with http_5xx
-_HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
 NO_ANSWER = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
 """Reasons of requests that nobody answered, or only a resolver that gave a private address, as captive portals do."""
 
 Result = TypeVar("Result")
-
-
-class PageError(Exception):
-    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
-
-    `wait` is the least number of seconds before that attempt, where the server named one.
-    """
-
-    def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.reason, self.transient, self.wait = reason, transient, wait
-        self.elsewhere = False
-        """Whether it happened on another site, behind a redirect."""
-        self.silent = False
-        """Whether nobody answered: the page may be well, and the network down."""
-        self.refused = ""
-        """The target of a redirect that the URL rules refuse."""
-
-    @property
-    def host_failed(self) -> bool:
-        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
-        return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))
 
 
 async def _in_daemon_thread(function: Callable[[], Result]) -> Result:

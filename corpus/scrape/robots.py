@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 from yarl import URL
 
+from common.errors import PageError
 from common.settings.robot import product_token
-from corpus.scrape.network import PageError
 from corpus.urls.rules import Url, parse_url
 
 _BYTES = 500 * 1024  # RFC 9309, section 2.5

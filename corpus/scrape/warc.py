@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from common.errors import EmptyResultError
+from common.errors import EmptyResultError, PageError
 from common.progress import Meter
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.pool import ExtractPool
 from corpus.scrape.archive import read_pages
 from corpus.scrape.fetch import Page
-from corpus.scrape.network import PageError
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.urls.rules import UrlRules
 from corpus.urls.seen import Seen

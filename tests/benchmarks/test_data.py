@@ -15,4 +15,4 @@ def test_the_dataset_of_the_benchmark_is_a_dataset(tmp_path: Path) -> None:
 def test_the_benchmark_runs(command: Command) -> None:
     result = command("benchmarks.training", "data", "--documents", 20_000, "--rounds", 1, "--file", 10)
     assert result.returncode == 0, result.stderr
-    assert "| training.data " in result.stdout and "| training.data, 2 threads | warm" in result.stdout
+    assert "| training.dataset " in result.stdout and "| training.dataset, 2 threads | warm" in result.stdout

@@ -171,4 +171,4 @@ def test_the_command_writes_what_the_function_writes(tmp_path: Path, command: Co
     assert IndexedDataset(tmp_path / "out_text_document").n_documents == 2
     assert len(read_shard(source)) == 2
     wrong = command("corpus.tokenize", "--input", source, "--output-prefix", tmp_path / "out", "--min-tokens", -1)
-    assert_one_line_error(wrong, "--min-tokens")
+    assert_one_line_error(wrong, "tokenize.min_tokens")

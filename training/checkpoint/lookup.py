@@ -1,12 +1,12 @@
 """Which checkpoints there are, and which one to go on from."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from common.console import warn
 from common.errors import CheckpointError
 from training.checkpoint import manifest as manifests
 from training.checkpoint.manifest import Manifest, read_manifest, verify
@@ -45,7 +45,7 @@ def newest(run_folder: Path) -> Manifest | None:
         problem = _problem(folder)
         if problem is None:
             for text in problems if not dist.is_initialized() or dist.get_rank() == 0 else ():
-                print(f"warning: checkpoint passed over: {text}", file=sys.stderr)
+                warn(f"checkpoint passed over: {text}")
             return read_manifest(folder)
         if isinstance(problem, OtherVersion):
             raise CheckpointError(f"{problem}, or move {folder.name} away to go on from an older checkpoint")

@@ -42,7 +42,7 @@ class Progress:
     guard: Mapping[str, Any] = field(default_factory=dict)
     """What `training.monitoring.guard` remembers."""
     journal: Mapping[str, Any] = field(default_factory=dict)
-    """What `training.journal` has yet to report."""
+    """What `training.metrics` has yet to report."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Which files of a checkpoint folder are ours: a folder with anything else in it is never removed."""
 
 import re
-import sys
 from pathlib import Path
 
+from common.console import warn
 from common.errors import InputError
 from common.folders import first_stranger, remove_own
 
@@ -20,4 +20,4 @@ def discard(folder: Path) -> None:
     try:
         remove_own(folder, _OWN.fullmatch)
     except (InputError, OSError) as error:
-        print(f"warning: not removed: {error}", file=sys.stderr)
+        warn(f"not removed: {error}")

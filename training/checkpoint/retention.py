@@ -1,6 +1,5 @@
 """Which checkpoints of a run are kept."""
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from common.console import warn
 from common.errors import TrainingError
 from training.checkpoint.lookup import find_damage
 from training.checkpoint.own import discard, stranger_in
@@ -49,11 +49,11 @@ def _remove(folder: Path) -> None:
     """Under another name first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
     condemned = folder.with_name(folder.name + ".tmp")
     if stranger := stranger_in(folder):
-        print(f"warning: {folder}: not removed: {stranger.name} in it is no file of a checkpoint", file=sys.stderr)
+        warn(f"{folder}: not removed: {stranger.name} in it is no file of a checkpoint")
         return
     try:
         discard(condemned)
         folder.rename(condemned)
         discard(condemned)
     except OSError as error:
-        print(f"warning: {folder}: not removed ({error.strerror})", file=sys.stderr)
+        warn(f"{folder}: not removed ({error.strerror})")

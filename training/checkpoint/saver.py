@@ -8,7 +8,6 @@ With `train.async_save` a save copies the tensors into the CPU's memory, and tra
 copies. There is one such save at a time: the next one, and the end, wait for it, and raise what went wrong with it.
 """
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from common.cli import say
+from common.console import say, warn
 from training import checkpoint
 from training.checkpoint import Progress
 from training.session import Session
@@ -60,7 +59,7 @@ class Saver:
             if error is None:
                 raise
             if self.session.world.rank == 0 and str(problem) != str(error):
-                print(f"warning: {problem}", file=sys.stderr)  # the other error is what ends the run
+                warn(f"{problem}")  # the other error is what ends the run
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

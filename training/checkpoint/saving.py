@@ -89,9 +89,8 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, ToolkitError):
             raise error from None
-        run_on_all_ranks(
-            lambda: may_write() if rank == 0 else None, group
-        )  # the job that has the run now removed the files
+        # another job may have claimed the folder and removed the files
+        run_on_all_ranks(lambda: may_write() if rank == 0 else None, group)
         found = all_gather(iterations(run_folder), group)[0]
         last = next((folder.name for folder in found if not find_damage(folder, group, content=False)), "none")
         raise CheckpointError(

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.cli import note
+from common.console import note
 from common.errors import CheckpointError, InputError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer, vocabulary_files

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.cli import say
+from common.console import say
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import Experiment

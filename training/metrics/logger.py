@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.cli import say
+from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
 from training.checkpoint import Progress
@@ -81,7 +81,7 @@ class Journal:
             try:
                 board.close(kind is None)
             except Exception as problem:  # the run is at its end: what it has to show is in its files
-                print(f"warning: {type(board).__name__}: {problem}", file=sys.stderr)
+                warn(f"{type(board).__name__}: {problem}")
 
     def _start(self) -> None:
         self._since = Since()

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from common.console import warn
+
 _RENEWED = 10.0  # seconds after which the file is written anew: thousands of ranks share a file system
 _SIZE = 256  # bytes of the file: one write replaces all of it
 
@@ -83,7 +85,7 @@ class Heartbeat:
                 os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
             except OSError as error:
                 if not refused:
-                    print(f"warning: {self._path}: {error.strerror}; no sign of life of this process", file=sys.stderr)
+                    warn(f"{self._path}: {error.strerror}; no sign of life of this process")
                 refused = True
             if self._over.wait(self._renewed):
                 return

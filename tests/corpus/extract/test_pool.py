@@ -8,12 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.errors import ToolkitError
+from common.errors import PageError, ToolkitError
 from common.settings import BlacklistSettings, ScrapeSettings
 from corpus.extract import pool as extract_pool
 from corpus.extract.pool import ExtractPool
 from corpus.scrape.__main__ import scrape
-from corpus.scrape.network import PageError
 from tests.conftest import ROOT
 from tests.helpers import prose
 from tests.rude_server import reply, rude_server

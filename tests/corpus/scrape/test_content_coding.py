@@ -9,8 +9,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import PageError
 from corpus.scrape.content_coding import decode_body
-from corpus.scrape.network import PageError
 
 
 def raw_deflate(body: bytes) -> bytes:

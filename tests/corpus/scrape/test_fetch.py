@@ -18,9 +18,9 @@ from typing import Any
 import brotli
 import pytest
 
+from common.errors import PageError
 from common.settings import BlacklistSettings, ScrapeSettings
 from corpus.scrape.fetch import Fetcher, Page
-from corpus.scrape.network import PageError
 from corpus.urls.rules import UrlRules
 from tests import rude_server as rude
 from tests.rude_server import Server, redirect, reply, rude_server

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, EmptyResultError, InputError, OutageError
+from common.errors import ConfigError, EmptyResultError, InputError, OutageError, PageError
 from common.files import read_lines
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.extractors import Extracted, NothingExtracted, extract, load_extractors
 from corpus.scrape.__main__ import scrape
-from corpus.scrape.network import PageError
 from demo.pages import Host, page_html
 from tests import rude_server as rude
 from tests.conftest import ROOT, Command

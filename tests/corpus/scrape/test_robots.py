@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yarl import URL
 
+from common.errors import PageError
 from common.settings import ScrapeSettings
-from corpus.scrape.network import PageError
 from corpus.scrape.robots import RobotsRules, fetch_robots, parse_robots
 from corpus.urls.rules import Url, parse_url
 from tests.corpus.scrape.google_robots import CASES, DEPARTURES, Case
