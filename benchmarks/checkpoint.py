@@ -71,7 +71,9 @@ class Rows:
         """What is saved, by name."""
         from training.checkpoint import tensors_of
 
-        return tensors_of(self.session.parameters, self.session.optimizer, self.session.plan.run.model.vocab_size)
+        return tensors_of(
+            self.session.parameters, self.session.optimizer, self.session.plan.experiment.model.vocab_size
+        )
 
     def writes(self) -> dict[str, Callable[[], None]]:
         """By label; the first one is the measure of the others."""
@@ -273,8 +275,8 @@ def measure(arguments: argparse.Namespace) -> str:
         session = open_session(plan, world)
         first = table(bandwidths(Rows(session, folder), arguments.rounds))
         (folder / "background").mkdir()
-        run = plan.run
+        run = plan.experiment
         run = run.model_copy(update={"train": run.train.model_copy(update={"async_save": True})})
-        session.plan = replace(plan, run=run)
+        session.plan = replace(plan, experiment=run)
         second = table(in_background(session, folder / "background", arguments.rounds))
     return f"{first}\n\n{second}"

@@ -81,7 +81,7 @@ def _executor(settings: Settings, logs: Path, parameters: dict[str, Any]) -> Any
 
 def submit(settings: Settings, name: str) -> Job:
     """Start a model's training job, or find the one that is already alive."""
-    run = settings.run_folder(name).resolve()
+    run = settings.model_folder(name).resolve()
     run.mkdir(parents=True, exist_ok=True)
     with open(run / "submit.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two submissions at once: the second finds the job of the first
@@ -101,7 +101,7 @@ def submit(settings: Settings, name: str) -> Job:
 
 def wait(settings: Settings, name: str, job: Job) -> None:
     """Follow a job to its end, its newest log line now and then; JobError quotes the log of one that failed."""
-    run = settings.run_folder(name)
+    run = settings.model_folder(name)
     said = time.monotonic()
     while is_alive(job):
         time.sleep(_POLL[job.executor])
@@ -119,7 +119,7 @@ def wait(settings: Settings, name: str, job: Job) -> None:
 def describe(settings: Settings, name: str) -> str:
     """What would be submitted, a line a parameter."""
     rows = {
-        "run": settings.run_folder(name),
+        "run": settings.model_folder(name),
         "executor": settings.cluster.executor,
         "processes": settings.models[name].world_size,
         **job_parameters(settings, name),

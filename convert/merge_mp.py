@@ -115,16 +115,16 @@ def merge(checkpoint_path: Path, output: Path, *, iteration: int | None = None, 
     from training.inference.load import model_from, tokenizer_for
 
     manifest = find_checkpoint(checkpoint_path, iteration)
-    model = manifest.run.model
+    model = manifest.experiment.model
     weights = checkpoint.read_weights(manifest)
     tokenizer = tokenizer_for(manifest)
     origin = hf_origin.Origin(
-        manifest.progress.iteration, manifest.progress.consumed_samples, manifest.run.train.split, manifest.data
+        manifest.progress.iteration, manifest.progress.consumed_samples, manifest.experiment.train.split, manifest.data
     )
     with new_folder(output) as temporary:
         hf.write_folder(temporary, weights, model, tokenizer, origin)
         difference = prove(temporary, model_from(model, weights))
-    layout = manifest.run.parallel
+    layout = manifest.experiment.parallel
     return (
         f"{output}: merged from {manifest.path} (data {layout.data} x tensor {layout.tensor}, iteration "
         f"{manifest.progress.iteration}), vocabulary {model.vocab_size}, "

@@ -34,8 +34,8 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
 
     It did not where it was asked to stop: its checkpoint is written, and the next start goes on from there.
     """
-    folder = settings.run_folder(plan.name)
-    train, first = plan.run.train, world.rank == 0
+    folder = settings.model_folder(plan.name)
+    train, first = plan.experiment.train, world.rank == 0
     newest = checkpoint.newest(folder)
     if newest is not None:
         note = run_on_all_ranks(partial(checkpoint.check_fits, newest, plan) if first else str)
@@ -54,7 +54,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
         write_settings(settings, folder / "settings.yaml")
         _ = plan.train.content  # read now: the files may change while the run goes on
         (folder / "done.json").unlink(missing_ok=True)  # more iterations were asked for: it is not done any more
-    silence, job = plan.run.watch.silence_seconds, f"{world.job}-{owner.token}"
+    silence, job = plan.experiment.watch.silence_seconds, f"{world.job}-{owner.token}"
     with Stop(folder, owner) as stop, Heartbeat(folder, world.rank, silence, job) as heartbeat:
         session = open_session(plan, world)
         progress = Progress(0, 0)
@@ -63,10 +63,10 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
             progress = newest.progress
             if first:
                 say(f"resumed from {newest.path}")
-                if note := rate_change(newest.run.train, train, steps_taken(session.optimizer)):
+                if note := rate_change(newest.experiment.train, train, steps_taken(session.optimizer)):
                     say(note)
-        elif plan.run.finetune is not None:
-            load_start(session.parameters, plan.run, plan.run.finetune)
+        elif plan.experiment.finetune is not None:
+            load_start(session.parameters, plan.experiment, plan.experiment.finetune)
         progress = _iterate(session, folder, progress, stop, heartbeat)
     with suppress(OSError):  # what is left to do is tidying up
         owner.leave()
@@ -75,8 +75,8 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
 
 def _iterate(session: Session, folder: Path, progress: Progress, stop: Stop, heartbeat: Heartbeat) -> Progress:
     """Iterate, report, validate and save until the last iteration, or until asked to stop."""
-    run, train, owner = session.plan.run, session.plan.run.train, stop.owner
-    guard = Guard(run, progress.guard)
+    experiment, train, owner = session.plan.experiment, session.plan.experiment.train, stop.owner
+    guard = Guard(experiment, progress.guard)
     taken = steps_taken(session.optimizer)  # position in the learning-rate schedule
     with (
         Saver(session, folder, owner.require, owner.token) as saver,
@@ -134,7 +134,7 @@ def _iterate(session: Session, folder: Path, progress: Progress, stop: Stop, hea
 
 def _loss_on(session: Session, part: Blend) -> float:
     """The loss on the first `train.eval_batches` global batches of a part, or all of it."""
-    train = session.plan.run.train
+    train = session.plan.experiment.train
     return validate(session, part, min(part.per_epoch, train.eval_batches * train.global_batch_size))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 _NAME = re.compile(r"iter_(\d{7,})")
 
 
-def iteration_folder(run_folder: Path, iteration: int) -> Path:
+def iteration_folder(model_folder: Path, iteration: int) -> Path:
     """RUN/iter_0000100."""
-    return run_folder / f"iter_{iteration:07d}"
+    return model_folder / f"iter_{iteration:07d}"
 
 
 def iteration_of(folder: Path) -> int:
@@ -22,10 +22,10 @@ def is_iteration(folder: Path) -> bool:
     return _NAME.fullmatch(name) is not None and (not rest or rest.endswith("tmp"))
 
 
-def iterations(run_folder: Path) -> list[Path]:
+def iterations(model_folder: Path) -> list[Path]:
     """The checkpoint folders of a run, newest first, usable or not.
 
     A folder gets such a name when all of it is on the disk, so that a killed save leaves none. An empty one is none.
     """
-    found = [path for path in run_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    found = [path for path in model_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted((path for path in found if any(path.iterdir())), key=iteration_of, reverse=True)

@@ -20,7 +20,7 @@ class Plan:
     """A model's settings, the data it will be trained, validated and tested on, and how its tokens were made."""
 
     name: str
-    run: Experiment
+    experiment: Experiment
     tokenize: TokenizeSettings
     train: Blend
     valid: Blend
@@ -35,26 +35,27 @@ class Plan:
         from training.dataset.batches import BatchForm  # torch
 
         end = self.train.parts[0].corpus.end_of_text
-        return BatchForm(end, self.run.train.reset_position_ids, self.run.train.eod_mask_loss)
+        return BatchForm(end, self.experiment.train.reset_position_ids, self.experiment.train.eod_mask_loss)
 
     def __str__(self) -> str:
         from training.model import padded_vocab_size, parameter_count  # torch: only once the plan is sound
 
-        run, train = self.run, self.run.train
-        padded = padded_vocab_size(run.model.vocab_size, run.parallel.tensor)
+        experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
+        padded = padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor)
         samples = train.iterations * train.global_batch_size
         rows = {
-            "model": f"{self.name}: {run.model.n_layer} layers, {run.model.n_embd} wide, {run.model.n_head} heads, "
-            f"sequence {run.model.seq_len}",
-            "parameters": f"{parameter_count(run.model):,} (vocabulary {run.model.vocab_size:,}; "
-            f"{parameter_count(run.model, padded):,} padded to {padded:,})",
-            "start": f"weights of {run.finetune}{f'; {self.start}' * bool(self.start)}"
-            if run.finetune
+            "model": f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
+            f"sequence {model.seq_len}",
+            "parameters": f"{parameter_count(model):,} (vocabulary {model.vocab_size:,}; "
+            f"{parameter_count(model, padded):,} padded to {padded:,})",
+            "start": f"weights of {experiment.finetune}{f'; {self.start}' * bool(self.start)}"
+            if experiment.finetune
             else f"random weights, seed {train.seed}",
-            "layout": run.parallel.factors + self._layout_notes(),
-            "batch": f"{train.micro_batch_size} micro x {run.accumulation} accumulation x {run.parallel.data} data = "
-            f"{train.global_batch_size} samples = {train.global_batch_size * run.model.seq_len:,} tokens",
-            "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * run.model.seq_len:,} tokens",
+            "layout": experiment.parallel.factors + self._layout_notes(),
+            "batch": f"{train.micro_batch_size} micro x {experiment.accumulation} accumulation "
+            f"x {experiment.parallel.data} data = {train.global_batch_size} samples "
+            f"= {train.global_batch_size * model.seq_len:,} tokens",
+            "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * model.seq_len:,} tokens",
         }
         return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), "", *self._data_table(samples)])
 
@@ -62,7 +63,7 @@ class Plan:
         """What else there is to say of the layout."""
         from training.parallel.pipeline import bubble_share, stage_layers
 
-        run, parallel = self.run, self.run.parallel
+        experiment, parallel = self.experiment, self.experiment.parallel
         notes = []
         if parallel.tensor > 1 and parallel.sequence_parallel:
             notes.append("sequence parallel")
@@ -72,12 +73,12 @@ class Plan:
                 f"ZeRO {parallel.zero_stage}{same if parallel.zero_stage == 2 and parallel.pipeline > 1 else ''}"
             )
         if parallel.pipeline > 1:
-            layers = stage_layers(run.model.n_layer, parallel.pipeline * parallel.virtual_stages)
-            idle = bubble_share(parallel.pipeline, parallel.virtual_stages, run.accumulation)
+            layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
+            idle = bubble_share(parallel.pipeline, parallel.virtual_stages, experiment.accumulation)
             each = "+".join(str(len(stage)) for stage in layers)
             notes.append(f"{parallel.schedule}, {each} layers, idle {idle:.1%} of the time")
-        if run.train.recompute != "none":
-            notes.append(f"{run.train.recompute} recompute")
+        if experiment.train.recompute != "none":
+            notes.append(f"{experiment.train.recompute} recompute")
         return "".join(f"; {note}" for note in notes)
 
     def _data_table(self, samples: int) -> list[str]:
@@ -96,14 +97,18 @@ class Plan:
                     *map(_thousands, (part.documents, part.tokens, part.per_epoch)),
                 )
                 taken = blend.taken(samples, corpus)
-                run = (_thousands(taken), f"{taken / part.per_epoch:.2f}") if name == "train" else ("", "")
-                table.append((*row, *run))
+                columns = (_thousands(taken), f"{taken / part.per_epoch:.2f}") if name == "train" else ("", "")
+                table.append((*row, *columns))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(f"{cell:{'<' if place < 2 else '>'}{widths[place]}}" for place, cell in enumerate(row)).rstrip()
             for row in table
         ]
-        return lines if self.test else [*lines, f"no test part: train.split {self.run.train.split} leaves no sample"]
+        return (
+            lines
+            if self.test
+            else [*lines, f"no test part: train.split {self.experiment.train.split} leaves no sample"]
+        )
 
 
 def _thousands(number: int) -> str:
@@ -118,29 +123,31 @@ def make_plan(settings: Settings, name: str) -> Plan:
     A run without a checkpoint yet must fit the model that it starts from, too.
     """
     try:
-        run, datasets = settings.model_run(name), settings.datasets(name)
+        experiment, datasets = settings.experiment(name), settings.datasets(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     parts: dict[str, list[Samples]] = {part: [] for part in PARTS}
     ends: dict[int, Path] = {}
     for source in datasets:
         corpus = Corpus.open(source.prefix)
-        corpus.check_vocabulary(run.model.vocab_size, f"models.{name}.model.vocab_size")
+        corpus.check_vocabulary(experiment.model.vocab_size, f"models.{name}.model.vocab_size")
         for key in ("reset_position_ids", "eod_mask_loss"):
-            if getattr(run.train, key):
+            if getattr(experiment.train, key):
                 corpus.check_end_of_text(f"models.{name}.train.{key}")
         ends.setdefault(corpus.end_of_text, source.prefix)
-        for part, documents in split_documents(run.train.split, corpus.documents, source.prefix).items():
-            samples = Samples(corpus, documents, run.model.seq_len, run.train.seed if part == "train" else None)
+        for part, documents in split_documents(experiment.train.split, corpus.documents, source.prefix).items():
+            samples = Samples(
+                corpus, documents, experiment.model.seq_len, experiment.train.seed if part == "train" else None
+            )
             if documents and part != "test":
                 samples.require_one(part)
             parts[part].append(samples)
     start = ""
-    if run.finetune is not None and not iterations(settings.run_folder(name)):
-        start = check_start(run, name, run.finetune)
+    if experiment.finetune is not None and not iterations(settings.model_folder(name)):
+        start = check_start(experiment, name, experiment.finetune)
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
         raise InputError(f"{closing} close their documents: one model needs one vocabulary")
     weights = [source.weight for source in datasets]
     train, valid, test = (Blend(parts[part], weights) for part in PARTS)
-    return Plan(name, run, settings.tokenize, train, valid, test if test.per_epoch else None, start)
+    return Plan(name, experiment, settings.tokenize, train, valid, test if test.per_epoch else None, start)

@@ -38,16 +38,16 @@ class Session:
 
 def open_session(plan: Plan, world: World) -> Session:
     """Build the model, its optimiser and its random streams in the plan's layout (a collective call)."""
-    run, parallel = plan.run, plan.run.parallel
+    experiment, parallel = plan.experiment, plan.experiment.parallel
     mesh = make_mesh(parallel, world.device.type)
-    stages = build_model(run, mesh, world.device)
-    pipeline = Pipeline(stages, run, mesh, world.device) if mesh and parallel.pipeline > 1 else None
+    stages = build_model(experiment, mesh, world.device)
+    pipeline = Pipeline(stages, experiment, mesh, world.device) if mesh and parallel.pipeline > 1 else None
     ranks = tuple(mesh.get_local_rank(axis) for axis in ("pp", "dp", "tp")) if mesh else (0, 0, 0)
     own = ranks if parallel.sequence_parallel else ranks[:2]
-    streams = RandomStreams(run.train.seed, own, world.device)
+    streams = RandomStreams(experiment.train.seed, own, world.device)
     if parallel.tensor > 1 and not parallel.sequence_parallel:
         for stage in stages:
             streams.attach(stage, ranks[2])
     parameters = named_parameters(stages)
-    optimizer = make_optimizer(parameters.values(), run.train)
+    optimizer = make_optimizer(parameters.values(), experiment.train)
     return Session(plan, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))

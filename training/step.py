@@ -41,17 +41,19 @@ def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None
 
     Threads read two steps ahead. Close the iterator to stop them.
     """
-    run = session.plan.run
+    experiment = session.plan.experiment
     read = partial(
         read_batch, session.plan.train, replace(session.plan.form, pinned=session.world.device.type == "cuda")
     )
-    with closing(threaded_map(read, _numbers(session, consumed), run.train.readers, 2 * run.accumulation)) as batches:
-        yield from batched(batches, run.accumulation)
+    with closing(
+        threaded_map(read, _numbers(session, consumed), experiment.train.readers, 2 * experiment.accumulation)
+    ) as batches:
+        yield from batched(batches, experiment.accumulation)
 
 
 def _numbers(session: Session, consumed: int) -> Iterator[range]:
-    run = session.plan.run
-    return micro_batches(consumed, run.train.micro_batch_size, session.data_rank, run.parallel.data)
+    experiment = session.plan.experiment
+    return micro_batches(consumed, experiment.train.micro_batch_size, session.data_rank, experiment.parallel.data)
 
 
 def train_step(
@@ -70,21 +72,21 @@ def train_step(
     and a gradient norm whether the optimiser takes the step (else it always does); it must decide alike on all ranks.
     The gradients of a step that is not taken stay until the next one.
     """
-    run, mesh = session.plan.run, session.mesh
+    experiment, mesh = session.plan.experiment, session.mesh
     session.optimizer.zero_grad()  # of a step that was not taken
     session.streams.start_iteration(iteration)
     counted = _over_data(session, torch.tensor(sum(batch.counted for batch in batches), device=session.world.device))
     # gradients are averaged over data-parallel ranks, so that each must see `data` times its share
     with session.timers("forward-backward"):
-        loss = run_micro_batches(session, batches, scale * run.parallel.data / counted, train=True)
+        loss = run_micro_batches(session, batches, scale * experiment.parallel.data / counted, train=True)
     with session.timers("gradients"):
         settle(session.parameters, mesh)
         unscale(session.parameters, scale)
         norm = global_norm(session.parameters, mesh, session.world.device)
-        step = _agree(session, _over_all(session, loss) / (run.parallel.data * scale), norm, stop)
+        step = _agree(session, _over_all(session, loss) / (experiment.parallel.data * scale), norm, stop)
     if accepts is None or accepts(step.loss, step.grad_norm):
         with session.timers("optimizer"):
-            clip(session.parameters, run.train.clip_grad, norm)
+            clip(session.parameters, experiment.train.clip_grad, norm)
             set_learning_rate(session.optimizer, rate)
             session.optimizer.step()
             session.optimizer.zero_grad()
@@ -117,7 +119,7 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
         total = torch.zeros((), device=device)
         for number, batch in enumerate(batches):
             if train:
-                before_backward(stage, number == len(batches) - 1, session.plan.run.parallel.zero_stage)
+                before_backward(stage, number == len(batches) - 1, session.plan.experiment.parallel.zero_stage)
             with timed("forward"):
                 loss = stage(batch.tokens, batch.positions, batch.targets).sum() * factor
             if train:
@@ -129,14 +131,14 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
 
 def _over_data(session: Session, value: Tensor) -> Tensor:
     """The sum over data-parallel ranks (a collective call)."""
-    if session.mesh is not None and session.plan.run.parallel.data > 1:
+    if session.mesh is not None and session.plan.experiment.parallel.data > 1:
         dist.all_reduce(value, group=session.mesh.get_group("dp"))
     return value
 
 
 def _over_all(session: Session, value: Tensor) -> Tensor:
     """The sum over data-parallel ranks and pipeline stages (a collective call)."""
-    if session.mesh is not None and session.plan.run.parallel.pipeline > 1:
+    if session.mesh is not None and session.plan.experiment.parallel.pipeline > 1:
         dist.all_reduce(value, group=session.mesh.get_group("pp"))
     return _over_data(session, value)
 
@@ -146,18 +148,18 @@ def validate(session: Session, part: Readable, count: int) -> float:
 
     Whole global batches pass through the layout; what goes past `count` weighs nothing.
     """
-    run, form = session.plan.run, session.plan.form
+    experiment, form = session.plan.experiment, session.plan.form
 
     def read(numbers: range) -> Batch:
         return masked(read_batch(part, form, numbers), max(0, count - numbers.start))
 
-    steps = -(-count // run.train.global_batch_size)
-    numbers = islice(_numbers(session, 0), steps * run.accumulation)
+    steps = -(-count // experiment.train.global_batch_size)
+    numbers = islice(_numbers(session, 0), steps * experiment.accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
     for stage in session.stages:
         stage.eval()
-    with closing(threaded_map(read, numbers, 1, 2 * run.accumulation)) as batches:
-        for step in batched(batches, run.accumulation):
+    with closing(threaded_map(read, numbers, 1, 2 * experiment.accumulation)) as batches:
+        for step in batched(batches, experiment.accumulation):
             total[0] += _over_all(session, run_micro_batches(session, step, 1.0, train=False))
             counted = torch.tensor(sum(batch.counted for batch in step), device=total.device)
             total[1] += _over_data(session, counted)

@@ -26,12 +26,12 @@ def train(settings: Settings, name: str) -> int:
     Returns the exit code: 0, or RESUME_ME where the run was asked to stop before its end.
     """
     launch = read_launch()
-    folder = settings.run_folder(name)
+    folder = settings.model_folder(name)
     with before_start(launch, folder):
         plan = make_plan(settings, name)
-        check_world_size(launch, plan.run.parallel, name)
-        check_offload(plan.run.parallel, name)
-        check_boards(plan.run, name)
+        check_world_size(launch, plan.experiment.parallel, name)
+        check_offload(plan.experiment.parallel, name)
+        check_boards(plan.experiment, name)
         folder.mkdir(parents=True, exist_ok=True)
     with started(launch, folder) as world:
         from training.loop import run_training  # torch, seconds of import: after all that can be wrong without it

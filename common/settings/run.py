@@ -123,7 +123,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:
         for name in self.train_models:
-            size, model = self.train_tokenizer.vocab_size, self.model_run(name)
+            size, model = self.train_tokenizer.vocab_size, self.experiment(name)
             if size and not model.data and model.model.vocab_size != size:
                 raise ValueError(
                     f"models.{name}.model.vocab_size is {model.model.vocab_size}, train_tokenizer.vocab_size {size}; "
@@ -131,7 +131,7 @@ class Settings(Section):
                 )
         return self
 
-    def model_run(self, name: str) -> Experiment:
+    def experiment(self, name: str) -> Experiment:
         """The model called `name`; ConfigError (a ValueError inside validation) names the closest one."""
         if name not in self.models:
             raise ValueError(f"no model {name!r} under models{closest(name, self.models)}")
@@ -167,7 +167,7 @@ class Settings(Section):
 
     def datasets(self, name: str) -> list[DataSettings]:
         """The corpora that a model is trained on: its own blend, or this run's corpus."""
-        return self.model_run(name).data or [DataSettings(prefix=self.dataset_prefix, weight=1)]
+        return self.experiment(name).data or [DataSettings(prefix=self.dataset_prefix, weight=1)]
 
     def check_datasets(self) -> None:
         """ValueError for a corpus of a blend that is not there and that this run does not make."""
@@ -177,6 +177,6 @@ class Settings(Section):
                 if source.prefix != self.dataset_prefix and not index.is_file():
                     raise ValueError(f"models.{name}.data: {index}: no such file; give the PREFIX without its suffix")
 
-    def run_folder(self, name: str) -> Path:
+    def model_folder(self, name: str) -> Path:
         """Folder of one model's training run: checkpoints, logs, curves."""
         return self.run / "models" / name

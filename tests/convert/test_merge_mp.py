@@ -84,7 +84,7 @@ def test_a_nan_is_no_proof(run: Path, tmp_path: Path) -> None:
     weights = checkpoint.read_weights(manifest)
     weights["wte.weight"][3] = torch.nan
     with pytest.raises(CheckpointError, match="differ"):
-        prove(tmp_path / "merged", model_from(manifest.run.model, weights))
+        prove(tmp_path / "merged", model_from(manifest.experiment.model, weights))
 
 
 @pytest.fixture(scope="module")

@@ -51,10 +51,10 @@ def submit(environment: dict[str, str], config: Path, *options: str) -> "subproc
 def test_a_model_is_trained_tensor_parallel_over_two_nodes(cluster: dict[str, str], tmp_path: Path) -> None:
     result = submit(cluster, training_run(tmp_path), "--wait")
     assert result.returncode == 0, result.stderr
-    run_folder = tmp_path / "models" / "tiny"
-    done = read_json(run_folder / "done.json")
+    model_folder = tmp_path / "models" / "tiny"
+    done = read_json(model_folder / "done.json")
     assert done["iteration"] == 12
-    job = read_json(run_folder / "job.json")
+    job = read_json(model_folder / "job.json")
     text = _state(cluster, job["id"])
     assert "JobState=COMPLETED" in text and "NodeList=node[1-2]" in text and "NumNodes=2" in text
 

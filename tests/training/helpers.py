@@ -89,7 +89,7 @@ def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
     """A checkpoint in a run folder, as a run writes it (a collective call)."""
-    tensors = checkpoint.tensors_of(parameters, optimizer, plan.run.model.vocab_size)
+    tensors = checkpoint.tensors_of(parameters, optimizer, plan.experiment.model.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(folder, tensors, progress, plan, checkpoint.compare_replicas(parameters))
 

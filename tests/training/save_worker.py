@@ -26,12 +26,12 @@ def main(argv: list[str]) -> int:
         plan = make_plan(settings, "tiny")
         session = open_session(plan, world)
         last_rank = world.rank == world.size - 1
-        folder = settings.run_folder("tiny")
+        folder = settings.model_folder("tiny")
         folder.mkdir(parents=True, exist_ok=True)
         calls: list[int] = []
         steps = step_batches(session, 0)
         with Saver(session, folder, lambda: calls.append(1)) as saver:
-            for iteration in range(1, plan.run.train.iterations + 1):
+            for iteration in range(1, plan.experiment.train.iterations + 1):
                 train_step(session, iteration, next(steps), 0.01)
                 if "nudge" in faults and last_rank and iteration == 1:
                     with torch.no_grad():

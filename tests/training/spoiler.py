@@ -30,7 +30,7 @@ def overflow_forward(session: Session) -> str:
 
 
 def overflow_gradient(session: Session) -> str:
-    real, guard = step.settle, Guard(session.plan.run)
+    real, guard = step.settle, Guard(session.plan.experiment)
 
     def settle(parameters, mesh):  # type: ignore[no-untyped-def]
         real(parameters, mesh)

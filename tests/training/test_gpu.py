@@ -47,7 +47,7 @@ def test_a_gpu_learns_what_the_cpu_learns(
 def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
     run(tmp_path, precision="float32", async_save=True)
     manifest = checkpoint.resolve(tmp_path / "models/tiny")
-    model = model_from(manifest.run.model, checkpoint.read_weights(manifest))
+    model = model_from(manifest.experiment.model, checkpoint.read_weights(manifest))
     plan = make_plan(settings_of(tmp_path / "config.yaml"), "tiny")
     count = min(plan.valid.per_epoch, 8)
     loss = sum_of_losses(model, plan.valid, count, 4, "float32") / (count * MODEL["seq_len"])

@@ -173,7 +173,7 @@ def test_no_value_of_any_key_gives_anything_but_one_line_or_a_plan(
         assert "\n" not in str(error)
         return
     assert str(plan)
-    train = plan.run.train
+    train = plan.experiment.train
     assert all(0 <= learning_rate(step, train) <= 3e38 for step in (0, train.iterations - 1, train.iterations))
 
 

@@ -39,12 +39,12 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
     plan = make_plan(settings, "tiny")
     session = open_session(plan, world)
     progress = Progress(0, 0)
-    folder = settings.run_folder("tiny")
+    folder = settings.model_folder("tiny")
     if newest := checkpoint.newest(folder):
         checkpoint.load(newest, session.parameters, session.optimizer)
         progress = newest.progress
     seen: dict[str, Any] = {"loss": [], "norm": []}
-    train = plan.run.train
+    train = plan.experiment.train
     batches = step_batches(session, progress.consumed_samples)
     for iteration in range(progress.iteration + 1, train.iterations + 1):
         rate = learning_rate(iteration - 1, train)

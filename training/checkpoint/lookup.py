@@ -33,7 +33,7 @@ def _problem(folder: Path, group: Any = None, content: bool = True) -> Checkpoin
     return next((found for found in all_gather(problem, group) if found is not None), None)
 
 
-def newest(run_folder: Path) -> Manifest | None:
+def newest(model_folder: Path) -> Manifest | None:
     """The newest checkpoint of a run that passes `verify`; the ones it passes over are named on stderr.
 
     A collective call: ranks share the reading and agree on the answer. None where a run has no checkpoint yet. Raises
@@ -41,7 +41,8 @@ def newest(run_folder: Path) -> Manifest | None:
     from less would write over them.
     """
     problems: list[str] = []
-    for folder in all_gather(iterations(run_folder))[0]:  # rank 0's list: a network folder may look different elsewhere
+    # rank 0's list: a network folder may look different elsewhere
+    for folder in all_gather(iterations(model_folder))[0]:
         problem = _problem(folder)
         if problem is None:
             for text in problems if not dist.is_initialized() or dist.get_rank() == 0 else ():
@@ -51,16 +52,16 @@ def newest(run_folder: Path) -> Manifest | None:
             raise CheckpointError(f"{problem}, or move {folder.name} away to go on from an older checkpoint")
         problems.append(str(problem))
     if problems:
-        raise CheckpointError(_none_usable(run_folder, problems))
+        raise CheckpointError(_none_usable(model_folder, problems))
     return None
 
 
-def _none_usable(run_folder: Path, problems: Sequence[str]) -> str:
+def _none_usable(model_folder: Path, problems: Sequence[str]) -> str:
     """How many there are, why each is of no use, what to do."""
     count = len(problems)
     told = "; ".join([*problems[:_NAMED], *(["…"] if count > _NAMED else [])])
     return (
-        f"{run_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {told}. Nothing "
+        f"{model_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {told}. Nothing "
         "was changed. Restore one from a copy, or use the version of this toolkit that wrote them; to begin again from "
         "nothing, remove the iter_* folders"
     )
@@ -111,7 +112,9 @@ def check_fits(manifest: Manifest, plan: Plan) -> str:
     # What may change in the middle of a run is left out: dropout, layout, batch, learning rate, length.
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]
     for section, key in (*fixed, ("train", "seed"), ("train", "split")):
-        saved, wanted = (getattr(getattr(run, section), key) for run in (manifest.run, plan.run))
+        saved, wanted = (
+            getattr(getattr(experiment, section), key) for experiment in (manifest.experiment, plan.experiment)
+        )
         if saved != wanted:
             raise CheckpointError(
                 f"{manifest.path}: models.{plan.name}.{section}.{key} is {wanted} in the configuration, but the "

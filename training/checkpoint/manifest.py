@@ -51,7 +51,7 @@ class Manifest:
 
     path: Path
     progress: Progress
-    run: Experiment
+    experiment: Experiment
     tokenize: TokenizeSettings
     data: str
     """`Blend.identity` of what it was trained on."""
@@ -86,23 +86,23 @@ def describe(
     progress: Progress, plan: Plan, tokenize: TokenizeSettings, replicas: Replicas, files: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of manifest.json."""
-    run = plan.run
+    experiment = plan.experiment
     return {
         "format": FORMAT,
         "iteration": progress.iteration,
         "consumed_samples": progress.consumed_samples,
         "guard": progress.guard,
         "journal": progress.journal,
-        "vocab_size": run.model.vocab_size,
-        "padded_vocab_size": padded_vocab_size(run.model.vocab_size, run.parallel.tensor),
-        "model": run.model.model_dump(mode="json"),
-        "parallel": run.parallel.model_dump(mode="json"),
-        "train": run.train.model_dump(mode="json"),
+        "vocab_size": experiment.model.vocab_size,
+        "padded_vocab_size": padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
+        "model": experiment.model.model_dump(mode="json"),
+        "parallel": experiment.parallel.model_dump(mode="json"),
+        "train": experiment.train.model_dump(mode="json"),
         "tokenize": tokenize.model_dump(mode="json"),
         "data": plan.train.identity,
         "content": plan.train.content,
         "end_of_text": plan.form.end_of_text,
-        "topology": topology(run.parallel),
+        "topology": topology(experiment.parallel),
         "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
         "torch": torch.__version__,
         "files": files,
@@ -116,11 +116,11 @@ def topology(parallel: ParallelSettings) -> dict[str, Any]:
     return {"world_size": len(places), "axes": ["pp", "dp", "tp"], "sizes": sizes, "coordinates": places}
 
 
-def keep_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
+def keep_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
     """Copy the two files into a run's folder, unless they are there; the settings with the copies' relative paths."""
     copies: dict[str, Path] = {}
     for key, name in _VOCABULARY.items():
-        original, copy = getattr(tokenize, key), run_folder / name
+        original, copy = getattr(tokenize, key), model_folder / name
         if original is not None and (copy.exists() or original.is_file()):
             copies[key] = Path(name)
             if not copy.exists():
@@ -129,10 +129,10 @@ def keep_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSet
     return tokenize.model_copy(update=copies)
 
 
-def _kept_vocabulary(run_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
+def _kept_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
     """The settings with paths of the copies, as seen from here."""
     paths = {key: Path(path) for key in _VOCABULARY if (path := getattr(tokenize, key)) is not None}
-    copies = {key: run_folder / path for key, path in paths.items() if path == Path(_VOCABULARY[key])}
+    copies = {key: model_folder / path for key, path in paths.items() if path == Path(_VOCABULARY[key])}
     return tokenize.model_copy(update=paths | copies)
 
 
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(
         path=folder,
         progress=Progress(found.iteration, found.consumed_samples, found.guard, found.journal),
-        run=Experiment.model_construct(**sections),
+        experiment=Experiment.model_construct(**sections),
         tokenize=_kept_vocabulary(folder.parent, tokenize),
         data=found.data,
         content=found.content,

@@ -16,7 +16,7 @@ from training.parallel.distributed import all_gather
 
 
 def prune(
-    run_folder: Path,
+    model_folder: Path,
     keep_last: int,
     keep_every: int,
     sound: set[Path],
@@ -32,7 +32,7 @@ def prune(
     if not keep_last:
         return
     kept = 0
-    for folder in all_gather(iterations(run_folder), group)[0]:
+    for folder in all_gather(iterations(model_folder), group)[0]:
         if kept < keep_last:
             whole = not find_damage(folder, group, content=folder not in sound)
             kept += whole

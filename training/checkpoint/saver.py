@@ -42,7 +42,7 @@ class Saver:
         self._group: Any = None
         self._copies: dict[str, Tensor] = {}
         self._writing: Future[Path] | None = None
-        if session.plan.run.train.async_save:
+        if session.plan.experiment.train.async_save:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
             if dist.is_initialized():  # of the thread's own: two threads' calls would mix in one group
                 self._group = dist.new_group(backend="gloo")
@@ -74,7 +74,7 @@ class Saver:
         replicas = checkpoint.compare_replicas(session.parameters)
         if replicas.drifted and session.world.rank == 0:
             say(f"warning: iteration {progress.iteration}: {replicas.warning()}")
-        tensors = checkpoint.tensors_of(session.parameters, session.optimizer, plan.run.model.vocab_size)
+        tensors = checkpoint.tensors_of(session.parameters, session.optimizer, plan.experiment.model.vocab_size)
         write = partial(self._write, tensors, progress, replicas)
         if self._thread is None:
             self.newest = write()
@@ -95,7 +95,7 @@ class Saver:
 
     def _write(self, tensors: dict[str, Tensor], progress: Progress, replicas: Any, **options: Any) -> Path:
         """All that need not be done between two steps."""
-        plan, train = self.session.plan, self.session.plan.run.train
+        plan, train = self.session.plan, self.session.plan.experiment.train
         options |= {"group": self._group, "may_write": self.may_write, "mark": self.mark}
         path = checkpoint.write(self.folder, tensors, progress, plan, replicas, **options)
         if self.session.world.rank == 0:

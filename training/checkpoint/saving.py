@@ -40,7 +40,7 @@ Tensors = dict[str, Tensor]
 
 
 def write(
-    run_folder: Path,
+    model_folder: Path,
     tensors: Tensors,
     progress: Progress,
     plan: Plan,
@@ -60,24 +60,24 @@ def write(
     Nothing is left of the checkpoint then, and older ones stay. `mark` is equal on all ranks and goes into the name of
     the unfinished folder: two jobs, one of which has lost the run, never write into one.
     """
-    final = iteration_folder(run_folder, progress.iteration)
+    final = iteration_folder(model_folder, progress.iteration)
     temporary = final.with_name(".".join(filter(None, (final.name, mark, "tmp"))))
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def prepare() -> None:
         if rank == 0:
             may_write()
-            for leftover in run_folder.glob("iter_*.tmp"):  # of a save or a removal that was killed
+            for leftover in model_folder.glob("iter_*.tmp"):  # of a save or a removal that was killed
                 discard(leftover)
             temporary.mkdir()
 
     def publish() -> None:
         if rank == 0:
             may_write()
-            tokenize = keep_vocabulary(run_folder, plan.tokenize)
+            tokenize = keep_vocabulary(model_folder, plan.tokenize)
             write_json(temporary / manifests.NAME, describe(progress, plan, tokenize, replicas, files))
             _replace(temporary, final)
-            write_text(run_folder / "latest", final.name + "\n")
+            write_text(model_folder / "latest", final.name + "\n")
 
     try:
         _agreed(prepare, group)
@@ -91,7 +91,7 @@ def write(
             raise error from None
         # another job may have claimed the folder and removed the files
         run_on_all_ranks(lambda: may_write() if rank == 0 else None, group)
-        found = all_gather(iterations(run_folder), group)[0]
+        found = all_gather(iterations(model_folder), group)[0]
         last = next((folder.name for folder in found if not find_damage(folder, group, content=False)), "none")
         raise CheckpointError(
             f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
@@ -224,7 +224,7 @@ def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Opti
     live = _live_tensors(parameters, optimizer)
     target = dict(live)
     for key, tensor in live.items():
-        shape = _without_padding(key, tensor, manifest.run.model.vocab_size)
+        shape = _without_padding(key, tensor, manifest.experiment.model.vocab_size)
         if shape != tensor.shape:
             target[key] = _spread(torch.empty(shape, dtype=tensor.dtype, device=tensor.device), tensor)
     _read(manifest, target, alone=not dist.is_initialized())
@@ -238,7 +238,7 @@ def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Opti
 def read_weights(manifest: Manifest) -> dict[str, Tensor]:
     """The whole model of a checkpoint of any layout, in this process alone: {name: float32 tensor}, true vocabulary."""
     with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in GPT2(manifest.run.model).named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in GPT2(manifest.experiment.model).named_parameters()}
     tensors: dict[str, Any] = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
     _read(manifest, tensors, alone=True)
     return {key.removeprefix("model."): tensor for key, tensor in tensors.items()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def check_start(run: Experiment, name: str, folder: Path) -> str:
+def check_start(experiment: Experiment, name: str, folder: Path) -> str:
     """ConfigError when the model `name` cannot start from `folder`: it must have its sizes, and no more positions.
 
     Positions that a shorter seq_len has no use for are left out, and so are rows of the embedding that are no tokens:
@@ -33,11 +33,11 @@ def check_start(run: Experiment, name: str, folder: Path) -> str:
     except CheckpointError as error:
         raise ConfigError(f"{key}: {error}") from None
     for size in ("n_layer", "n_head", "n_embd", "seq_len"):
-        wanted, found = getattr(run.model, size), getattr(theirs, size)
+        wanted, found = getattr(experiment.model, size), getattr(theirs, size)
         if wanted > found if size == "seq_len" else wanted != found:
             most = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {found}"
             raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
-    wanted, rows = run.model.vocab_size, theirs.vocab_size
+    wanted, rows = experiment.model.vocab_size, theirs.vocab_size
     tokenizer = read_tokenizer(folder)
     true = true_vocabulary(rows, tokenizer, wanted)
     if true != wanted:
@@ -51,7 +51,7 @@ def check_start(run: Experiment, name: str, folder: Path) -> str:
     return f"{rows - true:,} of {rows:,} embedding rows are no tokens and left out" if true < rows else ""
 
 
-def load_start(parameters: Mapping[str, "nn.Parameter"], run: Experiment, folder: Path) -> None:
+def load_start(parameters: Mapping[str, "nn.Parameter"], experiment: Experiment, folder: Path) -> None:
     """Fill the parameters of this process, by name and in whatever layout; tensors are read one at a time.
 
     The plan has called `check_start`. Raises CheckpointError for a tensor that is no GPT-2's, on all ranks alike.
@@ -62,7 +62,7 @@ def load_start(parameters: Mapping[str, "nn.Parameter"], run: Experiment, folder
     tensors = hf.read_tensors(folder)
     try:
         for tensor, whole in hf.each_tensor(tensors, read_settings(folder), parameters):
-            used = {"wte.weight": run.model.vocab_size, "wpe.weight": run.model.seq_len}.get(tensor)
+            used = {"wte.weight": experiment.model.vocab_size, "wpe.weight": experiment.model.seq_len}.get(tensor)
             copy_shard_(parameters[tensor], whole[:used])
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None

@@ -35,7 +35,7 @@ def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
     Such a model was trained on tokens from elsewhere, and no text can be made of them.
     """
     tokenizer = Tokenizer(vocabulary_files(manifest.tokenize.encoder_json, manifest.tokenize.vocab_bpe))
-    same = tokenizer.vocab_size == manifest.run.model.vocab_size
+    same = tokenizer.vocab_size == manifest.experiment.model.vocab_size
     return tokenizer if same and manifest.end_of_text in (None, tokenizer.end_of_text) else None
 
 
@@ -45,7 +45,7 @@ def split_of(path: Path) -> str | None:
         return hf_origin.split_of(path)
     for folder in (path, *checkpoint.iterations(path)):
         with suppress(CheckpointError):
-            return checkpoint.read_manifest(folder).run.train.split
+            return checkpoint.read_manifest(folder).experiment.train.split
     return None
 
 
@@ -66,7 +66,7 @@ def load_model(path: Path, vocab_size: int | None = None) -> tuple[GPT2, Tokeniz
             weights["wte.weight"] = weights["wte.weight"][:true]
     else:
         manifest = checkpoint.resolve(path)
-        settings, weights = manifest.run.model, checkpoint.read_weights(manifest)
+        settings, weights = manifest.experiment.model, checkpoint.read_weights(manifest)
         tokenizer = tokenizer_for(manifest)
     if torch.cuda.is_available():
         return model_from(settings, weights).to("cuda"), tokenizer

@@ -28,11 +28,11 @@ class Board(Protocol):
         """Bring everything home; `well`: the run was not ended by an error."""
 
 
-def check_boards(run: Experiment, name: str) -> None:
+def check_boards(experiment: Experiment, name: str) -> None:
     """ConfigError when the model `name` asks for a board that is not installed."""
-    if run.log.wandb and importlib.util.find_spec("wandb") is None:
+    if experiment.log.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
-            f"models.{name}.log.wandb is {run.log.wandb!r}, but wandb is not installed: pip install wandb"
+            f"models.{name}.log.wandb is {experiment.log.wandb!r}, but wandb is not installed: pip install wandb"
         )
 
 
@@ -43,7 +43,7 @@ def open_boards(plan: Plan, folder: Path, iteration: int, speaks: bool) -> list[
     """
     boards: list[Board] = []
     problem = ""
-    log = plan.run.log
+    log = plan.experiment.log
     if speaks and log.tensorboard:
         try:
             boards.append(TensorBoard(folder, iteration))
@@ -51,7 +51,7 @@ def open_boards(plan: Plan, folder: Path, iteration: int, speaks: bool) -> list[
             say(f"warning: no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
     if speaks and log.wandb:
         try:
-            boards.append(WeightsAndBiases(folder, plan.run, plan.name))
+            boards.append(WeightsAndBiases(folder, plan.experiment, plan.name))
         except ConfigError as error:
             problem = str(error)
     if any(problems := all_gather(problem)):
@@ -90,7 +90,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """One run of a W&B project; its id is kept in RUN/wandb.id, so that a resumed run goes on in the same one."""
 
-    def __init__(self, folder: Path, run: Experiment, name: str) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, name: str) -> None:
         import wandb
 
         path = folder / "wandb.id"
@@ -98,12 +98,12 @@ class WeightsAndBiases:
             write_text(path, secrets.token_hex(4) + "\n")
         try:
             self._run: Any = wandb.init(
-                project=run.log.wandb,
+                project=experiment.log.wandb,
                 name=name,
                 id=path.read_text(encoding="utf-8").strip(),
                 resume="allow",
                 dir=folder,
-                config=run.model_dump(mode="json"),
+                config=experiment.model_dump(mode="json"),
             )
         except wandb.Error as error:
             problem = " ".join(str(error).split())

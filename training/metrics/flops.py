@@ -53,12 +53,12 @@ def flops_per_token(model: ModelSettings) -> int:
     return 6 * (parameter_count(model) - positions) + 12 * model.n_layer * model.n_embd * model.seq_len
 
 
-def peak_tflops(device: torch.device, run: Experiment) -> float:
+def peak_tflops(device: torch.device, experiment: Experiment) -> float:
     """The dense peak of one device in TFLOP/s at the run's precision: log.peak_tflops, else by name; 0: not known."""
-    if run.log.peak_tflops or device.type != "cuda":
-        return run.log.peak_tflops
+    if experiment.log.peak_tflops or device.type != "cuda":
+        return experiment.log.peak_tflops
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    return peak_of(torch.cuda.get_device_name(device), precision_type(run.train.precision, device), tf32)
+    return peak_of(torch.cuda.get_device_name(device), precision_type(experiment.train.precision, device), tf32)
 
 
 def peak_of(name: str, precision: torch.dtype, tf32: bool = False) -> float:

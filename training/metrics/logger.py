@@ -48,9 +48,9 @@ class Journal:
         self, session: Session, folder: Path, progress: Progress, mine: Callable[[], bool] = lambda: True
     ) -> None:
         self.session, self.folder, self._mine = session, folder, mine
-        run, device = session.plan.run, session.world.device
+        experiment, device = session.plan.experiment, session.world.device
         self.speaks = session.world.rank == 0
-        self._flops, self._peak = flops_per_token(run.model), peak_tflops(device, run)
+        self._flops, self._peak = flops_per_token(experiment.model), peak_tflops(device, experiment)
         self._boards: list[Board] = open_boards(session.plan, folder, progress.iteration, self.speaks)
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
@@ -59,7 +59,7 @@ class Journal:
                 self._curves[name] = Curve(folder / f"{name}.csv", columns, progress.iteration)
             if sys.stderr.isatty():
                 self._meter = Meter(
-                    f"train {session.plan.name}", "iterations", run.train.iterations, progress.iteration
+                    f"train {session.plan.name}", "iterations", experiment.train.iterations, progress.iteration
                 )
         self.say(self._arithmetic())
         self._memory_told = False
@@ -91,9 +91,9 @@ class Journal:
 
     def _arithmetic(self) -> str:
         """What TFLOPs and MFU mean in this run."""
-        device, run = self.session.world.device, self.session.plan.run
+        device, experiment = self.session.world.device, self.session.plan.experiment
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        precision = str(precision_type(run.train.precision, device)).removeprefix("torch.")
+        precision = str(precision_type(experiment.train.precision, device)).removeprefix("torch.")
         peak = f"peak {self._peak:g} TFLOP/s each"
         if not self._peak:
             peak = f"no known peak, so no MFU (models.{self.session.plan.name}.log.peak_tflops sets one)"
@@ -141,7 +141,7 @@ class Journal:
         everyone = [] if self._memory_told else all_gather(used)
         self._memory_told = True
         if self.speaks:
-            train = self.session.plan.run.train
+            train = self.session.plan.experiment.train
             row = self._row(progress, guard, seconds, waited, most)
             if self._mine():
                 self._curves["train"].append(row)
@@ -157,13 +157,13 @@ class Journal:
 
     def _row(self, progress: Progress, guard: Guard, seconds: float, waited: float, memory_mb: float) -> dict[str, Any]:
         """TRAIN_COLUMNS about the steps since the last report: seconds an iteration, and waiting for data in them."""
-        run, since = self.session.plan.run, self._since
-        tokens_per_second = run.train.global_batch_size * run.model.seq_len / seconds
+        experiment, since = self.session.plan.experiment, self._since
+        tokens_per_second = experiment.train.global_batch_size * experiment.model.seq_len / seconds
         tflops = self._flops * tokens_per_second / self.session.world.size / 1e12
         return {
             "iteration": progress.iteration,
             "consumed_samples": progress.consumed_samples,
-            "consumed_tokens": progress.consumed_samples * run.model.seq_len,
+            "consumed_tokens": progress.consumed_samples * experiment.model.seq_len,
             "learning_rate": self._rate,
             "lm_loss": since.loss,
             "grad_norm": since.grad_norm,
@@ -192,7 +192,7 @@ class Journal:
         begun, count = self._first or (0.0, 0)
         if count:
             seconds = (time.perf_counter() - begun) / count
-        return seconds * (self.session.plan.run.train.iterations - progress.iteration)
+        return seconds * (self.session.plan.experiment.train.iterations - progress.iteration)
 
     def validated(self, progress: Progress, loss: float, part: str = "valid") -> None:
         """The loss on a part of the data: a line, and a row of valid.csv, or for another part RUN/<part>.json."""

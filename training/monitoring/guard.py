@@ -24,14 +24,14 @@ _LIMIT = 10  # steps in a row, none of which could be taken
 class Guard:
     """Judges each step by its loss and gradient norm, between the backward pass and the optimiser."""
 
-    def __init__(self, run: Experiment, state: Mapping[str, Any] | None = None) -> None:
-        self.train, self.watch = run.train, run.watch
-        self.half = run.train.precision == "float16"
+    def __init__(self, experiment: Experiment, state: Mapping[str, Any] | None = None) -> None:
+        self.train, self.watch = experiment.train, experiment.watch
+        self.half = experiment.train.precision == "float16"
         state = state or {}
         self.loss_scale = (
             LossScale(**{key: value for key, value in state["loss_scale"].items() if key in LossScale.__annotations__})
             if self.half and "loss_scale" in state
-            else LossScale.of(run.train)
+            else LossScale.of(experiment.train)
         )
         self.losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
         self.in_a_row: int = state.get("in_a_row", 0)

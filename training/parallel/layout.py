@@ -27,44 +27,44 @@ def make_mesh(parallel: ParallelSettings, device_type: str) -> DeviceMesh | None
     return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp", "tp"))
 
 
-def parallelize(stage: Stage, mesh: DeviceMesh | None, run: Experiment, device: torch.device) -> None:
+def parallelize(stage: Stage, mesh: DeviceMesh | None, experiment: Experiment, device: torch.device) -> None:
     """Apply the layout to a pipeline stage in place, from the inside out."""
-    parallel, blocks = run.parallel, list(stage.model.h.values())
+    parallel, blocks = experiment.parallel, list(stage.model.h.values())
     if mesh is not None and parallel.tensor > 1:
         split_matrices(stage.model, mesh["tp"], parallel.sequence_parallel)
-    if run.train.recompute != "none":
+    if experiment.train.recompute != "none":
         for block in blocks:
-            recompute(block, run.train.recompute)
-    if run.train.compile if run.train.compile is not None else device.type == "cuda":
+            recompute(block, experiment.train.recompute)
+    if experiment.train.compile if experiment.train.compile is not None else device.type == "cuda":
         for block in blocks:
             block.compile()
     if mesh is not None and parallel.data > 1:
         apply_data_parallel(stage, blocks, mesh["dp"], parallel)
 
 
-def build_model(run: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
+def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
     """This process' stages of the model of `run`, on `device`, float32, with the initial values of its seed.
 
     They are laid out on the meta device first, and each parameter is then drawn whole and cut, so that no process ever
     holds more than its share of the model plus one parameter, and the values are the same in every layout.
     """
-    layers = stage_layers(run.model.n_layer, run.parallel.pipeline * run.parallel.virtual_stages)
+    layers = stage_layers(experiment.model.n_layer, experiment.parallel.pipeline * experiment.parallel.virtual_stages)
     rank = mesh.get_local_rank("pp") if mesh else 0
     stages = []
-    for number in range(rank, len(layers), run.parallel.pipeline):
+    for number in range(rank, len(layers), experiment.parallel.pipeline):
         with torch.device("meta"):
-            model = GPT2(run.model, padded_vocab_size(run.model.vocab_size, run.parallel.tensor))
-            stage = Stage(model, layers[number], number == 0, number == len(layers) - 1, run.train.precision)
-        parallelize(stage, mesh, run, device)
-        stage.to_empty(device="cpu" if run.parallel.offload else device)
+            model = GPT2(experiment.model, padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor))
+            stage = Stage(model, layers[number], number == 0, number == len(layers) - 1, experiment.train.precision)
+        parallelize(stage, mesh, experiment, device)
+        stage.to_empty(device="cpu" if experiment.parallel.offload else device)
         with torch.no_grad():
             for name, parameter in stage.model.named_parameters():
-                shape = true_shape(name, parameter, run.model.vocab_size)
-                copy_shard_(parameter, initial_value(name, shape, run.model, run.train.seed))
+                shape = true_shape(name, parameter, experiment.model.vocab_size)
+                copy_shard_(parameter, initial_value(name, shape, experiment.model, experiment.train.seed))
             if stage.last:
                 model.head.to_empty(device=device)  # offloading is for parameters
                 vocab_bias = torch.zeros(model.vocab_rows)
-                vocab_bias[run.model.vocab_size :] = -torch.inf
+                vocab_bias[experiment.model.vocab_size :] = -torch.inf
                 copy_shard_(model.head.vocab_bias, vocab_bias)
         stages.append(stage)
     return stages

@@ -63,11 +63,13 @@ class Stage(nn.Module):
 class Pipeline:
     """The stages of all processes at work together: `run` is a collective call over the `pp` axis."""
 
-    def __init__(self, stages: Sequence[Stage], run: Experiment, mesh: DeviceMesh, device: torch.device) -> None:
-        parallel, rank = run.parallel, mesh.get_local_rank("pp")
-        micro, slices = run.train.micro_batch_size, parallel.tensor if parallel.sequence_parallel else 1
-        tokens = torch.empty(micro, run.model.seq_len, dtype=torch.long, device="meta")
-        hidden = torch.empty(micro, run.model.seq_len // slices, run.model.n_embd, device="meta", requires_grad=True)
+    def __init__(self, stages: Sequence[Stage], experiment: Experiment, mesh: DeviceMesh, device: torch.device) -> None:
+        parallel, rank = experiment.parallel, mesh.get_local_rank("pp")
+        micro, slices = experiment.train.micro_batch_size, parallel.tensor if parallel.sequence_parallel else 1
+        tokens = torch.empty(micro, experiment.model.seq_len, dtype=torch.long, device="meta")
+        hidden = torch.empty(
+            micro, experiment.model.seq_len // slices, experiment.model.n_embd, device="meta", requires_grad=True
+        )
         parts = [
             PipelineStage(
                 stage,
@@ -84,7 +86,7 @@ class Pipeline:
         self._factor: Tensor | float = 1.0
         self._nothing = torch.zeros((), device=device)
         options: dict[str, Any] = {
-            "n_microbatches": run.accumulation,
+            "n_microbatches": experiment.accumulation,
             "loss_fn": lambda loss, _targets: loss.sum() * self._factor,
             "scale_grads": False,
         }

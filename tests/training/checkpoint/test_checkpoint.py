@@ -258,9 +258,9 @@ def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_pat
     manifest = save(session, tmp_path)
     checkpoint.check_fits(manifest, session.plan)
     for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
-        run = session.plan.run.model_dump()
+        run = session.plan.experiment.model_dump()
         was, run[section][key] = run[section][key], value
-        other = replace(session.plan, run=Experiment.model_validate(run))
+        other = replace(session.plan, experiment=Experiment.model_validate(run))
         with pytest.raises(
             CheckpointError, match=rf"models\.tiny\.{section}\.{key} is {value} .* checkpoint has {was}"
         ):

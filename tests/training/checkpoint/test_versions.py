@@ -38,8 +38,12 @@ def change(folder: Path, section: str, **values: Any) -> None:
 
 def test_a_run_goes_on_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = checkpoint.resolve(old.parent)
-    assert (manifest.progress.iteration, manifest.run.model.n_embd, manifest.run.train.split) == (4, 8, "90,10,0")
-    assert manifest.run.train.keep_every == 0 and manifest.tokenize.encoder_json is None
+    assert (manifest.progress.iteration, manifest.experiment.model.n_embd, manifest.experiment.train.split) == (
+        4,
+        8,
+        "90,10,0",
+    )
+    assert manifest.experiment.train.keep_every == 0 and manifest.tokenize.encoder_json is None
     assert checkpoint.read_weights(manifest)["wte.weight"].shape == (257, 8)
     assert run_main(main, "--config", old.parents[2] / "config.yaml", "--model", "tiny") == 0
     said = capsys.readouterr().out
@@ -56,7 +60,7 @@ def test_keys_that_came_went_or_changed_their_name_do_not_matter(old: Path, monk
     change(old, "model", bias_free=False)
     change(old, "parallel", expert=4, offload=None)
     change(old, "tokenize", lower_case=True)
-    run = checkpoint.resolve(old).run
+    run = checkpoint.resolve(old).experiment
     assert (run.train.split, run.train.lr_decay, run.train.keep_every) == ("80,20,0", "linear", 0)
     assert not run.parallel.offload
 

@@ -16,7 +16,7 @@ from training.step import step_batches, train_step, validate
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def losses(config: Path, validate: bool) -> list[float]:
+def losses(config: Path, validates: bool) -> list[float]:
     session = open_session(make_plan(settings_of(config), "tiny"), ALONE)
     seen = []
     steps = step_batches(session, 0)
@@ -29,7 +29,7 @@ def losses(config: Path, validate: bool) -> list[float]:
 
 def test_a_validation_run_changes_nothing_that_follows(tmp_path: Path) -> None:
     config = make_run(tmp_path)  # dropout on
-    assert losses(config, validate=True) == losses(config, validate=False)
+    assert losses(config, validates=True) == losses(config, validates=False)
 
 
 def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Pat
 
 def test_bfloat16_is_near_float32_and_auto_is_float32_on_a_cpu(tmp_path: Path) -> None:
     plain, auto, half = (
-        losses(make_run(tmp_path / precision, train={"precision": precision}), validate=False)
+        losses(make_run(tmp_path / precision, train={"precision": precision}), validates=False)
         for precision in ("float32", "auto", "bfloat16")
     )
     assert auto == plain

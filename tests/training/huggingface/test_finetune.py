@@ -56,7 +56,7 @@ def finetuned(folder: Path, start: Path, **sections: Any) -> Path:
 
 
 def first_loss(config: Path) -> float:
-    return float(read_rows(settings_of(config).run_folder("tiny") / "train.csv")[0]["lm_loss"])
+    return float(read_rows(settings_of(config).model_folder("tiny") / "train.csv")[0]["lm_loss"])
 
 
 def loss_of_transformers(model: GPT2LMHeadModel, config: Path) -> float:

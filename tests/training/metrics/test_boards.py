@@ -103,7 +103,7 @@ def test_a_resumed_run_is_the_same_run_of_weights_and_biases(tmp_path: Path, ser
 
 
 def test_a_run_that_an_error_ends_ends_so_there_too(tmp_path: Path, service: Service) -> None:
-    board = WeightsAndBiases(tmp_path, settings_of(make_run(tmp_path)).model_run("tiny"), "tiny")
+    board = WeightsAndBiases(tmp_path, settings_of(make_run(tmp_path)).experiment("tiny"), "tiny")
     board.close(well=False)
     assert service.ended == [1]
 

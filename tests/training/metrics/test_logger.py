@@ -47,9 +47,9 @@ def test_a_report_is_about_the_steps_that_were_taken(
             Step(3.0, inf, False, 0),
         ):
             journal.step(step, 1e-3, 0.25)
-        journal.report(Progress(5, 40), Guard(session.plan.run))
+        journal.report(Progress(5, 40), Guard(session.plan.experiment))
         journal.step(Step(inf, inf, False, 0), 1e-3, 0.0)
-        journal.report(Progress(6, 48), Guard(session.plan.run))
+        journal.report(Progress(6, 48), Guard(session.plan.experiment))
     first, second = read_rows(tmp_path / "run" / "train.csv")
     assert (first["lm_loss"], first["grad_norm"], first["skipped"], first["non_finite"]) == ("3.0", "0.5", "3", "2")
     assert (second["lm_loss"], second["skipped"], second["non_finite"]) == ("nan", "1", "1")
@@ -74,7 +74,7 @@ def test_a_row_after_a_resume_is_about_the_steps_before_it_too(session: Session,
         with Journal(session, folder, Progress(cut, 8 * cut, {}, state)) as journal:
             for step in [*steps[cut:], Step(1.9, 0.25, True, 0)]:
                 journal.step(step, 1e-3, 0.0)
-            journal.report(Progress(5, 40), Guard(session.plan.run))
+            journal.report(Progress(5, 40), Guard(session.plan.experiment))
             assert journal.state() == {}
         rows.append([read_rows(folder / "train.csv")[-1][column] for column in last])
     assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
@@ -109,7 +109,7 @@ def test_the_log_line_is_followed_by_times_and_the_first_time_by_memory(
             with session.timers("forward-backward"):
                 pass
             journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.5)
-            journal.report(Progress(iteration, 8), Guard(session.plan.run))
+            journal.report(Progress(iteration, 8), Guard(session.plan.experiment))
     device, arithmetic, first, times, memory, second, last = capsys.readouterr().out.splitlines()
     assert device.startswith("device") and "models.tiny.log.peak_tflops sets one" in device
     assert "GFLOP a token (6N+12Lhs" in arithmetic
@@ -127,17 +127,17 @@ def test_the_memory_told_is_that_of_the_rank_that_took_most(
     with journal_of(session, tmp_path / "run") as journal:
         monkeypatch.setattr("training.metrics.logger.all_gather", lambda used: ranks)
         journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.0)
-        journal.report(Progress(1, 8), Guard(session.plan.run))
+        journal.report(Progress(1, 8), Guard(session.plan.experiment))
     said = capsys.readouterr().out
     assert "[Rank 1] (after 1 iterations) memory (MB) | reserved: 9.0 | max reserved: 30.0\n" in said
 
 
 def test_a_known_peak_gives_the_mfu(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = session.plan.run.log.model_copy(update={"peak_tflops": 1e-3})
-    object.__setattr__(session.plan, "run", session.plan.run.model_copy(update={"log": log}))
+    log = session.plan.experiment.log.model_copy(update={"peak_tflops": 1e-3})
+    object.__setattr__(session.plan, "experiment", session.plan.experiment.model_copy(update={"log": log}))
     with journal_of(session, tmp_path / "run") as journal:
         journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.0)
-        journal.report(Progress(1, 8), Guard(session.plan.run))
+        journal.report(Progress(1, 8), Guard(session.plan.experiment))
     (row,) = read_rows(tmp_path / "run" / "train.csv")
     # parameters without positions, 2 layers of width 32 over 16 tokens
     per_token = 6 * (34208 - 16 * 32) + 12 * 2 * 32 * 16
