@@ -145,5 +145,5 @@ def require_regular(paths: Iterable[Path], reader: str) -> None:
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file()):
             raise InputError(
-                f"{path}: is no regular file, and {reader} reads it more than once; write it to a file first"
+                f"{path}: is not a regular file, and {reader} reads it more than once; write it to a file first"
             )

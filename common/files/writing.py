@@ -98,7 +98,7 @@ def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[
     places = [locate(path) for path in paths]
     for place in places if regular_only else ():
         if place.stream:
-            raise InputError(f"{place.path}: is no regular file, which this output has to be; choose another one")
+            raise InputError(f"{place.path}: is not a regular file, which this output must be; choose another one")
     regular = [place for place in places if not place.stream]
     folders = dict.fromkeys(place.target.parent for place in regular)
     for folder in folders:

@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(
 def test_a_folder_that_is_none_is_refused(folder: Path, step: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("", "list", "list/x", "/dev/null"):
         found = problem(step, [*STEPS[step], *FOLDERS[step], value], capsys)
-        assert re.search(r"empty string|is no folder", found), found
+        assert re.search(r"empty string|is not a folder", found), found
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -132,5 +132,5 @@ def test_pipes_and_devices_are_inputs_but_not_for_steps_that_read_twice(tmp_path
     paths = expand_inputs([str(tmp_path / "pipe"), "/dev/null", "-"], "shards")
     assert len(paths) == 3
     for path in paths:
-        with pytest.raises(InputError, match=f"{path}: is no regular file, and dedup reads it more than once"):
+        with pytest.raises(InputError, match=f"{path}: is not a regular file, and dedup reads it more than once"):
             require_regular([path], "dedup")

@@ -157,10 +157,10 @@ def test_what_is_no_output_is_refused_in_one_line(tmp_path: Path, monkeypatch: p
 
 
 def test_writers_that_need_names_refuse_streams(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="/dev/null: is no regular file"), atomic_paths([Path("/dev/null")]):
+    with pytest.raises(InputError, match="/dev/null: is not a regular file"), atomic_paths([Path("/dev/null")]):
         pass
     (tmp_path / "a.bin").symlink_to("/dev/null")
-    with pytest.raises(InputError, match=r"a\.bin: is no regular file"), IndexWriter(tmp_path / "a", "<u2"):
+    with pytest.raises(InputError, match=r"a\.bin: is not a regular file"), IndexWriter(tmp_path / "a", "<u2"):
         pass
 
 
