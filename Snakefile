@@ -1,6 +1,6 @@
 # From a list of URLs to a trained GPT-2: `snakemake all`, or `snakemake --profile slurm all` on a cluster.
 # Targets: all, corpus, dataset, train_<model>, merge_<model>, report. What each rule runs stands in workflow/rules/.
-# The configuration is config.yaml, or --configfile FILE alone; common/planning.py reads it.
+# The configuration is config.yaml, or --configfile FILE alone; common/snakefile.py reads it.
 
 
 include: "workflow/rules/common.smk"
@@ -13,7 +13,7 @@ include: "workflow/rules/report.smk"
 
 # After the lock and never with -n: nothing is written while the DAG is parsed.
 onstart:
-    planning.started(settings)
+    snakefile.prepare_run(settings)
 
 
 rule all:

@@ -1,4 +1,4 @@
-"""What every step shares: settings, errors, shard files, statistics, progress and the GPT-2 tokenizer.
+"""What every command shares: settings, errors, files, statistics, progress, workers and the GPT-2 tokenizer.
 
-Nothing here knows about a particular step; everything else in the house may import it.
+Every other package may import it; it imports none of them.
 """

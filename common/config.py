@@ -1,10 +1,10 @@
-"""Reading the configuration: YAML to validated Settings, resolved settings back to YAML, and the reference page.
+"""Reads YAML into validated Settings, writes resolved settings back as YAML, and prints the reference page.
 
     settings = load_settings(Path("config.yaml"))
     settings.scrape.concurrency
 
-Unknown keys, wrong types and contradictions raise ConfigError in one line with the key's full path.
-`python -m common.config > docs/config.md` writes the reference from the models' docstrings.
+Unknown keys, wrong types and contradictions raise ConfigError, one line with the key's full path.
+`python -m common.config > docs/config.md` writes the reference page from the models' docstrings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from common.yaml_text import read_yaml, with_overrides
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """Names that are allowed in the section at `location`."""
+    """Names of the keys in the section at `location`."""
     section: Any = Settings
     for part in location:
         if section is Settings and part == "models":
@@ -36,7 +36,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 
 
 def validate(raw: object, source: str) -> Settings:
-    """Plain data (a parsed YAML file) as Settings; `source` names it in errors."""
+    """Settings from plain data (a parsed YAML file). Errors name `source`. Raises ConfigError."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: must be a mapping of keys, not {type(raw).__name__}")
     try:
@@ -51,16 +51,16 @@ def validate(raw: object, source: str) -> Settings:
         if error["type"] == "missing":
             raise ConfigError(f"{source}: key {key!r} is missing") from None
         message = error["msg"].removeprefix("Value error, ")
-        value = error["input"]  # plain text is shown as it was written
+        value = error["input"]  # text is shown as written
         shown = value if isinstance(value, str) and value.strip() == value != "" else repr(value)
         given = "" if error["type"] == "value_error" else f" (given: {shown})"
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
 
 
 def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None = None) -> Settings:
-    """Read a YAML file; `overrides` are `section.key=value`, under `models.<model>` where one is named.
+    """Read a YAML file and apply overrides `section.key=value`, below `models.<model>` if a model is named.
 
-    Raises ConfigError for a file that cannot be read, an unknown key or model, or an override with no `=`.
+    Raises ConfigError for a file that cannot be read, an unknown key or model, or an override without `=`.
     """
     raw = read_yaml(path)
     models = raw.get("models")
@@ -73,26 +73,26 @@ def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None =
 
 
 def step_settings(path: Path | None, overrides: Sequence[str] = (), model: str | None = None) -> Settings:
-    """Settings for one command: those of `--config FILE`, or every default; `overrides` as in `load_settings`."""
+    """The settings of one command: from `--config FILE` or all defaults, with overrides as in `load_settings`."""
     if path is not None:
         return load_settings(path, overrides, model)
     return validate(with_overrides({"run": "results", "urls": ["-"]}, overrides), "command line")
 
 
 def settings_text(settings: Settings) -> str:
-    """The resolved configuration as YAML, every default spelled out; `load_settings` reads it back as it was."""
+    """The resolved configuration as YAML with every default; `load_settings` reads it back unchanged."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write the resolved configuration; an equal file is left untouched."""
+    """Write the resolved configuration, unless the file has the same text already."""
     text = settings_text(settings)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
 
 
 def describe(section: type[Section] = Settings, prefix: str = "") -> str:
-    """The configuration reference as Markdown, from the models above."""
+    """The configuration reference as Markdown, from the settings models."""
     tables: list[str] = []
     rows: list[str] = []
     for name, field in section.model_fields.items():

@@ -1,27 +1,27 @@
-"""What the toolkit says to people: progress on stdout, notes and warnings on stderr."""
+"""Messages for people: progress lines on stdout, notes and warnings on stderr."""
 
 import os
 import sys
 
 
 def say(text: str) -> None:
-    """Print a line at once. Ignore a closed pipe and a full disk, so that long jobs survive `| head`."""
+    """Print a line and flush it. Ignores a closed pipe and a full disk, so that long jobs survive `| head`."""
     try:
-        print(f"{text}\n", end="", flush=True)  # one write: several threads print
+        print(f"{text}\n", end="", flush=True)  # a single write: several threads print
     except OSError:
         discard(sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """Print a line to stderr that a person should know about and that stops nothing."""
+    """Print to stderr what a person should know; the command continues."""
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """Print a warning to stderr: something is wrong, and the command continues without it."""
+    """Print to stderr what is wrong; the command continues without it."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def discard(descriptor: int) -> None:
-    """Send further output of a file descriptor to /dev/null: its reader is gone, and the rest must still be flushed."""
+    """Send further output of a descriptor to /dev/null: its reader is gone, but Python will still flush its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

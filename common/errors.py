@@ -1,16 +1,16 @@
-"""Every error the toolkit raises on purpose. Each message is one line: what is wrong, where, and the cure.
+"""Every error that the toolkit raises on purpose. Each message is one line: what is wrong, where, and the cure.
 
 ToolkitError
 ├── InputError         a file, folder or argument that is missing, empty, truncated or malformed
 │   └── EncodingError  a text that is not UTF-8
 ├── ConfigError        a key of the configuration, named with its full path
-├── EmptyResultError   a step that would end with no documents at all
-├── OutageError        a network that is down, so that what failed says nothing
-├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
-├── TrainingError      a run that cannot go on: numbers that are not finite, a loss that leaps, a folder taken over
+├── EmptyResultError   a step that would end without a single document
+├── OutageError        the network is down, so failed requests say nothing about the pages
+├── CheckpointError    a checkpoint that is missing, incomplete or does not fit the model
+├── TrainingError      training that must stop: non-finite numbers, a loss spike, a folder that another job took over
 └── JobError           a submitted job that failed; the message quotes the end of its log
 
-PageError              why one page has no text; caught by the crawl, never shown to a user
+PageError              why one page has no text; caught by the crawl, never shown to users
 """
 
 from collections.abc import Sequence
@@ -36,27 +36,27 @@ class ConfigError(ToolkitError):
 
 
 class EmptyResultError(ToolkitError):
-    """A step that would end with no documents at all."""
+    """A step that would end without a single document."""
 
     @classmethod
     def no_documents(cls, inputs: Sequence[Path]) -> "EmptyResultError":
-        """For a step whose input shards are all empty: the cause lies in the steps before it."""
+        """The error of a step whose input shards are all empty; the cause lies in earlier steps."""
         return cls(
             f"{inputs[0]}{' …' if len(inputs) > 1 else ''}: no documents in {len(inputs)} shard(s); "
-            "the stats.json of the steps before say why every document was dropped"
+            "the stats.json of the earlier steps say why every document was dropped"
         )
 
 
 class OutageError(ToolkitError):
-    """A network that is down, so that what failed says nothing; the same command does its work later."""
+    """The network is down, so failed requests say nothing about the pages; run the command again later."""
 
 
 class CheckpointError(ToolkitError):
-    """A checkpoint that is absent, incomplete or does not fit the model."""
+    """A checkpoint that is missing, incomplete or does not fit the model."""
 
 
 class TrainingError(ToolkitError):
-    """A training run that must not go on: its numbers are not finite, its loss leaps, another job has its folder."""
+    """Training that must stop: non-finite numbers, a loss spike, or another job that took over the folder."""
 
 
 class JobError(ToolkitError):
@@ -64,22 +64,22 @@ class JobError(ToolkitError):
 
 
 class PageError(Exception):
-    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
+    """Why a page has no text: the reason's name, and whether another attempt could succeed (`transient`).
 
-    `wait` is the least number of seconds before that attempt, where the server named one.
+    `wait` is the minimum delay in seconds before that attempt, if the server gave one.
     """
 
     def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason, self.transient, self.wait = reason, transient, wait
         self.elsewhere = False
-        """Whether it happened on another site, behind a redirect."""
+        """Whether it happened on another site, after a redirect."""
         self.silent = False
-        """Whether nobody answered: the page may be well, and the network down."""
+        """Whether there was no answer at all, so that the network may be down."""
         self.refused = ""
-        """The target of a redirect that the URL rules refuse."""
+        """The redirect target that the URL rules refused."""
 
     @property
     def host_failed(self) -> bool:
-        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
+        """Whether the page's host is failing or busy, as opposed to this one page being missing or malformed."""
         return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))

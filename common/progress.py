@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, a line every 30 seconds in a batch log; both on stderr."""
+"""Progress on stderr: a bar on a terminal, a line every 30 seconds in a batch log."""
 
 import sys
 import time
@@ -12,23 +12,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
-_BAR_INTERVAL = 1.0  # seconds between two looks at the rates on a terminal
-_WINDOW = 30.0  # seconds that rates are taken over
+_BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
+_WINDOW = 30.0  # seconds over which rates are averaged
 
 
 class _Bar(Progress):
-    """A bar with a line of figures below."""
+    """A progress bar with a line of figures below it."""
 
     figures = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn, ten times a second."""
+        """The lines to draw; rich calls this ten times per second."""
         yield from super().get_renderables()
         yield Text(self.figures, no_wrap=True, overflow="ellipsis")
 
 
 class Meter:
-    """Counts items of one step; `done` of them were finished by an earlier run and count for no rate.
+    """Counts the items of one step. The first `done` were finished by an earlier run and do not count for rates.
 
     with Meter("clean", "documents") as meter:
         meter.advance()
@@ -49,18 +49,18 @@ class Meter:
                 *columns,
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # lines appear above the bar, but never leave a file for it
+                redirect_stdout=sys.stdout.isatty(),  # printed lines appear above the bar
             )
             self._task = self._bar.add_task(f"{self.label} ({self.unit})", total=self.total, completed=self.done)
             self._bar.start()
-        # (time, items, bytes) at the last looks: rates are over the time since the oldest of them
-        self._looks = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW / self._interval))
+        # (time, items, bytes) at the last updates: rates are computed since the oldest of them
+        self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW / self._interval))
         return self
 
     def advance(self, count: int = 1, size: int = 0, note: str = "") -> None:
-        """Count `count` more items of `size` bytes in all. `note` is shown after the figures until the next one.
+        """Count `count` more items with `size` bytes in total. `note` is shown after the figures until it is replaced.
 
-        With a count of 0 it only lets time pass: a step that waits goes on reporting.
+        Call it with a count of 0 while waiting, so that the log line still appears.
         """
         self.done += count
         self._bytes += size
@@ -68,13 +68,13 @@ class Meter:
         if self._bar is not None and count:
             self._bar.update(self._task, completed=self.done)
         now = time.monotonic()
-        if now - self._looks[-1][0] >= self._interval:
+        if now - self._samples[-1][0] >= self._interval:
             self._show(now)
 
     def _show(self, now: float) -> None:
-        """The rates since the oldest look, what is left at that rate, and the note."""
-        then, done, size = self._looks[0]
-        self._looks.append((now, self.done, self._bytes))
+        """Show the rates since the oldest sample, the remaining time at that rate, and the note."""
+        then, done, size = self._samples[0]
+        self._samples.append((now, self.done, self._bytes))
         rate = (self.done - done) / (now - then)
         figures = f"{rate:.1f}/s"
         if self._bytes:

@@ -1,4 +1,4 @@
-"""What a step did, in numbers: counted while it runs, written as `stats.json` beside its output."""
+"""Statistics of a step: counted while it runs, written as `stats.json` beside its output."""
 
 import sys
 import time
@@ -12,8 +12,8 @@ from typing import Any
 
 from common.files import Document, write_json
 
-_EXAMPLES = 10  # kept of each reason
-_EXAMPLE_CHARACTERS = 200  # of their texts
+_EXAMPLES = 10  # kept per reason
+_EXAMPLE_CHARACTERS = 200  # kept of each text
 
 
 @dataclass
@@ -32,16 +32,16 @@ class Stats:
     reasons: Counter[str] = field(default_factory=Counter)
     """Dropped documents by reason."""
     examples: defaultdict[str, list[Document]] = field(default_factory=lambda: defaultdict(list))
-    """A few of them by reason: those with the smallest ids, which are hashes: a sample, and the same one each time."""
+    """Examples by reason: the documents with the smallest ids, which are hashes, so a reproducible sample."""
     sizes_in: Counter[int] = field(default_factory=Counter)
-    """Documents by the bits of their length in bytes: 10 stands for 512 to 1,023."""
+    """Documents by the bit length of their size in bytes: 10 means 512 to 1,023 bytes."""
     sizes_out: Counter[int] = field(default_factory=Counter)
     extra: dict[str, Any] = field(default_factory=dict)
-    """Figures only this step has (tokens, clusters, …)."""
+    """Figures that only this step has (tokens, clusters, …)."""
     _started: float = field(default_factory=time.monotonic, repr=False)
 
     def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents, counted as they pass into the step."""
+        """Yield the documents, counting each one as an input."""
         for document in documents:
             size = len(document["text"].encode())
             self.documents_in += 1
@@ -57,7 +57,7 @@ class Stats:
         self.sizes_out[size.bit_length()] += 1
 
     def drop(self, reason: str, document: Document) -> None:
-        """Count one dropped document, and keep its beginning where it belongs to the examples."""
+        """Count one dropped document, and keep its first characters if it is among the examples."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
         if len(examples) < _EXAMPLES or document["id"] < examples[-1]["id"]:
@@ -65,7 +65,7 @@ class Stats:
             del examples[_EXAMPLES:]
 
     def add(self, other: "Stats") -> None:
-        """Count what another part of the step counted."""
+        """Add the counts of another part of the step."""
         self.documents_in += other.documents_in
         self.documents_out += other.documents_out
         self.bytes_in += other.bytes_in
@@ -93,7 +93,7 @@ class Stats:
         }
 
     def finish(self, path: Path | None) -> None:
-        """Print a line for people, and write everything as JSON where there is a path."""
+        """Write everything as JSON if there is a path, and print a summary for people."""
         if path is not None:
             write_json(path, self.as_dict())
         print(self.table() if sys.stdout.isatty() else self)

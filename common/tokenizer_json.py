@@ -1,18 +1,26 @@
-"""tokenizer.json, the one file of a Hugging Face tokenizer: GPT-2's byte-level BPE written, and read where it is that.
+"""Reads and writes tokenizer.json, the single file of a Hugging Face tokenizer, for GPT-2's byte-level BPE.
 
-Written: what `transformers` saves for a GPT2Tokenizer. Read: files whose encoding is GPT-2's. Tokens that were added
-behind <|endoftext|> (a padding token, say) are left out: text is only ever text here.
+It writes what `transformers` saves for a GPT2Tokenizer, and reads any file that encodes text as GPT-2 does. Tokens
+added after <|endoftext|>, such as a padding token, are ignored: text is only ever text here.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
 from common.files import read_json
-from common.tokenizer import CHARACTERS, END_OF_TEXT, Vocabulary
+from common.vocabulary import CHARACTERS, END_OF_TEXT, Vocabulary
 
 _LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _PLAIN = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+
+
+@dataclass(frozen=True)
+class TokenizerJson:
+    """The file that defines a vocabulary in a Hugging Face folder."""
+
+    path: Path
 
 
 def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -43,19 +51,19 @@ def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def read_tokenizer_json(path: Path) -> Vocabulary:
-    """The vocabulary in a tokenizer.json. Raises InputError where it would encode text in another way than GPT-2's."""
+    """The vocabulary in a tokenizer.json. Raises InputError if it encodes text differently from GPT-2."""
     raw = read_json(path)
     try:
         problem, vocabulary = _parse(raw)
     except (AttributeError, KeyError, TypeError, ValueError):
-        problem, vocabulary = "its parts are not those of a tokenizer", None
+        problem, vocabulary = "not the structure of a tokenizer", None
     if vocabulary is None:
         raise InputError(f"{path}: {problem}; only byte-level BPE like GPT-2's is read")
     return vocabulary
 
 
 def _parse(raw: Any) -> tuple[str, Vocabulary | None]:
-    """What is wrong, or the vocabulary."""
+    """(problem, None) or ("", vocabulary)."""
     model, level = raw["model"], raw["pre_tokenizer"]
     if model.get("type", "BPE") != "BPE":
         return f"its model is {model['type']}", None
@@ -73,7 +81,7 @@ def _parse(raw: Any) -> tuple[str, Vocabulary | None]:
     found = model["vocab"] | {token["content"]: token["id"] for token in raw.get("added_tokens", [])}
     for token, number in found.items():
         if expected.get(token, number) != number or (token not in expected and number < len(tokens)):
-            return f"token {token!r} has id {number}, another one than it has in GPT-2's order", None
+            return f"token {token!r} has id {number}, which differs from GPT-2's order", None
     if missing := [token for token in tokens if token not in found]:
         return f"it has no token {missing[0]!r}", None
     return "", Vocabulary(expected, merges)

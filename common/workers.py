@@ -1,10 +1,10 @@
-"""Work spread over processes or threads, results in input order, so that the worker count changes no byte.
+"""Parallel maps over processes or threads. Results keep the input's order, so the worker count never changes a byte.
 
     with process_map(count_words, batched(documents, 32), workers=2) as counts: ...
-    with Workers(2) as pool: ...              # one pool for all that a command does: pool.map, pool.map_groups
+    with Workers(2) as pool: ...              # one pool for a whole command: pool.map, pool.map_groups
 
-Processes are forked after the first item was done in the calling process: what it loaded (language profiles,
-n-grams, libraries) is shared by all of them, a start takes milliseconds, and small inputs need none.
+Processes are forked after the calling process has done the first item, so they share what it loaded (language profiles,
+n-grams, libraries), start in milliseconds, and are not started at all for a single item.
 """
 
 import os
@@ -18,36 +18,36 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
+from common.child_process import WorkerProcess, fork_or_spawn
 from common.errors import ToolkitError
-from common.processes import WorkerProcess, fork_or_spawn
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def available_cpus() -> int:
-    """CPUs this process may use: what Slurm or taskset granted, not what the node has."""
+    """Number of CPUs that this process may use: those that Slurm or taskset granted, not all of the node."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of `size` items in order, the last one shorter."""
+    """Lists of `size` consecutive items; the last one may be shorter."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
 class Workers:
-    """`count` worker processes for a whole command; with one, everything runs in the calling process.
+    """A pool of `count` worker processes for a whole command; with one, everything runs in the calling process.
 
-    They end with this process, whatever ends it. Open it before any thread is started: see `fork_or_spawn`.
+    The processes end with this process, whatever ends it. Open the pool before starting threads: see `fork_or_spawn`.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._processes: list[WorkerProcess] = []
         self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")  # each waits for a process
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")  # one per process
 
     def __enter__(self) -> "Workers":
         return self
@@ -65,11 +65,11 @@ class Workers:
             process.join()
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """`map(function, items)`, at most 4 items per worker in flight; errors come where their result is due.
+        """`map(function, items)` with at most 4 items per worker in flight; an error is raised in place of its result.
 
-        The first map of a pool does its first item before it returns, here, and starts the processes if there is a
-        second one. Call it before outputs and progress bars are opened: these hold locks and start threads. Raises
-        ToolkitError when a worker dies (out of memory, killed).
+        The first map of a pool does the first item in this process before it returns, and starts the worker processes
+        if there is a second item. Call it before opening outputs and progress bars, which hold locks and start
+        threads. Raises ToolkitError when a worker dies (out of memory, killed).
         """
         if self.count <= 1:
             return map(function, items)
@@ -86,10 +86,10 @@ class Workers:
     def map_groups(
         self, function: Callable[[Item], Result], groups: Sequence[Iterable[Item]]
     ) -> Iterator[Iterator[Result]]:
-        """`map` over the items of all groups (the batches of several shards): an iterator of results per group.
+        """`map` over the items of all groups (the batches of several shards); yields one iterator of results per group.
 
-        All groups stream through the workers, so that many small ones keep them as busy as a large one. Exhaust the
-        results of a group before the next one is asked for.
+        All groups stream through the workers, so many small groups keep them as busy as a large one. Exhaust the
+        results of one group before asking for the next.
         """
         lists = (one for group in groups for one in chain(([item] for item in group), [[]]))
         results = self.map(partial(_each, function), lists)
@@ -122,7 +122,7 @@ def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]
 
 
 def _held_errors(items: Iterable[Item]) -> Iterator[Callable[[], Item]]:
-    """For each item a function that returns it. What reading the items raises is raised by the last function."""
+    """For each item, a function that returns it. If reading the items raises, the last function raises that error."""
     iterator = iter(items)
     while True:
         try:
@@ -145,7 +145,7 @@ def _raise(error: Exception) -> NoReturn:
 
 @contextmanager
 def process_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Iterator[Result]]:
-    """The results of `Workers(workers).map(function, items)`, for a command that has one thing to do."""
+    """The results of `Workers(workers).map(function, items)`, for a command with a single map."""
     with Workers(workers) as pool:
         yield pool.map(function, items)
 
@@ -153,10 +153,10 @@ def process_map(function: Callable[[Item], Result], items: Iterable[Item], worke
 def threaded_map(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int, in_flight: int | None = None
 ) -> Generator[Result, None, None]:
-    """`map(function, items)` by threads beside the calling one, for a function that lets other threads run.
+    """`map(function, items)` on `threads` additional threads, for a function that releases the GIL.
 
-    `in_flight` items (4 a thread) are at work before they are asked for; 0 threads: the calling one does it. An error
-    is raised where its result is due. Close the iterator to stop the threads.
+    Up to `in_flight` items (default 4 per thread) are computed ahead; with 0 threads the caller computes them. An
+    error is raised in place of its result. Close the iterator to stop the threads.
     """
     if threads < 1:
         yield from map(function, items)

@@ -1,10 +1,10 @@
-"""Reading YAML as text: what a value means is decided by the type of its key, not by what it looks like.
+"""Reads YAML with every value as text, so that the type of a key decides what its value means, not its look.
 
     read_yaml(Path("config.yaml"))["clean"]["language"]     # `no` is the language, never the boolean
 
-Every plain value stays the text that was written (`no`, `1:30`, `010`, `2024-01-01`); null alone (`null`, `~`, nothing)
-is None. The models of `common.settings` turn text into numbers and booleans where a key asks for them. A key that is
-given twice is an error. Snakemake's own loader takes `no` for False, so the Snakefile reads here, too.
+Every plain value stays as written (`no`, `1:30`, `010`, `2024-01-01`); only null (`null`, `~`, nothing) becomes None.
+The models of `common.settings` convert text to numbers and booleans as each key requires. A key that is given twice is
+an error. The Snakefile uses this reader, too, because Snakemake's own takes `no` for False.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 
 
 class _TextLoader(yaml.SafeLoader):
-    """PyYAML's safe loader with two implicit types left, null and the merge key `<<`."""
+    """PyYAML's safe loader with only two implicit types, null and the merge key `<<`."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own class attribute)
         first: [(tag, pattern) for tag, pattern in resolvers if tag in (_NULL, _MERGE)]
@@ -27,7 +27,7 @@ class _TextLoader(yaml.SafeLoader):
     }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """One mapping; raises MarkedYAMLError where it has a key twice."""
+        """Compose one mapping. Raises MarkedYAMLError if it has a key twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -39,7 +39,7 @@ class _TextLoader(yaml.SafeLoader):
 
 
 def _parse(text: str, source: str) -> object:
-    """YAML text as plain data; ConfigError in one line, with the line of the fault."""
+    """YAML text as plain data. Raises ConfigError with the line of the error."""
     try:
         return yaml.load(text, Loader=_TextLoader)
     except yaml.MarkedYAMLError as error:
@@ -57,7 +57,7 @@ def _parse(text: str, source: str) -> object:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError for one that is absent, empty, not UTF-8 or not YAML."""
+    """The mapping in a YAML file. Raises ConfigError if it is missing, empty, not UTF-8 or not YAML."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `more`, section by section. Neither is changed: YAML aliases share their sections."""
+    """`base` updated with `more`, recursively. Copies, because YAML aliases share their sections."""
     result = dict(base)
     for key, value in more.items():
         old = result.get(key)
@@ -87,7 +87,7 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str], section: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`raw` with each `section.key=value` set, below `section`. Raises ConfigError for one that cannot be read."""
+    """`raw` with each `section.key=value` set, below `section`. Raises ConfigError for a malformed one."""
     result = dict(raw)
     for override in overrides:
         name, separator, text = override.partition("=")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import cli
-from common.processes import die_with_parent
+from common.child_process import die_with_parent
 from demo.site import Page, read_site
 
 if TYPE_CHECKING:

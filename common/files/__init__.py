@@ -1,7 +1,7 @@
-"""Files as every step reads and writes them: compressed text, JSON-lines shards, all-or-nothing writes.
+"""File input and output of every step: compressed text, JSON-lines shards, all-or-nothing writes.
 
-A shard is `*.jsonl.zst`, one document a line: `{"id", "url", "text", …}`. Writers make a regular file appear whole or
-not at all; readers name the file and the line that they cannot read.
+A shard is `*.jsonl.zst` with one document per line: `{"id", "url", "text", …}`. Writers make a regular file appear
+complete or not at all; readers name the file and the line that they cannot read.
 """
 
 from common.files.documents import (
@@ -17,7 +17,7 @@ from common.files.documents import (
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
 from common.files.outputs import check_outputs, exists, is_stdout, locate
 from common.files.reading import is_readable, read_blocks, read_json, read_lines, read_rows, read_text
-from common.files.shards import document_writer, optional_writer, reject_writer, sharded_writer
+from common.files.shards import document_writer, optional_writer, reject_writer, shard_name, shard_paths, sharded_writer
 from common.files.writing import (
     Output,
     atomic_path,
@@ -65,6 +65,8 @@ __all__ = [
     "require_kept",
     "require_regular",
     "scratch_file",
+    "shard_name",
+    "shard_paths",
     "sharded_writer",
     "short_hash",
     "unmarked_blocks",

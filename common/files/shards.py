@@ -1,4 +1,4 @@
-"""Writers of shards: documents as lines of JSON, compressed where the name ends in `.zst`."""
+"""Names and writers of shards: one JSON document per line, compressed if the name ends in `.zst`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,9 +11,19 @@ import zstandard
 from common.files.documents import MARK, Document
 from common.files.writing import output_files
 
-_HELD = 64 << 20  # bytes of lines that a writer of shards holds
+_HELD = 64 << 20  # bytes of lines that `sharded_writer` buffers
 
 Write = Callable[[Document], None]
+
+
+def shard_name(shard: int) -> str:
+    """`0003`, the first part of every file name of shard 3."""
+    return f"{shard:04d}"
+
+
+def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
+    """`folder/0000SUFFIX`, `folder/0001SUFFIX`, …: one path per shard."""
+    return [folder / f"{shard_name(shard)}{suffix}" for shard in range(shards)]
 
 
 def _compressor() -> zstandard.ZstdCompressor:
@@ -22,10 +32,10 @@ def _compressor() -> zstandard.ZstdCompressor:
 
 @contextmanager
 def document_writer(path: Path) -> Iterator[Write]:
-    """Yield a function that appends one JSON object as a line of `path`, which appears whole or not at all.
+    """Yield a function that appends one JSON object as a line of `path`, which appears complete or not at all.
 
-    A path that ends in `.zst` is compressed. The bytes are a function of the objects alone: one zstd frame, fixed
-    level, one thread.
+    A path that ends in `.zst` is compressed. The bytes depend only on the objects: one zstd frame, fixed level, one
+    thread.
     """
     with output_files([path]) as (output,), output.open() as file:
         with _compressor().stream_writer(file) if path.suffix == ".zst" else nullcontext(file) as lines:
@@ -38,10 +48,10 @@ def _write_line(file: Any, document: Document) -> None:
 
 @contextmanager
 def sharded_writer(paths: Sequence[Path]) -> Iterator[Callable[[int, Document], None]]:
-    """Yield a function that appends a document to the shard of a number; all `paths` appear, or none.
+    """Yield a function `write(shard, document)`; either all `paths` appear, or none.
 
-    Holds 64 MB of lines, and one file open: a thousand shards are more than a process may have. Each time they are full
-    every shard gets a zstd frame: the bytes are a function of the documents and their order alone.
+    Buffers 64 MB of lines and keeps one file open, because a process may not have a thousand open files. When the
+    buffer is full, every shard gets a zstd frame, so the bytes depend only on the documents and their order.
     """
     compressor = _compressor()
     pending: list[list[bytes]] = [[] for _ in paths]
@@ -69,7 +79,7 @@ def sharded_writer(paths: Sequence[Path]) -> Iterator[Callable[[int, Document], 
 
 @contextmanager
 def optional_writer(path: Path | None) -> Iterator[Write]:
-    """`document_writer`, or a function that drops everything where there is no path."""
+    """`document_writer`, or a function that does nothing if there is no path."""
     if path is None:
         yield lambda document: None
     else:
@@ -79,6 +89,6 @@ def optional_writer(path: Path | None) -> Iterator[Write]:
 
 @contextmanager
 def reject_writer(path: Path | None, step: str) -> Iterator[Write]:
-    """`optional_writer` for what a step drops: each line says so, and no reader takes it for a document again."""
+    """`optional_writer` for rejects: each line is marked with the step, so that no reader takes it for a document."""
     with optional_writer(path) as write:
         yield lambda document: write({MARK: step, **document})

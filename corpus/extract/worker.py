@@ -31,7 +31,7 @@ from typing import Any
 
 import orjson
 
-from common.processes import die_with_parent
+from common.child_process import die_with_parent
 from corpus.extract.extractors import Extractor, NothingExtracted, extract, load_extractors
 
 LENGTH = struct.Struct(">I")

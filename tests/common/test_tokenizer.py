@@ -109,7 +109,7 @@ def test_without_gigatoken_the_other_encoder_is_used() -> None:
 def test_starting_afresh_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [prose(number) for number in range(6)]
     expected = [OURS[0].encode(text).tolist() for text in texts]
-    monkeypatch.setattr(tokenizer, "_REMEMBERED", 2000)
+    monkeypatch.setattr(tokenizer, "_CACHED_BYTES", 2000)
     ours = Tokenizer(FILES)
     encoders = set()
     for text, ids in zip(texts, expected, strict=True):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from common.child_process import fork_or_spawn
 from common.errors import InputError, ToolkitError
 from common.files import atomic_path
-from common.processes import fork_or_spawn
 from common.workers import Workers, batched, process_map, threaded_map
 
 

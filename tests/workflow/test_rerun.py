@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from common import depends
+from common import rule_keys
 from common.settings import Experiment, Section, Settings
 from common.yaml_text import with_overrides
 from tests.conftest import ROOT
@@ -100,9 +100,9 @@ CHANGES: dict[str, list[str]] = {
 
 # Keys whose value is a list of files or a part of every path: Snakemake compares the files.
 FILES = {"run", "urls", "site", "shards", "decontaminate.files"}
-MODEL_RULES = {"train": depends.train, "evaluate": depends.evaluate}
+MODEL_RULES = {"train": rule_keys.train, "evaluate": rule_keys.evaluate}
 RULES = {
-    name: getattr(depends, name)
+    name: getattr(rule_keys, name)
     for name in (
         *("blacklist", "scrape", "ingest", "clean", "dedup_signatures", "dedup_verify", "decontaminate_count"),
         *("decontaminate", "train_tokenizer", "tokenize", "generate"),

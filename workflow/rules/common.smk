@@ -4,9 +4,9 @@
 # on, as plain data; Snakemake compares it. A param that must not make work run again is a Path or a function of `output`:
 # Snakemake records neither. Every path is quoted (:q).
 
-from common import depends, planning
+from common import rule_keys, snakefile
 
-settings = planning.parsed(workflow)
+settings = snakefile.read_settings(workflow)
 RUN = settings.run
 SHARDS = [f"{shard:04d}" for shard in range(settings.shards)]
 

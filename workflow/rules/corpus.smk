@@ -21,7 +21,7 @@ rule blacklist:
         mem_mb=4000,
         runtime=120,
     params:
-        settings=depends.blacklist(settings),
+        settings=rule_keys.blacklist(settings),
         folder=RUN / "urls",
         shards=settings.shards,
     shell:
@@ -47,7 +47,7 @@ rule scrape:
         mem_mb=4000,
         runtime=7 * 24 * 60,
     params:
-        settings=depends.scrape(settings),
+        settings=rule_keys.scrape(settings),
         # A recorded site is served on loopback for as long as the step runs; ADDRESS becomes the server's.
         serve=lambda wildcards, output: (
             f"python -m demo.serve --site {quote(str(settings.site))} --"
@@ -84,7 +84,7 @@ rule ingest:
         mem_mb=2000,
         runtime=24 * 60,
     params:
-        settings=depends.ingest(settings),
+        settings=rule_keys.ingest(settings),
         folder=RUN / "ingest",
         shards=settings.shards,
     shell:
@@ -108,7 +108,7 @@ rule clean:
         mem_mb=2000,
         runtime=240,
     params:
-        settings=depends.clean(settings),
+        settings=rule_keys.clean(settings),
     shell:
         'python -m corpus.clean --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} --output {output.documents:q} '
         "--rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
@@ -134,7 +134,7 @@ if settings.decontaminate.files:
             mem_mb=4000,
             runtime=240,
         params:
-            settings=depends.decontaminate_count(settings),
+            settings=rule_keys.decontaminate_count(settings),
         shell:
             'python -m corpus.decontaminate count --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
             "--output {output.counts:q} --workers {threads} > {log:q} 2>&1"
@@ -156,7 +156,7 @@ if settings.decontaminate.files:
             mem_mb=4000,
             runtime=240,
         params:
-            settings=depends.decontaminate(settings),
+            settings=rule_keys.decontaminate(settings),
             counts=RUN / "decontaminate",
             shards=len(SHARDS),
         shell:
@@ -183,7 +183,7 @@ if settings.train_tokenizer.vocab_size:
             mem_mb=8000,
             runtime=24 * 60,
         params:
-            settings=depends.train_tokenizer(settings),
+            settings=rule_keys.train_tokenizer(settings),
             folder=RUN / "tokenizer",
         shell:
             'python -m corpus.train_tokenizer --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
@@ -212,7 +212,7 @@ rule tokenize:
         mem_mb=2000,
         runtime=120,
     params:
-        settings=depends.tokenize(settings),
+        settings=rule_keys.tokenize(settings),
         prefix=lambda wildcards: RUN / "tokens" / wildcards.shard,
     shell:
         'python -m corpus.tokenize --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '

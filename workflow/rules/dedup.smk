@@ -24,7 +24,7 @@ rule dedup_signatures:
         mem_mb=2000,
         runtime=240,
     params:
-        settings=depends.dedup_signatures(settings),
+        settings=rule_keys.dedup_signatures(settings),
     shell:
         'python -m corpus.dedup signatures --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
         "--output {output.signatures:q} --workers {threads} > {log:q} 2>&1"
@@ -72,7 +72,7 @@ for job in range(JOBS):
             mem_mb=MEMORY_MB,
             runtime=12 * 60,
         params:
-            settings=depends.dedup_verify(settings),
+            settings=rule_keys.dedup_verify(settings),
             folder=WORK,
             shards=len(SHARDS),
             blocks=lambda wildcards, output: [

@@ -2,7 +2,7 @@
 
 from shlex import quote
 
-from common import memory
+from common import job_memory
 
 
 localrules:
@@ -35,7 +35,7 @@ rule train:
         mem_mb=1000,
         runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
     params:
-        settings=lambda wildcards: depends.train(settings, wildcards.model),
+        settings=lambda wildcards: rule_keys.train(settings, wildcards.model),
     # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks of the job share them out themselves.
     shell:
         "unset OMP_NUM_THREADS; "
@@ -55,7 +55,7 @@ rule merge:
     benchmark:
         RUN / "benchmarks/merge/{model}.tsv"
     resources:
-        mem_mb=lambda wildcards: memory.merge_mb(settings.models[wildcards.model].model),
+        mem_mb=lambda wildcards: job_memory.merge_mb(settings.models[wildcards.model].model),
         runtime=60,
     params:
         run=subpath(input.done, parent=True),
@@ -78,13 +78,13 @@ rule evaluate:
         RUN / "benchmarks/evaluate/{model}.tsv"
     threads: 2
     resources:
-        mem_mb=lambda wildcards: memory.evaluate_mb(
+        mem_mb=lambda wildcards: job_memory.evaluate_mb(
             settings.models[wildcards.model].model
         ),
         runtime=240,
     params:
         model=subpath(input.weights, parent=True),
-        settings=lambda wildcards: depends.evaluate(settings, wildcards.model),
+        settings=lambda wildcards: rule_keys.evaluate(settings, wildcards.model),
         datasets=lambda wildcards: [
             str(source.prefix) for source in settings.datasets(wildcards.model)
         ],
@@ -104,13 +104,13 @@ rule generate:
         RUN / "benchmarks/generate/{model}.tsv"
     threads: 2
     resources:
-        mem_mb=lambda wildcards: memory.generate_mb(
+        mem_mb=lambda wildcards: job_memory.generate_mb(
             settings.models[wildcards.model].model
         ),
         runtime=60,
     params:
         model=subpath(input.weights, parent=True),
-        settings=depends.generate(settings),
+        settings=rule_keys.generate(settings),
         prompt=lambda wildcards, output: quote(settings.generate.prompt),
     shell:
         "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "

@@ -1,12 +1,11 @@
-"""Worker processes that end with the process that started them, also when that one is killed with SIGKILL.
+"""Child processes that end with their parent, even when the parent is killed with SIGKILL.
 
-    die_with_parent(os.getppid())             # in any child: Linux ends it with its parent
+    die_with_parent(os.getppid())             # in any child process: Linux kills it when its parent ends
     worker = WorkerProcess(fork_or_spawn())
     worker.call(len, "abc")                   # 3
 
-A command is ended by signals to it alone or to its whole process group (a terminal, Slurm). Workers leave both to the
-command: they ignore SIGINT, SIGTERM and SIGHUP, and the command ends them by `end`, which lets them remove their
-temporary files.
+Signals reach a command alone or with its whole process group (a terminal, Slurm). Workers therefore ignore SIGINT,
+SIGTERM and SIGHUP; the command stops them with `end`, which lets them remove their temporary files.
 """
 
 import ctypes
@@ -27,18 +26,18 @@ from typing import Any
 
 from common.errors import ToolkitError
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # opened here: between fork and exec it is too late
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded now: between fork and exec it is too late
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_OF_THE_COMMAND = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_END = signal.SIGUSR1  # from the command: drop the item in hand, clean up, leave
-_PATIENCE = 5.0  # seconds that a worker gets to clean up
+_HANDLED_BY_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_END = signal.SIGUSR1  # sent by the parent: abandon the current item, clean up, exit
+_GRACE = 5.0  # seconds that a worker has to clean up
 
 
 def die_with_parent(parent: int | None = None) -> bool:
-    """Have the kernel kill this process when the one that started it ends; False where it cannot (not Linux).
+    """Ask the kernel to kill this process when its parent ends. Returns False if it cannot (not Linux).
 
-    The kernel watches the thread that started this process, so that thread must live as long as the work. `parent` is
-    the process id that the caller expects: when it is gone already, this process ends at once.
+    The kernel watches the thread that started this process, so that thread must live as long as the work. If `parent`
+    is given and is not the parent's process id any more, this process kills itself.
     """
     if _LIBC is None or _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         return False
@@ -48,9 +47,9 @@ def die_with_parent(parent: int | None = None) -> bool:
 
 
 def fork_or_spawn() -> ForkContext | SpawnContext:
-    """How to start workers here: a fork takes milliseconds and shares what this process has loaded.
+    """The context to start workers with: fork, which takes milliseconds and shares loaded data, or spawn.
 
-    spawn where fork is unsafe: outside Linux, and in a process with other threads, whose locks a fork would copy.
+    Fork is unsafe outside Linux, and in a process with other threads, because it copies their locks.
     """
     if sys.platform == "linux" and threading.active_count() == 1:
         return multiprocessing.get_context("fork")
@@ -58,30 +57,30 @@ def fork_or_spawn() -> ForkContext | SpawnContext:
 
 
 class WorkerProcess:
-    """A process that calls functions, one at a time. Use it from one thread at a time."""
+    """A process that calls functions, one at a time. Not thread-safe."""
 
     def __init__(self, context: ForkContext | SpawnContext) -> None:
         self._connection, theirs = context.Pipe()
-        self._function: object = None  # the one that the worker has
-        # The kernel ends a child with the thread that started it, which only the main thread is sure to outlive.
+        self._function: object = None  # the one that the worker holds
+        # The kernel ends a child with the thread that started it; only the main thread lives as long as the process.
         lasting = threading.current_thread() is threading.main_thread()
         self._process = context.Process(target=_work, args=(theirs, os.getpid(), lasting), daemon=True)
         with theirs, _signals_blocked(), warnings.catch_warnings():
-            # Python counts native threads, too (BLAS pools); they are idle, and no worker uses them.
+            # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
             warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
             self._process.start()
 
     def call(self, function: Callable[[Any], Any], item: object) -> Any:
-        """`function(item)`; its exceptions are raised here. ToolkitError when the process dies or lacks memory.
+        """Return `function(item)`, or raise its exception. Raises ToolkitError if the process dies or lacks memory.
 
-        The function is sent once: pass the same object each time.
+        A function is sent only when it differs from the last one, so pass the same object each time.
         """
         try:
             self._connection.send((None if function is self._function else function, item))
             self._function = function
             succeeded, answer = self._connection.recv()
         except (EOFError, ConnectionError):
-            self._process.join(_PATIENCE)
+            self._process.join(_GRACE)
             code = self._process.exitcode or 0
             cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             memory = " (out of memory?)" if code == -signal.SIGKILL else ""
@@ -93,19 +92,19 @@ class WorkerProcess:
         raise answer
 
     def finish(self) -> None:
-        """Let the idle process leave."""
+        """Tell the idle process to exit."""
         with suppress(OSError):
             self._connection.send(None)
 
     def end(self) -> None:
-        """Ask the process to stop what it is doing; `join` waits for it."""
+        """Ask the process to abandon its work and exit; `join` waits for it."""
         if self._process.is_alive() and self._process.pid:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, _END)
 
     def join(self) -> None:
-        """Wait until the process is gone; one that takes too long is killed."""
-        self._process.join(_PATIENCE)
+        """Wait until the process has exited; kill it after five seconds."""
+        self._process.join(_GRACE)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -114,8 +113,8 @@ class WorkerProcess:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Hold back signals: a child inherits the handlers of its parent until it has set its own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_OF_THE_COMMAND, _END})
+    """Block signals: a child keeps its parent's handlers until it has set its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_HANDLED_BY_PARENT, _END})
     try:
         yield
     finally:
@@ -125,25 +124,21 @@ def _signals_blocked() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------- in the worker
 
 
-class _Ended(BaseException):
-    """The command wants this worker to leave."""
-
-
 def _end(_number: int, _frame: FrameType | None) -> None:
-    raise _Ended
+    sys.exit()  # SystemExit, which `except Exception` in a step lets through
 
 
 def _work(connection: Connection, parent: int, lasting: bool) -> None:
-    """Answer calls until told to leave; each answer is (True, result) or (False, exception)."""
-    for number in _OF_THE_COMMAND:
+    """Answer calls until told to exit; each answer is (True, result) or (False, exception)."""
+    for number in _HANDLED_BY_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(_END, _end)
     if not (lasting and die_with_parent(parent)):
         threading.Thread(target=_watch_parent, daemon=True).start()
-    gc.freeze()  # what was loaded before stays in pages shared with the parent
+    gc.freeze()  # keeps objects loaded before the fork in pages shared with the parent
     function: Callable[[Any], Any] = _nothing
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_OF_THE_COMMAND, _END})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_HANDLED_BY_PARENT, _END})
         while (message := connection.recv()) is not None:
             function = message[0] or function
             answer = _answer(function, message[1])
@@ -151,16 +146,16 @@ def _work(connection: Connection, parent: int, lasting: bool) -> None:
                 connection.send(answer)
             except BrokenPipeError:
                 return
-            except Exception as error:  # it cannot be pickled; nothing of it was sent
+            except Exception as error:  # the answer cannot be pickled; nothing was sent
                 connection.send((False, TypeError(f"the answer of {function} cannot be sent: {error}")))
-    except (_Ended, EOFError):
+    except (SystemExit, EOFError):
         return
 
 
 def _answer(function: Callable[[Any], Any], item: object) -> tuple[bool, object]:
     try:
         return True, function(item)
-    except _Ended:
+    except SystemExit:
         raise
     except BaseException as error:
         error.add_note(f"in a worker process:\n{traceback.format_exc()}")
@@ -168,11 +163,11 @@ def _answer(function: Callable[[Any], Any], item: object) -> tuple[bool, object]
 
 
 def _nothing(_item: object) -> None:
-    """What a worker calls before it was given a function: never."""
+    """Placeholder until the first function arrives; never called."""
 
 
 def _watch_parent() -> None:
-    """End this process when its parent is gone, where the kernel does not do it."""
+    """Exit when the parent is gone, for platforms on which the kernel does not do it."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -11,7 +11,7 @@ import yaml
 
 from common.config import load_settings
 from common.files import read_json
-from common.planning import VARIABLE
+from common.snakefile import VARIABLE
 from tests.conftest import ROOT
 from tests.helpers import prose, read_shard
 

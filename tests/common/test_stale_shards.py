@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.layout import check_crawl, remove_stale, write_crawl_layout
 from common.settings import Settings
+from common.stale_shards import check_crawl, remove_stale, write_crawl_layout
 
 
 def settings(run: Path, shards: int) -> Settings:

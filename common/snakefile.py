@@ -1,10 +1,10 @@
-"""The configuration of a workflow: read when the Snakefile is parsed, written when a run really starts.
+"""What the Snakefile calls: read the settings when it is parsed, and write them when a run starts.
 
-Parsing writes nothing: `snakemake -n`, a second Snakemake that finds the folder locked, or another configuration with
-the same `run` leave every file as it is. When a run starts (`onstart`: after the lock, never with -n), the resolved
-settings go to RUN/settings/DIGEST.yaml, which is never changed again. All jobs of the run read that file, whose path is
-in the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile once more, and takes the
-settings from there, too: the configuration may have been edited since. RUN/config.yaml is a copy for people.
+Parsing writes nothing, so `snakemake -n`, a second Snakemake that finds the folder locked, and another configuration
+with the same `run` change no file. When a run starts (`onstart`: after the lock, never with -n), the resolved settings
+are written to RUN/settings/DIGEST.yaml, which never changes again. Every job of the run reads that file; its path is in
+the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile again and reads the same
+file, because the configuration may have been edited since. RUN/config.yaml is a copy for people.
 """
 
 import hashlib
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.config import load_settings, settings_text, validate, write_settings
+from common.console import note
 from common.errors import ConfigError, ToolkitError
-from common.files import write_text
-from common.layout import check_crawl, remove_stale, write_crawl_layout
+from common.files import shard_name, write_text
 from common.settings import Settings
+from common.stale_shards import check_crawl, remove_stale, write_crawl_layout
 from common.yaml_text import merged, read_yaml, with_overrides
 
 VARIABLE = "URLS_TO_GPT2_SETTINGS"
@@ -27,9 +28,9 @@ Result = TypeVar("Result")
 
 
 def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Settings:
-    """The settings of some configuration files, later ones first, and of `key=value` from the command line.
+    """The settings of several configuration files, of which later ones win, and of `key=value` overrides.
 
-    Raises ConfigError, also for a URL list that is not there.
+    Raises ConfigError, also for an input that does not exist.
     """
     paths, raw = list(files), dict[str, Any]()
     for path in paths:
@@ -47,7 +48,7 @@ def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Se
 
 
 def _check_names(settings: Settings) -> None:
-    """ValueError for an input that is not there, and for a path that Snakemake cannot hold."""
+    """Raise ValueError for an input that does not exist, and for a path that Snakemake cannot handle."""
     paths: dict[str, Iterable[object]] = {
         "run": [settings.run],
         "urls": settings.url_files(),
@@ -68,12 +69,12 @@ def _check_names(settings: Settings) -> None:
 
 
 def settings_path(settings: Settings) -> Path:
-    """Where the resolved settings of a run are written: a name made of what is in the file."""
+    """Where the resolved settings of a run are written; the file name is a hash of the content."""
     return settings.run / "settings" / f"{_digest(settings_text(settings))}.yaml"
 
 
 def settings_of_job(environment: Mapping[str, str]) -> Settings:
-    """The settings that the submitting Snakemake planned with. ConfigError where they did not come along."""
+    """The settings of the Snakemake that submitted this job. Raises ConfigError if the job did not get them."""
     name = environment.get(VARIABLE)
     if not name:
         raise ConfigError(
@@ -87,17 +88,17 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
     return settings
 
 
-def parsed(workflow: Any) -> Settings:
-    """Called by the Snakefile: the settings to plan with. Exits with one line where there are none."""
-    return _or_exit(lambda: _parsed(workflow))
+def read_settings(workflow: Any) -> Settings:
+    """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
+    return _or_exit(lambda: _read_settings(workflow))
 
 
-def _parsed(workflow: Any) -> Settings:
-    # The steps run with the Python that runs Snakemake, activated environment or not.
+def _read_settings(workflow: Any) -> Settings:
+    # Steps run with the Python that runs Snakemake, whether its environment is activated or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     if not workflow.is_main_process:
         return settings_of_job(os.environ)
-    # --configfile FILE stands alone: merged into config.yaml it would mix two experiments.
+    # --configfile FILE replaces config.yaml: merging the two would mix two experiments.
     files = workflow.overwrite_configfiles or [Path("config.yaml")]
     settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
     check_crawl(settings)
@@ -105,12 +106,12 @@ def _parsed(workflow: Any) -> Settings:
     return settings
 
 
-def started(settings: Settings) -> None:
-    """Called by the Snakefile's `onstart`: write the settings, and remove what another number of shards left."""
-    _or_exit(lambda: _started(settings))
+def prepare_run(settings: Settings) -> None:
+    """Write the settings of a run that starts, and remove the files of shards that it no longer has."""
+    _or_exit(lambda: _prepare_run(settings))
 
 
-def _started(settings: Settings) -> None:
+def _prepare_run(settings: Settings) -> None:
     check_crawl(settings)
     path, text = settings_path(settings), settings_text(settings)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -120,11 +121,11 @@ def _started(settings: Settings) -> None:
     write_crawl_layout(settings)
     removed = remove_stale(settings)
     if removed:
-        print(f"{settings.run}: removed {removed} files of shards from {settings.shards:04d} on", file=sys.stderr)
+        note(f"{settings.run}: removed {removed} files of shards from {shard_name(settings.shards)} on")
 
 
 def _or_exit(action: Callable[[], Result]) -> Result:
-    """The result of `action`; a fault that the user can cure becomes one line and exit code 2, as in every step."""
+    """The result of `action`; an error that the user can cure becomes one line and exit code 2, as in every step."""
     try:
         return action()
     except ToolkitError as error:

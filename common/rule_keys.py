@@ -1,7 +1,7 @@
-"""Which keys the output of each rule depends on: what Snakemake compares to decide what to make again.
+"""The settings keys that each rule's output depends on; Snakemake compares them to decide which jobs to run again.
 
-A key that is not here (a time-out, a delay, memory, workers, jobs, logging, the layout of a training) never makes
-finished work run again. What a rule gets as an input file is not repeated: a change travels down the DAG by itself.
+Changing a key that is not here (a time-out, a delay, memory, workers, jobs, logging, the parallel layout) never repeats
+finished work. Input files are not listed either: their changes propagate through the DAG.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from common.settings import Section, Settings
 
 Keys = dict[str, Any]
 
-# Pushshift dumps are read by the blacklist step alone; the other URL rules also hold for redirects.
+# Only the blacklist step reads Pushshift dumps; the other URL rules apply to redirects, too.
 _DUMPS = {"min_score", "over_18", "self_posts"}
 _PAGE = {"extractors", "max_bytes", "max_redirects", "obey_robots"}
 _SIGNATURES = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
-# How a training runs, is watched and is saved; the batch of a step is global_batch_size.
+# How training runs, is watched and is saved; the batch of a step is global_batch_size.
 _RUNNING = {"parallel", "watch", "log", "time_limit_minutes"}
 _TRAIN_RUNNING = {
     *("micro_batch_size", "accumulation", "recompute", "compile", "readers", "log_interval", "eval_interval"),
@@ -32,7 +32,7 @@ def blacklist(settings: Settings) -> Keys:
 
 
 def scrape(settings: Settings) -> Keys:
-    """What makes a page another page: never how politely or patiently it was fetched."""
+    """What changes the text of a page: not how politely or patiently it is fetched."""
     return {**_keys(settings.scrape, include=_PAGE), "redirects": _keys(settings.blacklist, exclude=_DUMPS)}
 
 
@@ -67,23 +67,23 @@ def decontaminate(settings: Settings) -> Keys:
 
 
 def train_tokenizer(settings: Settings) -> Keys:
-    """Size and share."""
+    """The size of the vocabulary and the share of the documents."""
     return _keys(settings.train_tokenizer)
 
 
 def tokenize(settings: Settings) -> Keys:
-    """What is encoded and how; vocabulary files are input files."""
+    """Which documents are encoded and how; vocabulary files are input files."""
     return _keys(settings.tokenize, include={"min_tokens", "append_eod"})
 
 
 def train(settings: Settings, model: str) -> Keys:
-    """Architecture, data and recipe: not the layout, which may change while a training goes on."""
-    run = settings.models[model]
-    return {**_keys(run, exclude=_RUNNING), "train": _keys(run.train, exclude=_TRAIN_RUNNING)}
+    """Architecture, data and recipe; not the parallel layout, which may change when training resumes."""
+    experiment = settings.models[model]
+    return {**_keys(experiment, exclude=_RUNNING), "train": _keys(experiment.train, exclude=_TRAIN_RUNNING)}
 
 
 def evaluate(settings: Settings, model: str) -> Keys:
-    """The part that is scored."""
+    """The split, which decides what is scored."""
     return _keys(settings.models[model].train, include={"split"})
 
 

@@ -1,8 +1,8 @@
-"""Files of a run that belong to another number of shards: removed where they are cheap, refused where they are not.
+"""Handles the files that an earlier number of shards left in a run: cheap ones are removed, crawled pages never.
 
-Every rule names its inputs shard by shard, so a file of another layout is never read. It is removed when a run starts,
-so that nobody takes it for a part of the corpus. Crawled pages and archives cost days: they are never removed. A crawl
-belongs to its number of shards (a host's URLs go to one of them), so with another number a run stops before it starts.
+Every rule names its inputs shard by shard, so stale files are never read; `remove_stale` deletes them when a run starts
+so that nobody mistakes them for part of the corpus. Crawled pages and archives cost days. A crawl belongs to its number
+of shards, because all URLs of a host go to one shard, so with another number `check_crawl` stops the run.
 """
 
 import re
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.files import read_json, write_json
+from common.files import read_json, shard_name, write_json
 from common.settings import Settings
 
 CHEAP = ("urls", "ingest", "clean", "dedup", "decontaminate", "tokens")
 CRAWL = "pages"
-_LAYOUT = "layout.json"  # in the folder of the crawl: it moves along with the pages
-# 0003.txt, 0003.rejects.jsonl.zst, 0003.stats.json, 0003_text_document.idx: what the rules write, and nothing of others
+_LAYOUT = "layout.json"  # inside the crawl's folder, so that it moves with the pages
+# Names that the rules write: 0003.txt, 0003.rejects.jsonl.zst, 0003.stats.json, 0003_text_document.idx
 _OURS = re.compile(
     r"(\d{4,})(_text_document)?(\.(rejects|stats|counts|jsonl))*\.(txt|zst|json|bin|idx|signatures)(\.tmp)?"
 )
@@ -24,15 +24,15 @@ _CRAWLED = re.compile(r"(\d{4,})\..+")
 
 
 def _numbered(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-    """The shard's number and the path of everything that is named after a shard."""
+    """(shard number, path) of each path that is named after a shard."""
     for path in paths:
         match = pattern.fullmatch(path.name)
-        if match and f"{int(match[1]):04d}" == match[1]:
+        if match and shard_name(int(match[1])) == match[1]:
             yield int(match[1]), path
 
 
 def remove_stale(settings: Settings) -> int:
-    """Remove the files of shards that this run does not have, pages and archives excepted; how many there were."""
+    """Remove the files of shards that this run does not have, except pages and archives. Returns how many."""
     removed = 0
     for name in CHEAP:
         for shard, path in list(_numbered((settings.run / name).rglob("*"), _OURS)):
@@ -43,7 +43,7 @@ def remove_stale(settings: Settings) -> int:
 
 
 def _crawled_shards(settings: Settings, last: int) -> int:
-    """Over how many shards the pages that are there were crawled, given the last of them that is there."""
+    """The number of shards of the existing crawl, whose last shard is `last`."""
     recorded = settings.run / CRAWL / _LAYOUT
     if recorded.is_file():
         found = read_json(recorded)
@@ -51,13 +51,13 @@ def _crawled_shards(settings: Settings, last: int) -> int:
             return max(int(found["shards"]), last + 1)
     if last >= settings.shards:
         return last + 1
-    # a run of an earlier version: the URL lists tell
+    # a crawl of an earlier version without layout.json: count the URL lists
     lists = [shard for shard, path in _numbered((settings.run / "urls").glob("*"), _OURS) if path.suffix == ".txt"]
     return max(lists) + 1 if lists and max(lists) + 1 < settings.shards else settings.shards
 
 
 def check_crawl(settings: Settings) -> None:
-    """ConfigError where pages are there that were crawled over another number of shards; changes nothing."""
+    """Raise ConfigError if the run has pages that were crawled with another number of shards. Changes nothing."""
     folder = settings.run / CRAWL
     if not settings.urls or not folder.is_dir():
         return

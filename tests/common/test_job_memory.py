@@ -1,6 +1,6 @@
 import pytest
 
-from common.memory import evaluate_mb, generate_mb, merge_mb, parameters
+from common.job_memory import evaluate_mb, generate_mb, merge_mb, parameters
 from common.settings import ModelSettings
 from training.model import parameter_count
 
