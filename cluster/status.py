@@ -14,6 +14,7 @@ from cluster.jobs import is_alive, read_job
 from common import cli
 from common.errors import InputError
 from common.files import read_json, read_rows
+from common.tables import text_table
 
 COLUMNS = ("run", "job", "state", "iteration", "loss", "valid loss", "tokens/s", "MFU (%)")
 
@@ -52,10 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = arguments.runs or sorted(path for path in Path("results").glob("*/models/*") if path.is_dir())
     if not runs:
         raise InputError("results/*/models/*: no run yet; submit one with python -m cluster.submit")
-    rows = [COLUMNS, *map(run_status, runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(text_table([COLUMNS, *map(run_status, runs)]))
     return 0
 
 

@@ -19,6 +19,7 @@ from common import cli
 from common.errors import ConfigError, InputError, JobError
 from common.progress import LOG_INTERVAL
 from common.settings import Settings
+from common.tables import text_table
 
 _POLL = {"local": 0.5, "slurm": 10.0}  # seconds between two looks at a job
 
@@ -124,7 +125,7 @@ def describe(settings: Settings, name: str) -> str:
         "processes": settings.models[name].world_size,
         **job_parameters(settings, name),
     }
-    return "\n".join(f"{key:<16}{value}" for key, value in rows.items())
+    return text_table(rows.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from common.files import Document, write_json
+from common.tables import text_table
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
@@ -100,11 +102,10 @@ class Stats:
 
     def table(self) -> str:
         """The counts as lines for a terminal, the most frequent reason first."""
-        rows = [("kept", self.documents_out), *self.reasons.most_common(), ("all", self.documents_in)]
-        width = max(len(name) for name, _ in rows)
+        counts = [("kept", self.documents_out), *self.reasons.most_common(), ("all", self.documents_in)]
         share = 100 / max(self.documents_in, 1)
-        lines = (f"  {name:<{width}} {count:>14,} {count * share:6.1f} %" for name, count in rows)
-        return "\n".join([f"{self.step}:", *lines])
+        rows = [(name, f"{count:,}", f"{count * share:.1f} %") for name, count in counts]
+        return f"{self.step}:\n{indent(text_table(rows, 'lrr'), '  ')}"
 
     def dropped(self) -> str:
         """`30 short, 7 language`: the reasons by count, for messages."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common import cli
+from common.tables import text_table
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import ENTRIES, suffixed
 
@@ -35,8 +36,7 @@ def inspect(dataset: IndexedDataset) -> str:
         "end of text": _closed(dataset, meta.end_of_text) if meta else "unknown (no .json)",
         "checksums": "yes" if meta and meta.checksum else "none",
     }
-    lines = [f"{name:<13}{value}" for name, value in rows.items()]
-    return "\n".join([*lines, "", *_distribution(dataset)])
+    return f"{text_table(rows.items())}\n\n{_distribution(dataset)}"
 
 
 def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
@@ -46,18 +46,19 @@ def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
     return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents looked at"
 
 
-def _distribution(dataset: IndexedDataset) -> list[str]:
+def _distribution(dataset: IndexedDataset) -> str:
     """Sequences by the power of two their length lies in."""
     counts = np.zeros(33, dtype=np.int64)
     for start in range(0, len(dataset), ENTRIES):
         bits = np.frexp(dataset.lengths[start : start + ENTRIES].astype(np.float64))[1]  # 10 stands for 512 to 1,023
         counts += np.bincount(bits, minlength=len(counts))
     share = 100 / max(len(dataset), 1)
-    return [
-        f"{1 << bits >> 1:>13,} to {(1 << bits) - 1:>13,} tokens {count:>14,} {count * share:5.1f} %"
+    rows = [
+        (f"{1 << bits >> 1:,}", "to", f"{(1 << bits) - 1:,}", "tokens", f"{count:,}", f"{count * share:.1f} %")
         for bits, count in enumerate(counts.tolist())
         if count
     ]
+    return text_table(rows, "rlrlrr")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import time
@@ -55,7 +56,7 @@ def test_layouts_that_do_not_fit_the_nodes_are_refused_by_key(tmp_path: Path) ->
 
 def test_the_plan_names_what_would_be_submitted(tmp_path: Path) -> None:
     text = describe(settings(tmp_path, executor="slurm", gpus_per_node=8), "tiny")
-    assert "processes       16" in text and "slurm_gres      gpu:8" in text
+    assert re.search("^processes +16$", text, re.M) and re.search("^slurm_gres +gpu:8$", text, re.M)
 
 
 def test_slurm_without_its_commands_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,15 @@
+"""Plain-text tables for people: columns aligned with spaces, ready for `print`."""
+
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+
+def text_table(rows: Iterable[Sequence[object]], align: str = "") -> str:
+    """Rows of cells as lines. `align` has an `l` or `r` per column; columns without one are left-aligned."""
+    lines = list(rows)
+    columns = max(map(len, lines), default=0)
+    sides = ["right" if side == "r" else "left" for side in align.ljust(columns, "l")]
+    # the widths are computed on text: numbers are formatted by the caller
+    text = tabulate(lines, tablefmt="plain", colalign=sides[:columns], disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.splitlines())
