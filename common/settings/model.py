@@ -1,4 +1,4 @@
-"""The architecture of a model, and how it is spread over processes."""
+"""The configuration of a model's architecture and of its parallel layout."""
 
 from typing import Annotated, Literal, Self
 
@@ -13,15 +13,15 @@ class ModelSettings(Section):
     n_layer: Annotated[int, Field(gt=0, le=10_000)]
     """Transformer blocks."""
     n_head: Size
-    """Attention heads; divides n_embd."""
+    """Attention heads per layer; must divide n_embd."""
     n_embd: Annotated[int, Field(gt=0, le=2**20)]
     """Width of the residual stream."""
     seq_len: Size = 1024
-    """Tokens of context."""
+    """Context length, in tokens."""
     vocab_size: Size = 50257
-    """True vocabulary; padding to a multiple of 128 x tensor_parallel is the layout's business."""
+    """Number of true vocabulary entries; the layout pads them to a multiple of 128 x parallel.tensor."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Dropout on embeddings, attention weights and residual branches while training."""
+    """Dropout probability of embeddings, attention weights and residual branches during training."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -31,32 +31,32 @@ class ModelSettings(Section):
 
 
 class ParallelSettings(Section):
-    """How a model is spread: world size = pipeline x data x tensor."""
+    """Parallel layout: world size = pipeline x data x tensor."""
 
     tensor: PositiveInt = 1
-    """Tensor-parallel ranks; divides n_head."""
+    """Tensor-parallel ranks; must divide n_head."""
     sequence_parallel: bool = False
-    """Cut what lies between the split matrices (LayerNorm, dropout, residuals) along the sequence over the
-    tensor-parallel ranks: less memory, the same communication."""
+    """Split LayerNorm, dropout and residuals along the sequence over the tensor-parallel ranks: less memory, the same
+    communication."""
     pipeline: PositiveInt = 1
-    """Pipeline stages, each some consecutive layers; with virtual stages, the ranks that hold them."""
+    """Pipeline-parallel ranks; each holds one stage of consecutive layers, or virtual_stages of them."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
-    """Order of the micro-batches in the pipeline."""
+    """Order in which the pipeline runs its micro-batches."""
     virtual_stages: PositiveInt = 1
-    """Stages a rank with interleaved_1f1b: smaller bubbles, more communication."""
+    """Stages per rank with interleaved_1f1b: smaller bubbles, more communication."""
     data: PositiveInt = 1
     """Data-parallel ranks."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """What data-parallel ranks share out instead of each keeping all: 1 the optimiser's state, 2 and gradients, 3 and
-    parameters. More saves memory and costs communication."""
+    """What is sharded over the data-parallel ranks instead of replicated: 1 the optimiser's state, 2 also gradients, 3
+    also parameters. A higher stage saves memory and costs communication."""
     offload: bool = False
-    """Keep parameters, gradients and optimiser state in the CPU's memory (GPUs only, zero_stage 1 to 3)."""
+    """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, zero_stage 1 to 3)."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.schedule == "interleaved_1f1b" and self.pipeline == 1:
             raise ValueError(
-                "schedule interleaved_1f1b needs pipeline 2 or more; without a pipeline leave schedule out"
+                "schedule interleaved_1f1b needs pipeline 2 or more; without a pipeline, leave schedule out"
             )
         if (self.virtual_stages > 1) != (self.schedule == "interleaved_1f1b"):
             raise ValueError(
@@ -68,7 +68,7 @@ class ParallelSettings(Section):
         return self
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the schedule can run a step of this many micro-batches per data-parallel rank: PyTorch's rules."""
+        """Whether the schedule can run this many micro-batches per step and data-parallel rank (PyTorch's rules)."""
         if self.pipeline == 1 or self.schedule == "gpipe":
             return True
         if self.schedule == "1f1b":

@@ -1,4 +1,4 @@
-"""A whole run."""
+"""The configuration of a whole run, and its paths."""
 
 import difflib
 from collections.abc import Iterable
@@ -23,18 +23,18 @@ from common.settings.training import ClusterSettings, DataSettings, Experiment, 
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'clean'?)`, or nothing when no known name is near."""
+    """` (did you mean 'clean'?)`, or the empty string if no known name is close."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _matches(pattern: str) -> list[str]:
-    """What a path or a glob names, sorted; a path that is there is no glob, whatever characters it has."""
+    """The paths that match, sorted; an existing path is never taken as a glob."""
     return [pattern] if Path(pattern).exists() else sorted(glob(pattern, recursive=True))
 
 
 def _found(key: str, patterns: Iterable[str]) -> list[str]:
-    """What the paths and globs under a key name. ValueError for one that matches nothing."""
+    """The paths that the patterns of a key match. Raises ValueError for one that matches nothing."""
     names: list[str] = []
     for pattern in patterns:
         found = _matches(pattern)
@@ -45,23 +45,23 @@ def _found(key: str, patterns: Iterable[str]) -> list[str]:
 
 
 class Settings(Section):
-    """A whole run: one URL list, one corpus, any number of models."""
+    """One run: URL lists or existing text, one corpus, any number of models."""
 
     run: Path
-    """Folder of all results."""
+    """Folder of all results of the run."""
     urls: list[str] = []
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
-    """Existing text, beside or instead of URLs: a list of {path, format, text_key}."""
+    """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key}."""
     site: Path | None = None
-    """Folder of a recorded site (see demo/): the scrape step serves it on loopback and fetches every URL from it. Leave
-    out to fetch from the web."""
+    """Folder of a recorded site (see demo/); the scrape step serves it on loopback and fetches every URL from it. Leave
+    it out to fetch from the web."""
     shards: PositiveInt = 1
-    """Shards of the corpus; fixes the order of documents and nothing else."""
+    """Number of shards of the corpus; it determines the order of documents and nothing else."""
     max_bad_share: Share = 0.001
-    """Largest share of unreadable lines in an input before a step fails."""
+    """Maximum share of unreadable lines in an input; a step with more fails."""
     train_models: list[str] = []
-    """Models that `snakemake all` trains; every other one has its `train_<name>` target."""
+    """Models that `snakemake all` trains; every other model has its target `train_<name>`."""
     blacklist: BlacklistSettings = BlacklistSettings()
     """URL rules."""
     scrape: ScrapeSettings = ScrapeSettings()
@@ -71,22 +71,22 @@ class Settings(Section):
     dedup: DedupSettings = DedupSettings()
     """Deduplication."""
     decontaminate: DecontaminateSettings = DecontaminateSettings()
-    """Overlap with evaluation sets."""
+    """Removal of overlaps with evaluation sets."""
     train_tokenizer: TrainTokenizerSettings = TrainTokenizerSettings()
-    """A vocabulary of the corpus' own."""
+    """Training of a vocabulary on the corpus."""
     tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
-    """Encoding."""
+    """BPE encoding."""
     models: dict[str, Experiment] = {}
     """Models by name."""
     cluster: ClusterSettings = ClusterSettings()
-    """Where training runs."""
+    """Where training jobs run."""
     generate: GenerateSettings = GenerateSettings()
-    """The closing sample."""
+    """The text sample at the end of `all`."""
 
     @field_validator("tokenize")
     @classmethod
     def _trained_vocabulary(cls, tokenize: TokenizeSettings, info: ValidationInfo) -> TokenizeSettings:
-        """The files that train_tokenizer writes, where it is on."""
+        """Default to the files that train_tokenizer writes, if it is on."""
         trained, run = info.data.get("train_tokenizer"), info.data.get("run")
         if run is None or trained is None or not trained.vocab_size:
             return tokenize
@@ -107,8 +107,8 @@ class Settings(Section):
     @field_validator("models")
     @classmethod
     def _schedules_fit(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
-        for name, run in models.items():
-            run.check_schedule(f"models.{name}")
+        for name, experiment in models.items():
+            experiment.check_schedule(f"models.{name}")
         return models
 
     @model_validator(mode="after")
@@ -132,15 +132,15 @@ class Settings(Section):
         return self
 
     def experiment(self, name: str) -> Experiment:
-        """The model called `name`; ConfigError (a ValueError inside validation) names the closest one."""
+        """The settings of model `name`. Raises ValueError that names the closest model."""
         if name not in self.models:
             raise ValueError(f"no model {name!r} under models{closest(name, self.models)}")
         return self.models[name]
 
     def url_files(self) -> list[str]:
-        """The URL lists with globs resolved. ValueError for one that is not there.
+        """The URL lists, with globs resolved. Raises ValueError for one that does not exist.
 
-        The list of a recorded site may be absent: a rule may have yet to make it.
+        The list of a recorded site may be missing, because a rule may still have to build it.
         """
         names: list[str] = []
         for entry in self.urls:
@@ -153,24 +153,24 @@ class Settings(Section):
         return names
 
     def source_files(self) -> list[str]:
-        """The files and folders of existing text, globs resolved. ValueError for one that is not there."""
+        """The files and folders of existing text, with globs resolved. Raises ValueError for one that does not exist."""
         return _found("sources", [source.path for source in self.sources])
 
     def evaluation_files(self) -> list[str]:
-        """The evaluation sets with globs resolved. ValueError for one that is not there."""
+        """The evaluation sets, with globs resolved. Raises ValueError for one that does not exist."""
         return _found("decontaminate.files", self.decontaminate.files)
 
     @property
     def dataset_prefix(self) -> Path:
-        """PREFIX of the corpus' `.bin/.idx`, the form everything after merge_index takes."""
+        """PREFIX of the corpus' `.bin/.idx`, which merge_index writes and training reads."""
         return self.run / "dataset" / "corpus_text_document"
 
     def datasets(self, name: str) -> list[DataSettings]:
-        """The corpora that a model is trained on: its own blend, or this run's corpus."""
+        """The datasets that a model is trained on: its own blend, or this run's corpus."""
         return self.experiment(name).data or [DataSettings(prefix=self.dataset_prefix, weight=1)]
 
     def check_datasets(self) -> None:
-        """ValueError for a corpus of a blend that is not there and that this run does not make."""
+        """Raise ValueError for a dataset of a blend that does not exist and that this run does not build."""
         for name, model in self.models.items():
             for source in model.data:
                 index = source.prefix.with_name(source.prefix.name + ".idx")
@@ -178,5 +178,5 @@ class Settings(Section):
                     raise ValueError(f"models.{name}.data: {index}: no such file; give the PREFIX without its suffix")
 
     def model_folder(self, name: str) -> Path:
-        """Folder of one model's training run: checkpoints, logs, curves."""
+        """Folder of one model, with its checkpoints, logs and curves."""
         return self.run / "models" / name

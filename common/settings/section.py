@@ -1,23 +1,23 @@
-"""What all sections of the configuration share."""
+"""The base class of all configuration sections, and their common number types."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-LARGEST = 2**63 - 1  # what JSON and every library's counters hold
+LARGEST = 2**63 - 1  # the largest integer of JSON parsers and of counters in libraries
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**64)]  # what torch's and numpy's generators take
+Seed = Annotated[int, Field(ge=0, lt=2**64)]  # the range of torch's and numpy's generators
 
-# Far above every model that was ever trained: a slip of the hand is told by its key, not by the memory it takes.
+# Far above every model ever trained, so that a typo is reported by its key and not by running out of memory.
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys, NaN and infinity are errors, every field carries its description."""
+    """Base of all sections: unknown keys, NaN and infinity are errors; every field has a description."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
@@ -26,7 +26,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Values of a YAML file arrive as text; `3.2e5` is a whole number, too."""
+        """Accept `3.2e5` as a whole number; values of a YAML file arrive as text."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if kind is int and isinstance(value, str) and "e" in value.lower():
             try:

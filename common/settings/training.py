@@ -1,4 +1,4 @@
-"""The sections of training, the jobs that train it, and the sample it gives."""
+"""The configuration sections of training, of training jobs and of text generation."""
 
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Float32 = Annotated[float, Field(ge=0, le=3e38)]  # stays finite as a float32
 PositiveFloat32 = Annotated[float, Field(gt=0, le=3e38)]
 _LARGEST_BATCH = 2**31 - 1
-_MICRO_BATCH = 4  # samples, where neither micro_batch_size nor anything else says how many
+_MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it
 
 
 def split_shares(split: str) -> list[float]:
@@ -31,87 +31,87 @@ def split_shares(split: str) -> list[float]:
 
 
 class TrainSettings(Section):
-    """Optimisation."""
+    """Batch sizes, optimisation, and the intervals of logging, validation and saving."""
 
     iterations: PositiveInt
-    """Optimiser steps."""
+    """Number of optimiser steps."""
     micro_batch_size: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Samples in one forward pass of one data-parallel rank. 0: derived from the other two (default: the largest of 4,
-    3, 2 and 1 that fits)."""
+    """Samples per forward pass and data-parallel rank. 0: derived from the other two (default: the largest of 4, 3, 2
+    and 1 that fits)."""
     accumulation: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Micro-batches of one data-parallel rank in an optimiser step. 0: derived from the other two (default: 1, or as
-    many as the pipeline's schedule needs)."""
+    """Micro-batches per optimiser step and data-parallel rank. 0: derived from the other two (default: 1, or as many as
+    the pipeline's schedule needs)."""
     global_batch_size: Annotated[int, Field(ge=0, le=_LARGEST_BATCH)] = 0
     """Samples per optimiser step: micro_batch_size x accumulation x data. 0: that product."""
     lr: PositiveFloat32 = 1.5e-4
     """Peak learning rate."""
     min_lr: Float32 = 1e-5
-    """Least learning rate after the warm-up, at most lr."""
+    """Minimum learning rate after the warm-up, at most lr."""
     warmup: Share = 0.01
-    """Share of the iterations over which the learning rate rises."""
+    """Share of the iterations over which the learning rate rises linearly."""
     warmup_iterations: NonNegativeInt = 0
-    """Iterations over which the learning rate rises, at most all of them. 0: the share above."""
+    """Iterations of the warm-up, at most all of them. 0: the share in warmup."""
     lr_decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
-    """How the learning rate falls after the warm-up: to min_lr at decay_iterations, not at all, or as
-    lr x sqrt(warm-up / iteration), never below min_lr."""
+    """Schedule after the warm-up: cosine and linear fall to min_lr at decay_iterations, constant stays at lr, and
+    inverse_sqrt is lr x sqrt(warm-up / iteration), never below min_lr."""
     decay_iterations: NonNegativeInt = 0
     """Iteration at which cosine and linear reach min_lr; inverse_sqrt is clamped to min_lr after it, too. 0: the last
-    one. Set it to the old last iteration to keep the learning rate as it was when a run is extended."""
+    iteration. To extend training without changing the schedule, set it to the old last iteration."""
     weight_decay: Float32 = 0.01
-    """AdamW decay of matrices; none on biases and LayerNorm."""
+    """AdamW weight decay of matrices; biases and LayerNorm have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """AdamW's exponential averages, each from 0 to below 1."""
+    """AdamW's decay rates of the moment estimates, each from 0 to below 1."""
     eps: PositiveFloat32 = 1e-8
-    """AdamW's denominator term."""
+    """AdamW's epsilon, added to the denominator."""
     clip_grad: PositiveFloat32 = 1.0
-    """Largest norm of the global gradient."""
+    """Maximum norm of the whole gradient; larger gradients are scaled down to it."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Compute activations anew in the backward pass instead of keeping them: selective all but the results of matrix
-    products and attention, full everything inside a layer."""
+    """Recompute activations in the backward pass instead of keeping them: selective recomputes all but the results of
+    matrix products and attention, full everything inside a layer."""
     compile: bool | None = None
-    """torch.compile for every layer; leave out for: on GPUs."""
+    """Compile every layer with torch.compile. Left out: on GPUs only."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the matrix products; parameters, their gradients and moments are always float32. auto: bfloat16 on GPUs that
-    have it, else float32."""
+    """Precision of matrix products; parameters, gradients and moments are always float32. auto: bfloat16 on GPUs that
+    support it, else float32."""
     initial_loss_scale: Annotated[float, Field(gt=0, le=2.0**126)] = 2.0**32
-    """float16: what the loss is multiplied by at first. It halves at overflows and doubles when there were none."""
+    """float16: initial loss scale. It halves after overflows and doubles after a window without any."""
     loss_scale_window: PositiveInt = 1000
-    """float16: steps without an overflow after which the loss scale doubles."""
+    """float16: consecutive steps without an overflow before the loss scale doubles."""
     hysteresis: PositiveInt = 2
     """float16: overflows before the loss scale halves."""
     seed: Seed = 1234
     """Seed of the initial weights, dropout and data order, below 2^64."""
     split: str = "949,50,1"
-    """Documents for training, validation and test, in proportion."""
+    """Proportions of the documents for training, validation and test."""
     reset_position_ids: bool = False
-    """Positions begin at 0 again behind every end-of-text."""
+    """Restart positions at 0 after every end-of-text."""
     eod_mask_loss: bool = False
-    """No loss where end-of-text is the input: the next document cannot be foreseen."""
+    """Mask the loss where the input is end-of-text, because the next document is unpredictable."""
     readers: Annotated[int, Field(gt=0, le=1024)] = 2
-    """Threads of each process that read batches ahead of their use."""
+    """Threads per process that read batches ahead."""
     log_interval: PositiveInt = 100
     """Iterations between two log lines."""
     eval_interval: PositiveInt = 1000
     """Iterations between two validation runs; one more happens at the end."""
     eval_batches: PositiveInt = 10
-    """Global batches in a validation run (the whole split where it is smaller)."""
+    """Global batches per validation run (the whole split if it is smaller)."""
     save_interval: PositiveInt = 1000
     """Iterations between two checkpoints; one more is written at the end."""
     async_save: bool = False
-    """Write checkpoints while training goes on, from a copy in the CPU's memory."""
+    """Write checkpoints in the background, from a copy in CPU memory."""
     keep_last: NonNegativeInt = 0
-    """Newest checkpoints to keep, older ones are removed. 0: all."""
+    """Number of newest checkpoints to keep; older ones are removed. 0: keep all."""
     keep_every: NonNegativeInt = 0
-    """Checkpoints of every such iteration are kept for good, whatever keep_last says. 0: none."""
+    """Checkpoints at multiples of this iteration are never removed, whatever keep_last says. 0: none."""
 
     @property
     def warmup_end(self) -> int:
-        """Iterations of the warm-up."""
+        """Number of warm-up iterations."""
         return self.warmup_iterations or round(self.warmup * self.iterations)
 
     @property
     def decay_end(self) -> int:
-        """Iterations after which the rate is min_lr for good."""
+        """Iteration after which the learning rate stays at min_lr."""
         return self.decay_iterations or self.iterations
 
     @field_validator("split")
@@ -123,7 +123,7 @@ class TrainSettings(Section):
     @model_validator(mode="after")
     def _rates_fall(self) -> Self:
         if self.min_lr > self.lr:
-            raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; give one that is lr at most")
+            raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; lower it to lr or less")
         if self.decay_iterations and self.lr_decay == "constant":
             raise ValueError(f"decay_iterations {self.decay_iterations}, but lr_decay constant has no end; remove one")
         if 0 < self.decay_iterations < self.warmup_end:
@@ -135,65 +135,65 @@ class TrainSettings(Section):
 
 
 class WatchSettings(Section):
-    """What the trainer looks out for while nobody watches."""
+    """How the trainer reacts to non-finite numbers, loss spikes and hangs."""
 
     non_finite: Literal["stop", "skip"] = "stop"
-    """What to do at a loss or gradient that is NaN or infinite: stop before the weights are touched, or leave out that
-    step (ten in a row stop the run, too). float16 skips, and stops when its loss scale has come down to 1."""
+    """Reaction to a loss or gradient that is NaN or infinite: stop before the weights change, or skip the step (ten
+    consecutive skips stop training, too). float16 always skips, and stops when its loss scale has fallen to 1."""
     spike: Annotated[float, Field(ge=0)] = 1.0
-    """Nats by which a loss must exceed the mean of the 100 before it to be called a spike. 0: no loss is."""
+    """Nats by which a loss must exceed the mean of the previous 100 losses to count as a spike. 0: never."""
     spike_reaction: Literal["warn", "skip", "stop"] = "warn"
-    """What to do at a spike: say so, leave out that step too, or stop before the weights are touched."""
+    """Reaction to a spike: warn, skip the step, too, or stop before the weights change."""
     silence_seconds: Annotated[float, Field(ge=0, le=1e8)] = 600
-    """Seconds without progress after which every process writes the stacks of its threads. 0: never."""
+    """Seconds without progress after which every process prints the stacks of its threads. 0: never."""
 
 
 class LogSettings(Section):
-    """Where a run's figures go besides its log and its CSV files."""
+    """Where training metrics go in addition to the log and the CSV files."""
 
     tensorboard: bool = True
-    """Write TensorBoard event files into RUN/tensorboard."""
+    """Write TensorBoard event files to tensorboard/ in the model folder."""
     wandb: str = ""
-    """Weights & Biases project; empty for none. WANDB_MODE=offline keeps everything on this machine."""
+    """Weights & Biases project; empty: none. WANDB_MODE=offline keeps everything on this machine."""
     peak_tflops: Annotated[float, Field(ge=0)] = 0
-    """Dense peak of one device in TFLOP/s, what MFU is a share of. 0: known from the device's name, where it is."""
+    """Dense peak of one device in TFLOP/s, for MFU. 0: looked up by the device's name."""
 
 
 class DataSettings(Section):
-    """One corpus of a blend."""
+    """One dataset of a blend."""
 
     prefix: Path
     """PREFIX of a dataset (PREFIX.bin, PREFIX.idx), from this toolkit or from Megatron-LM."""
     weight: PositiveFloat
-    """Its share of the samples, beside the weights of the others; they need not add up to 1."""
+    """Relative share of the samples; the weights need not add up to 1."""
 
     @field_validator("prefix")
     @classmethod
     def _has_a_name(cls, prefix: Path) -> Path:
         if not prefix.name or "\0" in str(prefix):
-            raise ValueError(f"{str(prefix)!r} is no PREFIX; give the name of a dataset without .bin or .idx")
+            raise ValueError(f"{str(prefix)!r} is not a PREFIX; give the name of a dataset without .bin or .idx")
         return prefix
 
 
 class Experiment(Section):
-    """One model to train: `train_<name>` and `merge_<name>` are its targets."""
+    """One model to train; `train_<name>` and `merge_<name>` are its targets."""
 
     model: ModelSettings
     """Architecture."""
     data: list[DataSettings] = []
-    """What to train it on: a list of {prefix, weight}. Leave out for the run's own corpus."""
+    """Datasets to train on: a list of {prefix, weight}. Left out: the corpus of the run."""
     parallel: ParallelSettings = ParallelSettings()
-    """Layout."""
+    """Parallel layout."""
     train: TrainSettings
-    """Optimisation."""
+    """Batch sizes, optimisation and intervals."""
     finetune: Path | None = None
-    """Hugging Face folder of the GPT-2 whose weights training starts from, instead of random ones."""
+    """Hugging Face folder of a GPT-2 to start from, instead of random weights."""
     watch: WatchSettings = WatchSettings()
-    """Reactions to numbers and processes that go wrong."""
+    """Reactions to non-finite numbers, spikes and hangs."""
     log: LogSettings = LogSettings()
-    """Figures of the run."""
+    """Where metrics go."""
     time_limit_minutes: PositiveInt = 24 * 60
-    """Wall-clock limit of one job."""
+    """Wall-clock limit of one job, in minutes."""
 
     @property
     def world_size(self) -> int:
@@ -202,7 +202,7 @@ class Experiment(Section):
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one data-parallel rank in an optimiser step."""
+        """Micro-batches per optimiser step and data-parallel rank."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
 
     @field_validator("data")
@@ -231,9 +231,9 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
-        """Micro x accumulation x data = global: of the three in `train`, what is left out follows from the others.
+        """Fill in the batch sizes that were left out: micro x accumulation x data = global.
 
-        Every message names values that are accepted together with the keys it does not name.
+        Every message names values that are valid together with the keys that it does not name.
         """
         train, parallel, data = self.train, self.parallel, self.parallel.data
         micro, accumulation, whole = train.micro_batch_size, train.accumulation, train.global_batch_size
@@ -248,7 +248,7 @@ class Experiment(Section):
                     f"train.global_batch_size {whole} is not {'' if micro and accumulation else 'a multiple of '}"
                     f"{product} = {unit}; set it to {' or '.join(map(str, cures))}, or leave it out"
                 )
-            rest = whole // unit  # the missing factors
+            rest = whole // unit  # product of the missing factors
             if not micro:
                 sizes = [size for size in range(_MICRO_BATCH, 0, -1) if not rest % size]
                 micro = rest if accumulation else next((n for n in sizes if parallel.takes(rest // n)), sizes[-1])
@@ -267,15 +267,15 @@ class Experiment(Section):
             raise ValueError(
                 f"train.global_batch_size {micro * accumulation * data} is over {_LARGEST_BATCH}; lower it"
             )
-        # accumulation stays as it was given: where it was not, it follows a change of `data` in a resolved file
+        # accumulation stays as given: left out, it can follow a change of `data` in a resolved file
         derived = {"micro_batch_size": micro, "global_batch_size": micro * accumulation * data}
-        object.__setattr__(self, "train", train.model_copy(update=derived))  # frozen for everybody else
+        object.__setattr__(self, "train", train.model_copy(update=derived))  # the model is frozen
         return self
 
     def check_schedule(self, key: str) -> None:
-        """ValueError when the warm-up is longer than the run; `key` names this model.
+        """Raise ValueError if the warm-up is longer than training; `key` names this model.
 
-        No validator: manifests of runs that were once allowed to be so stay readable.
+        Not a validator, so that older manifests with such a warm-up stay readable.
         """
         if self.train.warmup_end > self.train.iterations:
             raise ValueError(
@@ -288,33 +288,33 @@ class ClusterSettings(Section):
     """Where training jobs run (`python -m cluster.submit`)."""
 
     executor: Literal["local", "slurm"] = "local"
-    """local: processes on this machine; slurm: sbatch."""
+    """local: processes on this machine; slurm: a Slurm job, through sbatch."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
-    """GPUs of a node, one process each; 0 trains on CPUs."""
+    """GPUs per node, one process each; 0 trains on CPUs."""
     tasks_per_node: PositiveInt = 8
-    """Processes a node takes when it has no GPUs."""
+    """Processes per node if it has no GPUs."""
     cpus_per_task: PositiveInt = 1
-    """CPU cores of a process."""
+    """CPU cores per process."""
     mem_gb_per_task: PositiveInt = 8
-    """Memory of a process, in GB (Slurm only)."""
+    """Memory per process, in GB (Slurm only)."""
     partition: str = ""
-    """Slurm partition; empty for the cluster's default."""
+    """Slurm partition; empty: the cluster's default."""
     account: str = ""
-    """Slurm account; empty for the user's default."""
+    """Slurm account; empty: the user's default."""
 
 
 class GenerateSettings(Section):
-    """The sample that `all` ends with."""
+    """The text sample that `all` ends with."""
 
     prompt: str = "The"
     """Text to continue."""
     max_tokens: Size = 64
-    """Tokens to add."""
+    """Maximum number of tokens to generate."""
     temperature: Annotated[float, Field(ge=0)] = 0.8
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40
-    """Choose among the k likeliest tokens; 0 for all."""
+    """Sample among the k most likely tokens. 0: among all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Choose among the likeliest tokens that make up this probability."""
+    """Sample among the most likely tokens whose probabilities add up to this."""
     seed: Seed = 1
     """Seed of the sampling, below 2^64."""
