@@ -1,6 +1,7 @@
-"""One training job: its record on disk, whether it is alive, and what it runs.
+"""One training job: its record on disk, whether it is alive, and what its ranks run.
 
-RUN/job.json is the record: it outlives the submitting process, so that a second submission finds the first job.
+The record is job.json in the model folder. It outlives the submitting process, so that a second submission finds the
+first job.
 """
 
 import os
@@ -32,31 +33,31 @@ class Job:
     """Folder of the job's logs."""
 
 
-def record_path(run: Path) -> Path:
-    """Where a run's job is recorded."""
-    return run / "job.json"
+def record_path(folder: Path) -> Path:
+    """The file that records the job of a model folder."""
+    return folder / "job.json"
 
 
-def read_job(run: Path) -> Job | None:
-    """The last job submitted for a run; None where there was none."""
-    path = record_path(run)
+def read_job(folder: Path) -> Job | None:
+    """The last job submitted for a model folder; None if there is none. Raises InputError for a damaged record."""
+    path = record_path(folder)
     if not path.exists():
         return None
     try:
         return Job(**read_json(path))
     except TypeError:
-        raise InputError(f"{path}: not a job record; remove it if no job of this run is alive") from None
+        raise InputError(f"{path}: not a job record; remove it if no job of this model is alive") from None
 
 
-def write_job(run: Path, job: Job) -> None:
-    """Record a run's job."""
-    write_json(record_path(run), asdict(job))
+def write_job(folder: Path, job: Job) -> None:
+    """Record the job of a model folder."""
+    write_json(record_path(folder), asdict(job))
 
 
 def _local_is_alive(job: Job) -> bool:
     try:
         process = psutil.Process(int(job.id))
-        # The command line tells our controller from a later process that was given the same number.
+        # The command line distinguishes our controller from a later process with the same id.
         ours = "submitit.local._local" in process.cmdline() and job.logs in process.cmdline()
         return ours and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -64,22 +65,22 @@ def _local_is_alive(job: Job) -> bool:
 
 
 def _slurm_is_alive(job: Job) -> bool:
-    # squeue knows without an accounting database, and forgets a job some minutes after its end.
+    # squeue needs no accounting database; it forgets a job a few minutes after its end.
     answer = subprocess.run(
         ["squeue", "--noheader", f"--jobs={job.id}", "--format=%T"], capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
-        return "invalid job id" not in answer.stderr.lower()  # a controller that is away says nothing about the job
+        return "invalid job id" not in answer.stderr.lower()  # an unreachable controller says nothing about the job
     return any(not state.startswith(ENDED) for state in answer.stdout.split())
 
 
 def is_alive(job: Job) -> bool:
-    """Whether a job still waits or runs."""
+    """Whether a job is still queued or running."""
     return _slurm_is_alive(job) if job.executor == "slurm" else _local_is_alive(job)
 
 
 def log_tail(job: Job, lines: int = 15) -> tuple[Path | None, list[str]]:
-    """The log of a job's first rank, and its last lines without what submitit says about itself."""
+    """The log of a job's first rank, and its last lines without submitit's own messages."""
     path = Path(job.logs) / f"{job.id}_0_log.out"
     if not path.exists():
         return None, []
@@ -88,9 +89,9 @@ def log_tail(job: Job, lines: int = 15) -> tuple[Path | None, list[str]]:
 
 
 def run_training(settings: dict[str, Any], name: str, folder: str) -> None:
-    """What every rank of a job runs: train a model in `folder`; exits with a code when that fails.
+    """Train a model, in working folder `folder`; every rank of a job runs this. Exits with a code if training fails.
 
-    The settings travel with the job as plain data: editing config.yaml later does not change a queued job.
+    The settings travel with the job as plain data, so editing config.yaml later does not change a queued job.
     """
     from training.train import train
 
@@ -100,4 +101,4 @@ def run_training(settings: dict[str, Any], name: str, folder: str) -> None:
         return train(validate(settings, "submitted configuration"), name)
 
     if code := cli.run(main):
-        sys.exit(code)  # so that Slurm calls the job FAILED
+        sys.exit(code)  # so that Slurm marks the job FAILED

@@ -1,10 +1,11 @@
-"""Submit a training job: one process a GPU, on Slurm through submitit's sbatch, or on this machine.
+"""Submit a training job with one process per GPU, to Slurm through submitit or on this machine.
 
     python -m cluster.submit --config config.yaml --model tiny --wait
     python -m cluster.submit --config configs/openwebtext.yaml --model gpt2_345m --dry-run
 
-The section `cluster` says where (executor, partition, GPUs of a node); the model's `parallel` how many processes. A
-run whose job is still alive is not submitted twice: the command finds it again. `--wait` follows the job to its end.
+The section `cluster` decides where it runs (executor, partition, GPUs per node), the model's `parallel` decides the
+number of processes. A job that is still alive is not submitted twice: the command finds it again. `--wait` follows the
+job to its end.
 """
 
 import fcntl
@@ -21,34 +22,34 @@ from common.progress import LOG_INTERVAL
 from common.settings import Settings
 from common.tables import text_table
 
-_POLL = {"local": 0.5, "slurm": 10.0}  # seconds between two looks at a job
+_POLL = {"local": 0.5, "slurm": 10.0}  # seconds between two checks of a job
 
 
 def job_parameters(settings: Settings, name: str) -> dict[str, Any]:
-    """submitit's parameters for a model: one task a rank, as few nodes as hold them.
+    """submitit's parameters for a model: one task per rank, on as few nodes as possible.
 
-    Raises ConfigError when the ranks do not fill whole nodes, or do not fit on one with the local executor.
+    Raises ConfigError if the ranks do not fill whole nodes, or if the local executor needs more than one node.
     """
-    run, cluster = settings.models[name], settings.cluster
+    experiment, cluster = settings.models[name], settings.cluster
     per_node = cluster.gpus_per_node or cluster.tasks_per_node
-    tasks = min(run.world_size, per_node)
-    nodes, rest = divmod(run.world_size, tasks)
+    tasks = min(experiment.world_size, per_node)
+    nodes, rest = divmod(experiment.world_size, tasks)
     if rest:
         raise ConfigError(
-            f"models.{name}.parallel asks for {run.world_size} processes, which do not fill whole nodes of {per_node}; "
+            f"models.{name}.parallel asks for {experiment.world_size} processes, which do not fill whole nodes of {per_node}; "
             "choose a multiple, or change cluster.gpus_per_node"
         )
     if cluster.executor == "local":
         if nodes > 1:
             raise ConfigError(
-                f"models.{name}.parallel asks for {run.world_size} processes and cluster.executor is local with "
-                f"{per_node} a node; use executor: slurm, or raise cluster.gpus_per_node or tasks_per_node"
+                f"models.{name}.parallel asks for {experiment.world_size} processes and cluster.executor is local with "
+                f"{per_node} per node; use executor: slurm, or raise cluster.gpus_per_node or tasks_per_node"
             )
         return {
             "tasks_per_node": tasks,
             "stderr_to_stdout": True,
             "gpus_per_node": tasks if cluster.gpus_per_node else 0,
-            "timeout_min": run.time_limit_minutes,
+            "timeout_min": experiment.time_limit_minutes,
         }
     parameters: dict[str, Any] = {
         "name": name,
@@ -56,9 +57,9 @@ def job_parameters(settings: Settings, name: str) -> dict[str, Any]:
         "tasks_per_node": tasks,
         "cpus_per_task": cluster.cpus_per_task,
         "mem_gb": cluster.mem_gb_per_task * tasks,
-        "timeout_min": run.time_limit_minutes,
+        "timeout_min": experiment.time_limit_minutes,
         "stderr_to_stdout": True,
-        # submitit's srun would leave the other ranks waiting for a dead one, and gets no CPU count from its sbatch
+        # By default srun leaves the other ranks waiting for a dead one, and does not take the CPU count from sbatch.
         "slurm_srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus_per_task}"],
     }
     if cluster.gpus_per_node:
@@ -81,46 +82,46 @@ def _executor(settings: Settings, logs: Path, parameters: dict[str, Any]) -> Any
 
 
 def submit(settings: Settings, name: str) -> Job:
-    """Start a model's training job, or find the one that is already alive."""
-    run = settings.model_folder(name).resolve()
-    run.mkdir(parents=True, exist_ok=True)
-    with open(run / "submit.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two submissions at once: the second finds the job of the first
-        job = read_job(run)
+    """Start the training job of a model, or return the one that is still alive."""
+    folder = settings.model_folder(name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "submit.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two concurrent submissions, the second finds the first one's job
+        job = read_job(folder)
         if job is not None and is_alive(job):
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
-        (run / "done.json").unlink(missing_ok=True)  # says that *this* job reached its end
-        logs = run / "logs"
+        (folder / "done.json").unlink(missing_ok=True)  # it must mean that *this* job has finished
+        logs = folder / "logs"
         executor = _executor(settings, logs, job_parameters(settings, name))
         submitted = executor.submit(run_training, settings.model_dump(mode="json"), name, str(Path.cwd()))
         job = Job(id=str(submitted.job_id), executor=settings.cluster.executor, logs=str(logs))
-        write_job(run, job)
+        write_job(folder, job)
         print(f"{name}: submitted job {job.id} ({settings.models[name].world_size} processes), logs in {logs}")
         return job
 
 
 def wait(settings: Settings, name: str, job: Job) -> None:
-    """Follow a job to its end, its newest log line now and then; JobError quotes the log of one that failed."""
-    run = settings.model_folder(name)
-    said = time.monotonic()
+    """Wait for a job to end, and print its newest log line every 30 s. Raises JobError that quotes a failed job's log."""
+    done = settings.model_folder(name) / "done.json"
+    printed = time.monotonic()
     while is_alive(job):
         time.sleep(_POLL[job.executor])
-        if time.monotonic() - said >= LOG_INTERVAL:
-            said = time.monotonic()
+        if time.monotonic() - printed >= LOG_INTERVAL:
+            printed = time.monotonic()
             path, lines = log_tail(job, 1)
             print(lines[-1] if lines else f"{name}: job {job.id} has written nothing yet", flush=True)
-    if not (run / "done.json").exists():
+    if not done.exists():
         path, lines = log_tail(job)
         quoted = "".join(f"\n    {line}" for line in lines)
-        raise JobError(f"{name}: job {job.id} ended before its training was done; log: {path or job.logs}{quoted}")
-    print(f"{name}: done, {run / 'done.json'}")
+        raise JobError(f"{name}: job {job.id} ended before training was done; log: {path or job.logs}{quoted}")
+    print(f"{name}: done, {done}")
 
 
 def describe(settings: Settings, name: str) -> str:
-    """What would be submitted, a line a parameter."""
+    """The job that would be submitted, one line per parameter."""
     rows = {
-        "run": settings.model_folder(name),
+        "model folder": settings.model_folder(name),
         "executor": settings.cluster.executor,
         "processes": settings.models[name].world_size,
         **job_parameters(settings, name),
@@ -132,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("cluster.submit", __doc__)
     cli.add_model_settings(parser)
-    parser.add_argument("--wait", action="store_true", help="follow the job to its end")
+    parser.add_argument("--wait", action="store_true", help="wait for the job to end")
     parser.add_argument("--dry-run", action="store_true", help="print what would be submitted")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)

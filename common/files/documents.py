@@ -1,7 +1,7 @@
-"""Documents as lines of JSON, and the mark that keeps what one step dropped from being read by the next.
+"""Reads documents from JSON lines, and refuses documents that a step has dropped.
 
-A dropped document says so itself: `{"dropped_by": "clean", …, "reason": "short"}`. Every reader of documents and URLs
-stops at the first such line.
+Every line in a file of rejects is marked: `{"dropped_by": "clean", …, "reason": "short"}`. All readers of documents and
+URLs raise InputError at the first marked line, so rejects are never taken for a corpus.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from common.files.reading import read_blocks, read_lines
 Document = dict[str, Any]
 
 MARK = "dropped_by"
-"""Key that the documents in files of rejects have, and no others: the step that dropped them."""
+"""Key that only dropped documents have; its value is the step that dropped them."""
 _MARKED = f'"{MARK}":'.encode()
 _MARKED_LINE = re.compile(rb"^[ \t]*\{.*" + _MARKED, re.MULTILINE)
 
 
 class BadLines:
-    """Counts lines that are no documents; `check` fails when their share is larger than allowed."""
+    """Counts lines that are not documents; `check` raises if their share is too large."""
 
     def __init__(self, max_share: float) -> None:
         self.max_share = max_share
@@ -37,20 +37,20 @@ class BadLines:
         """Count one bad line; `where` is `file:line: what is wrong`."""
         self.bad += 1
         self.first = self.first or where
-        if self.bad <= 10:  # enough to see the pattern, without a log of millions
+        if self.bad <= 10:  # enough to see the pattern without flooding the log
             warn(f"bad line skipped: {where}")
 
     def check(self) -> None:
-        """Raise InputError when more than `max_share` of the lines were bad."""
+        """Raise InputError if more than `max_share` of the lines are bad."""
         if self.bad > self.max_share * self.lines:
             raise InputError(
                 f"{self.first}; {self.bad} of {self.lines} lines are bad, more than max_bad_share "
-                f"{self.max_share:g}: mend the file or raise max_bad_share"
+                f"{self.max_share:g}: repair the file or raise max_bad_share"
             )
 
 
 def require_kept(found: Document, where: str) -> None:
-    """Raise InputError for an object that a step has dropped; `where` is `file:line`."""
+    """Raise InputError for a document that a step has dropped; `where` is `file:line`."""
     if MARK in found:
         raise InputError(
             f"{where}: dropped by the step {found[MARK]}: the file holds rejects; name the step's shards instead, or "
@@ -59,7 +59,7 @@ def require_kept(found: Document, where: str) -> None:
 
 
 def unmarked_blocks(path: Path) -> Iterator[bytes]:
-    """`read_blocks` of a list; InputError at a line that a step has dropped."""
+    """`read_blocks` of a URL list. Raises InputError at a line that a step has dropped."""
     lines = 0
     for block in read_blocks(path):
         for match in _MARKED_LINE.finditer(block) if _MARKED in block else ():
@@ -70,7 +70,7 @@ def unmarked_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _object(line: bytes) -> Document:
-    """The JSON object of a line; empty where it is none."""
+    """The JSON object in a line; empty if the line holds none."""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -79,7 +79,7 @@ def _object(line: bytes) -> Document:
 
 
 def first_line(path: Path) -> bytes | None:
-    """The first line of a regular file, cut off when it is long; None where it cannot be read: its reader will say."""
+    """The first line of a regular file, up to 16 KB; None if it cannot be read, which its reader will report."""
     try:
         return next(read_blocks(path, 1 << 14), b"").partition(b"\n")[0]
     except (InputError, OSError):
@@ -87,15 +87,15 @@ def first_line(path: Path) -> bytes | None:
 
 
 def is_marked(line: bytes) -> bool:
-    """Whether a line, or its beginning, is a document that a step has dropped: ours begin with the mark."""
+    """Whether a line, or the beginning of one, is a dropped document; those that we write begin with the mark."""
     return line.startswith(b"{" + _MARKED) or (_MARKED in line and MARK in _object(line))
 
 
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:
-    """The documents of one JSON-lines file, decompressed by its suffix.
+    """The documents of one JSON-lines file, decompressed according to its suffix.
 
-    A document is an object with a string under "text" and a string under "id". Lines that are not are counted in
-    `bad`; without it the first one raises InputError with its file and line. A dropped document always does.
+    A document is an object with a string under "text" and one under "id". Other lines are counted in `bad`; without it,
+    the first one raises InputError with file and line. A dropped document always raises.
     """
     for number, line in enumerate(read_lines(path), start=1):
         if bad is not None:
@@ -123,11 +123,11 @@ def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document
 
 
 def read_shards(paths: Iterable[Path], bad: BadLines | None = None) -> Iterator[Document]:
-    """The documents of several files, one file after the other; see `read_documents`."""
+    """The documents of several files, in order; see `read_documents`."""
     for path in paths:
         yield from read_documents(path, bad)
 
 
 def short_hash(text: str) -> str:
-    """First 16 hex digits of sha256: the `id` of a canonical URL, or of a text that has none."""
+    """First 16 hex digits of sha256: the `id` of a document, from its canonical URL or else its text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

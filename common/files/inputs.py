@@ -1,43 +1,42 @@
-"""Which files the paths, folders and globs of an option stand for.
+"""Expands the paths, folders and globs of an option to files.
 
-A folder of a run holds more than what the next step reads: rejects, statistics, journals, temporary files. They are
-left out of folders and globs, with a line on stderr that counts and names them; a file of rejects that is named is
-refused.
+A step's folder also holds rejects, statistics, journals and temporary files. They are left out of folders and globs,
+with a note on stderr that counts and names them. A file of rejects that is named directly is refused.
 """
 
 import glob
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from common.console import note
 from common.errors import InputError
 from common.files.documents import first_line, is_marked
 from common.files.reading import COMPRESSED, is_readable
 
 Kind = Literal["shards", "lists", "files"]
-"""What an option reads: shards of documents; URL lists and texts; any files (WARC, counts)."""
+"""What an option reads: shards of documents; URL lists and texts; any files (WARC files, counts)."""
 
 _SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
 _UNFINISHED = re.compile(r".*\.(tmp|journal)")
 _FIGURES = re.compile(r"(.*\.)?(stats|counts)\.json|clusters\.json")
-_REJECTS = re.compile(r".*\.rejects\.jsonl.*")  # where they lay before each line was marked
+_REJECTS = re.compile(r".*\.rejects\.jsonl.*")  # names from before lines were marked
 _REJECTS_FOLDERS = ("rejects", "removed")
 _NOUNS: dict[Kind, str] = {"shards": "shards of documents", "lists": "lists or texts", "files": "files"}
-_NAMED = 3  # files that a line about those left out names
+_NAMED = 3  # files that a note names
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, links to folders followed, each folder once; nothing hidden."""
+    """Every file below a folder except hidden ones. Follows links, and visits each folder once."""
     seen = {_folder_id(folder)}
     for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         new = []
         for name in sorted(folders):
             number = None if name.startswith(".") else _folder_id(Path(root, name))
-            if number is not None and number not in seen:  # a link may lead to a folder above it
+            if number is not None and number not in seen:  # a link may lead back to a parent folder
                 seen.add(number)
                 new.append(name)
         folders[:] = new
@@ -54,17 +53,17 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 def _is_rejects(path: Path) -> bool:
-    """Whether a file holds what a step dropped; an empty one is known by its folder alone."""
+    """Whether a file holds rejects; an empty one is recognised by its folder."""
     if _REJECTS.fullmatch(path.name):
         return True
-    line = first_line(path) if path.is_file() else b"?"  # a pipe can be read once
+    line = first_line(path) if path.is_file() else b"?"  # a pipe can be read only once
     return is_marked(line) if line else path.parent.name in _REJECTS_FOLDERS
 
 
 def _is_left_out(path: Path, kind: Kind, in_folder: bool) -> bool:
-    """Whether a file of a folder or a glob is no input."""
+    """Whether a file of a folder or a glob is not an input."""
     if path.exists() and not path.is_file():
-        return True  # a pipe waits for whoever writes to it
+        return True  # reading a pipe would block
     if kind == "files":
         return _UNFINISHED.fullmatch(path.name) is not None
     if _UNFINISHED.fullmatch(path.name) or _FIGURES.fullmatch(path.name):
@@ -73,7 +72,7 @@ def _is_left_out(path: Path, kind: Kind, in_folder: bool) -> bool:
 
 
 def _require_input(path: Path, kind: Kind) -> None:
-    """InputError for a file that was named, perhaps by a glob of the shell, and is no input."""
+    """Raise InputError for a named file, perhaps from a shell glob, that is not an input."""
     if kind != "files" and _is_rejects(path):
         raise InputError(f"{path}:1: rejects of a step, dropped once already; name the step's shards instead")
     if kind == "shards" and (_UNFINISHED.fullmatch(path.name) or _FIGURES.fullmatch(path.name)):
@@ -81,10 +80,10 @@ def _require_input(path: Path, kind: Kind) -> None:
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
-    """What a glob finds, folders walked, and whether it lies in a folder that the glob found; each file once."""
+    """The files that a glob matches, each once, and whether they lie in a folder that it matches."""
     parts = pattern.split("/")
     found: dict[Path, bool] = {}
-    if "**" in parts:  # not glob's own, which follows links in circles
+    if "**" in parts:  # glob.glob would follow circular links
         first = parts.index("**")
         for folder in glob.glob("/".join(parts[:first]) + "/") if first else ["."]:
             names = ((file, file.relative_to(folder).parts) for file in _walk(Path(folder)))
@@ -92,14 +91,14 @@ def _matches(pattern: str) -> dict[Path, bool]:
         return found
     for name in glob.glob(pattern):
         found |= dict.fromkeys(_walk(Path(name)), True) if os.path.isdir(name) else {Path(name): False}
-    by_place: dict[str, Path] = {}
+    by_location: dict[str, Path] = {}
     for file in sorted(found, key=lambda file: (len(file.parts), file)):
-        by_place.setdefault(os.path.join(os.path.realpath(file.parent), file.name), file)
-    return {file: found[file] for file in by_place.values()}
+        by_location.setdefault(os.path.join(os.path.realpath(file.parent), file.name), file)
+    return {file: found[file] for file in by_location.values()}
 
 
 def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path match those of a pattern; `**` stands for any number of folders."""
+    """Whether the parts of a path match a pattern's; `**` matches any number of folders."""
     if not pattern or not name:
         return not name and all(part == "**" for part in pattern)
     if pattern[0] == "**":
@@ -108,9 +107,9 @@ def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
-    """The files that one pattern stands for, and those that are left out; see `expand_inputs`."""
+    """The files that a pattern matches, and those that are left out; see `expand_inputs`."""
     if not pattern:
-        raise InputError("an input is the empty string; name a file, a glob or a folder (. for the working one)")
+        raise InputError("an input is the empty string; name a file, a glob or a folder (. is the working folder)")
     path = Path(pattern)
     if is_readable(path):
         if pattern != "-":
@@ -122,26 +121,26 @@ def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
 
 
 def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
-    """Files named by paths, folders (what is below, sorted) and globs (sorted); `-` is stdin.
+    """The files of all patterns: paths, folders (everything below, sorted) and globs (sorted); `-` is stdin.
 
-    Raises InputError for a pattern that matches nothing: an input is never silently empty.
+    Raises InputError for a pattern that matches nothing, so that an input is never silently empty.
     """
     paths: list[Path] = []
     for pattern in patterns:
         files, left_out = find_inputs(pattern, kind)
         names = ", ".join(map(str, left_out[:_NAMED])) + (", …" if len(left_out) > _NAMED else "")
-        note = f"{len(left_out)} left out: {names}" if left_out else ""
+        skipped = f"{len(left_out)} left out: {names}" if left_out else ""
         if not files:
             problem = f"folder with no {_NOUNS[kind]}" if Path(pattern).is_dir() else "matches no file"
-            raise InputError(f"{pattern}: {problem}" + (f" ({note})" if note else ""))
-        if note:
-            print(f"note: {pattern}: {len(files)} {_NOUNS[kind]}, {note}", file=sys.stderr)
+            raise InputError(f"{pattern}: {problem}" + (f" ({skipped})" if skipped else ""))
+        if skipped:
+            note(f"{pattern}: {len(files)} {_NOUNS[kind]}, {skipped}")
         paths.extend(files)
     return paths
 
 
 def require_regular(paths: Iterable[Path], reader: str) -> None:
-    """Raise InputError for a pipe or a device given to a `reader` that reads its inputs more than once."""
+    """Raise InputError for a pipe or a device; `reader` reads its inputs more than once."""
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file()):
             raise InputError(

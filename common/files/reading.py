@@ -1,6 +1,6 @@
-"""Text as lines, blocks and rows: decompressed by its suffix, its byte-order mark skipped, damage named.
+"""Reads text files as lines, blocks and rows: decompresses by suffix, skips a byte-order mark, reports damage.
 
-Regular files, pipes (`<(zcat …)`, /dev/fd/N), character devices and `-` (stdin) are read alike, once and in order.
+Regular files, pipes (`<(zcat …)`, /dev/fd/N), character devices and `-` (stdin) are all read once, in order.
 """
 
 import bz2
@@ -25,12 +25,12 @@ from common.files.writing import naming
 _CHUNK = 1 << 20  # bytes read at a time
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
 _OTHER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}  # FF FE 00 00 is UTF-32, too
-_MARK_BYTES = 4  # of the longest
+_MARK_BYTES = 4  # length of the longest
 _READABLE = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISSOCK)
 
 
 class _Decompressor(Protocol):
-    """One gzip member, zstd frame, bzip2 or xz stream, in the terms of `bz2` and `lzma`."""
+    """Decompressor of one gzip member, zstd frame, bzip2 or xz stream, with the interface of `bz2` and `lzma`."""
 
     @property
     def eof(self) -> bool: ...
@@ -42,7 +42,7 @@ class _Decompressor(Protocol):
 
 
 class _GzipMember:
-    """One gzip member."""
+    """Decompressor of one gzip member."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(wbits=31)
@@ -64,7 +64,7 @@ class _GzipMember:
 
 
 class _ZstdFrame:
-    """One zstd frame; a skippable one gives no bytes."""
+    """Decompressor of one zstd frame; a skippable frame yields no bytes."""
 
     needs_input = True
 
@@ -87,17 +87,20 @@ class _ZstdFrame:
 _FORMATS: dict[str, tuple[str, Callable[[], _Decompressor]]] = {
     ".gz": ("gzip", _GzipMember),
     ".bz2": ("bzip2", bz2.BZ2Decompressor),
-    ".xz": ("xz", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)),  # zeros are an empty file of the older format
+    ".xz": (
+        "xz",
+        partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
+    ),  # with FORMAT_AUTO, zeros would be an empty .lzma file
     ".zst": ("zstd", _ZstdFrame),
 }
 COMPRESSED = tuple(_FORMATS)
-"""Suffixes of the compressions that are read."""
+"""Suffixes of compressed files that can be read."""
 
 
 def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The bytes of all frames of a compressed file, of which there must be one; what follows them must be another.
+    """The decompressed bytes of all frames of a file, which must have at least one.
 
-    Raises InputError for a frame that stops early, anything else between or after frames, and an empty file.
+    Raises InputError for a truncated frame, other bytes between or after frames, and an empty file.
     """
     name, new_frame = _FORMATS[path.suffix]
     frame, started, frames = new_frame(), False, 0
@@ -105,7 +108,7 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
         for data in blocks:
             while True:
                 if frames and not started and name in ("gzip", "xz"):
-                    data = data.lstrip(b"\0")  # padding, which both formats allow
+                    data = data.lstrip(b"\0")  # both formats allow zero padding
                 if not data and frame.needs_input:
                     break
                 started = True
@@ -117,15 +120,15 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # bz2 reports damage as a bare OSError
             raise
-        raise InputError(f"{path}: damaged {name} file ({error}); make it again") from None
+        raise InputError(f"{path}: damaged {name} file ({error}); create it again") from None
     if started:
-        raise InputError(f"{path}: truncated {name} file; make it again")
+        raise InputError(f"{path}: truncated {name} file; create it again")
     if not frames:
-        raise InputError(f"{path}: 0 bytes are no {name} file; make it again")
+        raise InputError(f"{path}: 0 bytes are no {name} file; create it again")
 
 
 def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The chunks of a text without its byte-order mark. EncodingError for the marks of UTF-16 and UTF-32."""
+    """The chunks of a text without its byte-order mark. Raises EncodingError for a UTF-16 or UTF-32 mark."""
     head = b""
     while len(head) < _MARK_BYTES and (chunk := next(chunks, b"")):
         head += chunk
@@ -138,7 +141,7 @@ def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a path leads to something that can be read like a file: a regular one, a pipe, /dev/null, stdin."""
+    """Whether a path can be read like a file: a regular file, a pipe, /dev/null or stdin."""
     if str(path) == "-":
         return True
     try:
@@ -152,7 +155,7 @@ def _open(path: Path) -> IO[bytes]:
     mode = os.stat(path).st_mode
     if not any(kind(mode) for kind in _READABLE):
         raise InputError(f"{path}: not a file")
-    if stat.S_ISSOCK(mode) and (descriptor := descriptor_of(path)) is not None:  # cannot be opened a second time
+    if stat.S_ISSOCK(mode) and (descriptor := descriptor_of(path)) is not None:  # a socket cannot be opened by its path
         return open(os.dup(descriptor), "rb")
     return open(path, "rb")
 
@@ -172,11 +175,11 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
 
 
 def read_blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
-    """Whole lines of a text file, about `size` bytes (1 MB) at a time, decompressed by its suffix. `-` is stdin.
+    """Blocks of complete lines, about `size` bytes (default 1 MB) each, decompressed by suffix. `-` is stdin.
 
-    Raises InputError when the file is absent, truncated, damaged, or (compressed) empty, EncodingError for UTF-16.
+    Raises InputError if the file is missing, truncated, damaged, or compressed and empty; EncodingError for UTF-16.
     """
-    rest: list[bytes] = []  # pieces of a line that spans chunks
+    rest: list[bytes] = []  # parts of a line that spans chunks
     for chunk in _chunks(path, size or _CHUNK):
         end = chunk.rfind(b"\n") + 1
         if end:
@@ -188,22 +191,22 @@ def read_blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without their line ends; see `read_blocks`."""
+    """The lines of a file without line ends; errors as in `read_blocks`."""
     for block in read_blocks(path):
         for line in block.removesuffix(b"\n").split(b"\n"):
             yield line.rstrip(b"\r")
 
 
 def read_text(path: Path) -> str:
-    """A whole file of text, every line end kept; errors as in `read_blocks`, and EncodingError when it is not UTF-8."""
+    """A whole text file with its line ends. Errors as in `read_blocks`; raises EncodingError if it is not UTF-8."""
     try:
         return b"".join(read_blocks(path)).decode()
     except UnicodeDecodeError as error:
-        raise EncodingError(f"{path}: not UTF-8 at byte {error.start}; convert it, or make it again") from None
+        raise EncodingError(f"{path}: not UTF-8 at byte {error.start}; convert it, or create it again") from None
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; InputError names it when it is absent or not JSON."""
+    """The content of a JSON file. Raises InputError if it is missing or not JSON."""
     try:
         return orjson.loads(read_text(path))
     except orjson.JSONDecodeError as error:
@@ -211,9 +214,9 @@ def read_json(path: Path) -> Any:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file that grows by lines; none where it is absent. A torn last row is left out.
+    """The rows of a CSV file that is appended to; none if it does not exist. An incomplete last row is ignored.
 
-    Raises InputError for a file that is not UTF-8, and for a row that has not the columns of the first.
+    Raises InputError for a file that is not UTF-8, and for a row with another number of cells than the header.
     """
     if not path.is_file():
         return []

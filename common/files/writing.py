@@ -1,7 +1,7 @@
-"""All-or-nothing writes: `<name>.tmp` is filled, fsynced and renamed, and removed when anything goes wrong.
+"""All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed if anything fails.
 
-What is no regular file (a pipe, /dev/null, /dev/stdout) is opened once and written through; see `common.files.outputs`.
-Every error of a write names the file.
+Pipes and devices (/dev/null, /dev/stdout) are opened once and written to directly; see `common.files.outputs`. Every
+write error names the file.
 """
 
 import fcntl
@@ -17,14 +17,14 @@ from typing import IO, Any
 import orjson
 
 from common.errors import InputError
-from common.files.outputs import Place, locate
+from common.files.outputs import Destination, locate
 
 _BUFFER = 1 << 15  # bytes
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError inside the block the name of its file: the system has none for a write that finds no space."""
+    """Add the file name to an OSError raised inside the block; for a full disk, the system gives none."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ class _NamedFile(io.FileIO):
             return super().write(data)
 
     def close(self) -> None:
-        with naming(self._path):  # a network file system may find a full disk only now
+        with naming(self._path):  # a network file system may report a full disk only now
             super().close()
 
 
@@ -54,22 +54,22 @@ class Output:
     """A file that is being written; see `output_files`."""
 
     path: Path
-    """As it was named."""
+    """The path as given."""
     target: Path
-    """What is replaced in the end: `path` with its links followed."""
+    """The file that is replaced at the end: `path` with links resolved."""
     temporary: Path
-    """Where a regular file can be read until then."""
+    """The file that is written until then."""
     stream: IO[bytes] | None
-    """Open where it is written through."""
+    """The open stream if it is written to directly."""
 
     def open(self) -> IO[bytes]:
-        """The file, empty, for writing. Once a file."""
+        """The empty file, open for writing. Call it once."""
         if self.stream is not None:
             return self.stream
         return io.BufferedWriter(_NamedFile(self.temporary, "w", self.path), _BUFFER)
 
     def append(self, data: bytes) -> None:
-        """Add bytes, without holding a regular file open: a thousand are more than a process may have."""
+        """Append bytes without keeping a regular file open, because a process may not have a thousand open files."""
         if self.stream is not None:
             self.stream.write(data)
             return
@@ -78,29 +78,31 @@ class Output:
 
 
 def lock(file: IO[bytes], refusal: str) -> None:
-    """Hold an open file for this process until it is closed; InputError with `refusal` when another one holds it."""
+    """Lock an open file until it is closed. Raises InputError with the message `refusal` if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(refusal) from None
     except OSError:
-        pass  # a file system without locks
+        pass  # the file system has no locks
 
 
 @contextmanager
 def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[list[Output]]:
-    """Yield what to write to for each path; when the block ends well, all regular files appear, otherwise none.
+    """Yield one Output per path. All regular files appear when the block succeeds, none of them otherwise.
 
-    Raises InputError for a folder and the like, and when another process is writing the same files (an orphan of a
-    killed run, say); only the first regular file is held open, and guards the others. `regular_only` is for writers
-    that read or rename what they wrote: it refuses streams.
+    Raises InputError for a path that is not writable, and if another process is writing the same files, such as an
+    orphan of a killed run; the first regular file's lock guards all of them. `regular_only` refuses streams, for
+    writers that read or rename what they wrote.
     """
-    places = [locate(path) for path in paths]
-    for place in places if regular_only else ():
-        if place.stream:
-            raise InputError(f"{place.path}: is not a regular file, which this output must be; choose another one")
-    regular = [place for place in places if not place.stream]
-    folders = dict.fromkeys(place.target.parent for place in regular)
+    destinations = [locate(path) for path in paths]
+    for destination in destinations if regular_only else ():
+        if destination.stream:
+            raise InputError(
+                f"{destination.path}: is not a regular file, which this output must be; choose another one"
+            )
+    regular = [destination for destination in destinations if not destination.stream]
+    folders = dict.fromkeys(destination.target.parent for destination in regular)
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -109,44 +111,44 @@ def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[
             guard = stack.enter_context(open(first.temporary, "ab"))
             lock(guard, f"{first.temporary}: another process is writing it; stop that one, or wait for it")
         try:
-            for place in regular:
-                place.temporary.write_bytes(b"")  # what a killed run left
-            outputs = [_output(place) for place in places]
+            for destination in regular:
+                destination.temporary.write_bytes(b"")  # a killed run may have left one
+            outputs = [_output(destination) for destination in destinations]
             streams = [output.stream for output in outputs if output.stream is not None]
             for stream in streams:
                 stack.callback(_abandon, stream)
             yield outputs
             for stream in streams:
                 stream.close()
-            for place in regular:
-                fsync(place.temporary)
-            for place in regular:
-                place.temporary.replace(place.target)
+            for destination in regular:
+                fsync(destination.temporary)
+            for destination in regular:
+                destination.temporary.replace(destination.target)
             for folder in folders:
                 fsync(folder)
         except BaseException:
-            for place in regular:
-                place.temporary.unlink(missing_ok=True)
+            for destination in regular:
+                destination.temporary.unlink(missing_ok=True)
             raise
 
 
 def _abandon(stream: IO[bytes]) -> None:
-    """Close what is still open; an error that came before is the one to tell."""
+    """Close a stream that is still open, ignoring errors: an earlier error is the one to report."""
     with suppress(OSError):
         stream.close()
 
 
-def _output(place: Place) -> Output:
-    if not place.stream:
-        return Output(place.path, place.target, place.temporary, None)
-    file = place.path if place.descriptor is None else os.dup(place.descriptor)
-    stream = io.BufferedWriter(_NamedFile(file, "w", place.path), _BUFFER)
-    return Output(place.path, place.target, place.target, stream)
+def _output(destination: Destination) -> Output:
+    if not destination.stream:
+        return Output(destination.path, destination.target, destination.temporary, None)
+    file = destination.path if destination.descriptor is None else os.dup(destination.descriptor)
+    stream = io.BufferedWriter(_NamedFile(file, "w", destination.path), _BUFFER)
+    return Output(destination.path, destination.target, destination.target, stream)
 
 
 @contextmanager
 def atomic_paths(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """`output_files` for writers that need names: yield the temporary ones."""
+    """`output_files` for writers that need paths: yields the temporary ones."""
     with output_files(paths, regular_only=True) as outputs:
         yield [output.temporary for output in outputs]
 
@@ -160,7 +162,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside(path: Path, suffix: str) -> Iterator[Path]:
-    """Yield the name of a file that accompanies an output: beside it, or beside a stream in a temporary folder."""
+    """Yield the path of an additional file: beside a regular output, or in a temporary folder for a stream."""
     if not locate(path).stream:
         yield path.with_name(path.name + suffix)
         return
@@ -169,13 +171,13 @@ def beside(path: Path, suffix: str) -> Iterator[Path]:
 
 
 def scratch_file(path: Path) -> IO[bytes]:
-    """A file without a name on the disk of `path`, which errors name; it vanishes with the process."""
+    """An unnamed temporary file on the same disk as `path`. Its errors name `path`; it vanishes with the process."""
     with TemporaryFile(dir=path.parent, buffering=0) as file:
         return io.BufferedRandom(_NamedFile(os.dup(file.fileno()), "r+", path), _BUFFER)
 
 
 def fsync(path: Path) -> None:
-    """Wait until the disk has a file, or the renames inside a folder."""
+    """Flush a file, or the renames inside a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -185,11 +187,11 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file, all or nothing."""
+    """Write a small text file atomically."""
     with output_files([path]) as (output,), output.open() as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: object, *, indent: bool = True) -> None:
-    """Write `value` as JSON with a trailing newline, all or nothing; on one line without `indent`."""
+    """Write `value` as JSON with a trailing newline, atomically; on one line without `indent`."""
     write_text(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode() + "\n")

@@ -153,7 +153,7 @@ class Settings(Section):
         return names
 
     def source_files(self) -> list[str]:
-        """The files and folders of existing text, with globs resolved. Raises ValueError for one that does not exist."""
+        """The paths of existing text, with globs resolved. Raises ValueError for one that does not exist."""
         return _found("sources", [source.path for source in self.sources])
 
     def evaluation_files(self) -> list[str]:

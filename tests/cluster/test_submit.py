@@ -129,7 +129,7 @@ def test_status_lists_runs_with_state_losses_and_speed(tmp_path: Path, command: 
     ]
     (run / "done.json").write_text('{"iteration": 20}')
     assert "done" in command("cluster.status", run).stdout
-    assert_one_line_error(command("cluster.status", tmp_path / "none"), "none: no such run folder")
+    assert_one_line_error(command("cluster.status", tmp_path / "none"), "none: no such model folder")
 
 
 def test_the_command_names_a_wrong_model(tmp_path: Path, command: Command) -> None:
