@@ -36,8 +36,8 @@ def job_parameters(settings: Settings, name: str) -> dict[str, Any]:
     nodes, rest = divmod(experiment.world_size, tasks)
     if rest:
         raise ConfigError(
-            f"models.{name}.parallel asks for {experiment.world_size} processes, which do not fill whole nodes of {per_node}; "
-            "choose a multiple, or change cluster.gpus_per_node"
+            f"models.{name}.parallel asks for {experiment.world_size} processes, which do not fill whole nodes of "
+            f"{per_node}; choose a multiple, or change cluster.gpus_per_node"
         )
     if cluster.executor == "local":
         if nodes > 1:
@@ -102,7 +102,7 @@ def submit(settings: Settings, name: str) -> Job:
 
 
 def wait(settings: Settings, name: str, job: Job) -> None:
-    """Wait for a job to end, and print its newest log line every 30 s. Raises JobError that quotes a failed job's log."""
+    """Wait for a job to end; print its newest log line every 30 s. Raises JobError with the log of a failed job."""
     done = settings.model_folder(name) / "done.json"
     printed = time.monotonic()
     while is_alive(job):

@@ -135,16 +135,17 @@ def positive_int(text: str) -> int:
     return value
 
 
-def add_settings(parser: argparse.ArgumentParser, section: str) -> None:
+def add_settings(parser: argparse.ArgumentParser, section: str = "") -> None:
     """Add `--config FILE`, and accept `section.key=value` anywhere among the arguments; see `read_settings`."""
     assert isinstance(parser, _Parser)
     parser.keys = frozenset(Settings.model_fields)
     parser.set_defaults(overrides=[])
+    used = f", of which this command uses the section {section}" if section else ""
     parser.add_argument(
         "--config",
         type=input_path,
         metavar="FILE",
-        help=f"configuration file; this command uses its section {section}, and {section}.key=value replaces one key",
+        help=f"configuration file{used}; {section or 'section'}.key=value replaces one key",
     )
 
 

@@ -1,6 +1,7 @@
 """Statistics of a step: counted while it runs, written as `stats.json` beside its output."""
 
 import sys
+import textwrap
 import time
 from bisect import insort
 from collections import Counter, defaultdict
@@ -8,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 from common.files import Document, write_json
@@ -34,7 +34,7 @@ class Stats:
     reasons: Counter[str] = field(default_factory=Counter)
     """Dropped documents by reason."""
     examples: defaultdict[str, list[Document]] = field(default_factory=lambda: defaultdict(list))
-    """Examples by reason: the documents with the smallest ids, which are hashes, so a reproducible sample."""
+    """A few of them by reason, always the same: those with the smallest ids, which are hashes, or the first URLs."""
     sizes_in: Counter[int] = field(default_factory=Counter)
     """Documents by the bit length of their size in bytes: 10 means 512 to 1,023 bytes."""
     sizes_out: Counter[int] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class Stats:
         self.sizes_out[size.bit_length()] += 1
 
     def drop(self, reason: str, document: Document) -> None:
-        """Count one dropped document, and keep its first characters if it is among the examples."""
+        """Count one dropped document (or URL, without `id` and `text`), and keep its beginning if it is an example."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
         if len(examples) < _EXAMPLES or document["id"] < examples[-1]["id"]:
@@ -105,7 +105,7 @@ class Stats:
         counts = [("kept", self.documents_out), *self.reasons.most_common(), ("all", self.documents_in)]
         share = 100 / max(self.documents_in, 1)
         rows = [(name, f"{count:,}", f"{count * share:.1f} %") for name, count in counts]
-        return f"{self.step}:\n{indent(text_table(rows, 'lrr'), '  ')}"
+        return f"{self.step}:\n{textwrap.indent(text_table(rows, 'lrr'), '  ')}"
 
     def dropped(self) -> str:
         """`30 short, 7 language`: the reasons by count, for messages."""

@@ -1,1 +1,1 @@
-"""One HTML file about a run: `python -m report --run DIR --output FILE.html`."""
+"""Writes one HTML file about a run: `python -m report --run DIR --output FILE.html`."""

@@ -1,10 +1,10 @@
-"""Write one self-contained HTML file about a run: where documents went, how the loss fell, what the model says.
+"""Write one self-contained HTML file about a run: the documents that each step kept, the loss, a generated sample.
 
     python -m report --run results/demo --output results/demo/report.html
     snakemake report
 
-Reads the stats.json files, training curves, evaluations and samples below DIR; what is not there yet is left out.
-With --config, files that an earlier configuration with more shards or steps left are not counted.
+Reads the stats.json files, training curves, evaluations and samples below DIR; missing ones are left out. With
+--config, files of an earlier configuration with more shards or steps are not counted.
 """
 
 import sys
@@ -14,16 +14,17 @@ from pathlib import Path
 import jinja2
 
 from common import cli
-from common.config import load_settings
+from common.config import settings_text
 from common.errors import InputError
 from common.files import read_json, read_text, write_text
-from report.corpus import corpus
+from common.settings import Settings
+from report.corpus import corpus_figures
 from report.curves import loss_curve
-from report.funnel import STEPS, funnel
+from report.funnel import STEPS, configured_steps, funnel
 
 
-def models(run: Path) -> list[dict[str, object]]:
-    """What is known of each trained model: curve (SVG), evaluation, sample."""
+def trained_models(run: Path) -> list[dict[str, object]]:
+    """The name, curve (SVG), evaluation and sample of each trained model."""
     found = []
     for folder in sorted(path.parent for path in run.glob("models/*/train.csv")):
         evaluation, sample = run / "evaluation" / f"{folder.name}.json", run / "samples" / f"{folder.name}.txt"
@@ -38,13 +39,13 @@ def models(run: Path) -> list[dict[str, object]]:
     return found
 
 
-def render(run: Path, config: Path | None = None) -> str:
-    """The report as HTML; `config` is the run's configuration. InputError when the folder holds no run."""
-    settings = load_settings(config) if config else None
-    config = config or run / "config.yaml"
-    steps = funnel(run, settings)
-    trained = models(run)
-    if not steps and not trained:
+def render(run: Path, settings: Settings | None = None) -> str:
+    """The report as HTML, limited to the steps and shards in `settings`. Raises InputError if `run` is not a run."""
+    steps = configured_steps(settings) if settings else STEPS
+    shards = settings.shards if settings else None
+    rows = funnel(run, steps, shards)
+    models = trained_models(run)
+    if not rows and not models:
         raise InputError(
             f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
         )
@@ -53,11 +54,18 @@ def render(run: Path, config: Path | None = None) -> str:
     )
     return environment.get_template("template.html").render(
         run=str(run),
-        steps=steps,
-        corpus=corpus(run, {folder: name for folder, (name, _) in STEPS.items()}, settings),
-        models=trained,
-        config=config.read_text(encoding="utf-8") if config.exists() else None,
+        steps=rows,
+        corpus=corpus_figures(run, steps, shards),
+        models=models,
+        config=_configuration(run, settings),
     )
+
+
+def _configuration(run: Path, settings: Settings | None) -> str | None:
+    if settings is not None:
+        return settings_text(settings)
+    path = run / "config.yaml"  # written when the run started
+    return read_text(path) if path.exists() else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,12 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
     )
-    parser.add_argument("--config", type=cli.input_path, metavar="FILE", help="only the shards and steps of this one")
+    cli.add_settings(parser)
     parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE.html")
     arguments = parser.parse_args(argv)
+    if arguments.overrides and not arguments.config:
+        parser.error(f"{arguments.overrides[0]} changes a key of a configuration; name it with --config FILE")
     if not arguments.run.is_dir():
         raise InputError(f"{arguments.run}: no such folder")
-    write_text(arguments.output, render(arguments.run, arguments.config))
+    settings = cli.read_settings(arguments) if arguments.config else None
+    write_text(arguments.output, render(arguments.run, settings))
     print(arguments.output)
     return 0
 

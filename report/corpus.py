@@ -1,22 +1,22 @@
-"""What the corpus is made of: languages, lengths, clusters of duplicates, and examples of what was dropped."""
+"""Figures about the corpus: languages, lengths, clusters of duplicates, and examples of dropped documents."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from common.files import read_json
-from common.settings import Settings
-from report.funnel import statistics
+from report.funnel import STEPS, statistics
 
-_EXAMPLES = 10  # shown of each reason
-_LUMPED = 4  # cluster sizes from here are lumped by powers of two
+_EXAMPLES = 10  # shown per reason
+_LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Documents that a step dropped for one reason: those with the smallest ids, so the same ones each time."""
+    """Documents that a step dropped for one reason: those with the smallest ids, for a reproducible sample."""
 
     step: str
     reason: str
@@ -25,7 +25,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Each part is empty where the steps that know it have not run."""
+    """Figures about the corpus. A part is empty if the step that counts it has not run."""
 
     languages: list[tuple[str, int]]
     """Documents by ISO 639-1 code, the most frequent first."""
@@ -54,11 +54,11 @@ def _cluster_sizes(sizes: dict[str, int]) -> list[tuple[str, int]]:
     return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", lumped[size]) for size in sorted(lumped)]
 
 
-def _examples(run: Path, steps: dict[str, str], settings: Settings | None) -> list[Examples]:
+def _examples(run: Path, steps: Mapping[str, tuple[str, str]], shards: int | None) -> list[Examples]:
     found = []
-    for folder, step in steps.items():
+    for folder, (step, _) in steps.items():
         reasons: dict[str, list[dict[str, Any]]] = {}
-        for part in statistics(run, folder, settings):
+        for part in statistics(run, folder, shards):
             for reason, documents in part.get("examples", {}).items():
                 reasons.setdefault(reason, []).extend(documents)
         for reason, documents in sorted(reasons.items()):
@@ -66,15 +66,15 @@ def _examples(run: Path, steps: dict[str, str], settings: Settings | None) -> li
     return found
 
 
-def corpus(run: Path, steps: dict[str, str], settings: Settings | None = None) -> Corpus:
-    """What the statistics of a run say; `steps` are its folders and the steps that wrote them."""
-    clean, dedup = statistics(run, "clean", settings), statistics(run, "dedup", settings)
+def corpus_figures(run: Path, steps: Mapping[str, tuple[str, str]] = STEPS, shards: int | None = None) -> Corpus:
+    """The figures in the statistics of a run's `steps`; arguments as in `report.funnel.funnel`."""
+    clean, dedup = statistics(run, "clean", shards), statistics(run, "dedup", shards)
     before, after = _sum(clean, "sizes_in"), _sum(dedup, "sizes_out")
     clusters = run / "dedup" / "clusters.json"
     figures = read_json(clusters) if clusters.exists() else {}
     sets: Counter[str] = Counter()
     touched: Counter[str] = Counter()
-    for part in statistics(run, "decontaminate", settings):
+    for part in statistics(run, "decontaminate", shards) if "decontaminate" in steps else ():
         for name, counts in part.get("evaluation_sets", {}).items():
             sets[name] += counts["hits"]
             touched[name] += counts["documents"]
@@ -84,5 +84,5 @@ def corpus(run: Path, steps: dict[str, str], settings: Settings | None = None) -
         clusters=_cluster_sizes(figures.get("cluster_sizes", {})),
         largest=figures.get("largest_cluster"),
         evaluation_sets=[(name, sets[name], touched[name]) for name in sorted(sets)],
-        examples=_examples(run, steps, settings),
+        examples=_examples(run, steps, shards),
     )

@@ -1,4 +1,4 @@
-"""Training curves as SVG, ready to stand inside an HTML page."""
+"""Training curves as SVG, to be embedded in an HTML page."""
 
 import io
 from pathlib import Path
@@ -9,26 +9,26 @@ from common.files import read_rows
 
 
 def _column(path: Path, name: str) -> tuple[list[int], list[float]]:
-    """Iterations and one column of a curve; empty where the file is absent."""
+    """The iterations and one column of a CSV file; empty if the file does not exist."""
     rows = read_rows(path)
     return [int(row["iteration"]) for row in rows], [float(row[name]) for row in rows]
 
 
-def loss_curve(run: Path) -> Markup:
-    """Training and validation loss over iterations, from RUN/train.csv and RUN/valid.csv."""
+def loss_curve(model_folder: Path) -> Markup:
+    """Training and validation loss over iterations, from train.csv and valid.csv of a model folder."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "loss"  # equal curves give equal files
+    matplotlib.rcParams["svg.hashsalt"] = "loss"  # the same curve gives the same file
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    axes.plot(*_column(run / "train.csv", "lm_loss"), label="training", color="#1f5fa8", linewidth=1.4)
-    iterations, losses = _column(run / "valid.csv", "loss")
+    axes.plot(*_column(model_folder / "train.csv", "lm_loss"), label="training", color="#1f5fa8", linewidth=1.4)
+    iterations, losses = _column(model_folder / "valid.csv", "loss")
     if iterations:
         axes.plot(iterations, losses, "o-", label="validation", color="#c2571a", linewidth=1.4, markersize=4)
     axes.set_xlabel("iteration")
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats per token)")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)

@@ -4,9 +4,7 @@ from pathlib import Path
 from common.files import write_json
 from common.stats import Stats
 from report.__main__ import render
-from report.corpus import corpus
-
-STEPS = {"clean": "clean", "dedup": "dedup"}
+from report.corpus import corpus_figures
 
 
 def run_folder(folder: Path) -> Path:
@@ -39,7 +37,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def test_the_statistics_of_all_shards_are_summed(tmp_path: Path) -> None:
-    found = corpus(run_folder(tmp_path), STEPS)
+    found = corpus_figures(run_folder(tmp_path))
     assert found.languages == [("en", 10), ("de", 1)]
     assert found.lengths[:3] == [("64", 2, 0), ("128", 2, 0), ("256", 2, 12)]
     assert found.clusters == [("1", 3), ("2", 2), ("4 to 7", 1), ("8 to 15", 1)]
@@ -50,11 +48,11 @@ def test_the_statistics_of_all_shards_are_summed(tmp_path: Path) -> None:
 
 def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> None:
     page = render(run_folder(tmp_path))
-    for part in ("8 to 15", "similarity seen inside is 0.71", "lambada", "clean: short", "&lt;b&gt;short"):
+    for part in ("8 to 15", "similarity seen inside it is 0.71", "lambada", "clean: short", "&lt;b&gt;short"):
         assert part in page
     assert "<b>short" not in page
 
 
 def test_a_run_without_these_steps_has_nothing_to_show(tmp_path: Path) -> None:
     Stats("scrape", documents_in=1, documents_out=1).finish(tmp_path / "pages" / "0000.stats.json")
-    assert "What the corpus is made of" not in render(tmp_path)
+    assert "<h2>The corpus</h2>" not in render(tmp_path)

@@ -3,7 +3,7 @@ from pathlib import Path
 from common.files import write_json
 from common.settings import Settings
 from common.stats import Stats
-from report.funnel import funnel
+from report.funnel import configured_steps, funnel
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 
@@ -36,7 +36,8 @@ def test_files_of_an_earlier_configuration_are_not_counted(tmp_path: Path) -> No
     folder = run_folder(tmp_path)
     Stats("decontaminate", documents_in=5, documents_out=5).finish(folder / "decontaminate" / "0000.stats.json")
     assert len(funnel(folder)) == 3
-    scrape, merged = funnel(folder, Settings(run=folder, urls=["-"], shards=1))
+    steps = configured_steps(Settings(run=folder, urls=["-"]))
+    scrape, merged = funnel(folder, steps, shards=1)
     assert (scrape.name, scrape.documents_in, merged.name) == ("scrape", 10, "merge_index")
 
 
@@ -46,6 +47,16 @@ def test_the_report_shows_funnel_curve_evaluation_and_sample(tmp_path: Path, com
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "perplexity 2697.30", "The &lt;b&gt;value"):
         assert part in page
+
+
+def test_overrides_change_the_configuration_that_is_named(tmp_path: Path, command: Command) -> None:
+    folder = run_folder(tmp_path / "run")
+    (tmp_path / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\nshards: 2\n")
+    arguments = ("report", "--run", folder, "--output", tmp_path / "report.html")
+    assert command(*arguments, "--config", tmp_path / "config.yaml", "shards=1").returncode == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 timeout, 1 http_404" in page and "shards: 1" in page
+    assert_one_line_error(command(*arguments, "shards=1"), "shards=1", "--config FILE")
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path, command: Command) -> None:
