@@ -1,6 +1,6 @@
 # From a list of URLs to a trained GPT-2: `snakemake all`, or `snakemake --profile slurm all` on a cluster.
-# Targets: all, corpus, dataset, train_<model>, merge_<model>, report. What each rule runs stands in workflow/rules/.
-# The configuration is config.yaml, or --configfile FILE alone; common/snakefile.py reads it.
+# Targets: all, corpus, dataset, train_<model>, merge_<model>, report. The rules are in workflow/rules/.
+# The configuration is config.yaml, or --configfile FILE instead of it; common/snakefile.py reads it.
 
 
 include: "workflow/rules/common.smk"
@@ -11,7 +11,7 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/report.smk"
 
 
-# After the lock and never with -n: nothing is written while the DAG is parsed.
+# Runs after Snakemake has the lock and never with -n: parsing the DAG writes nothing.
 onstart:
     snakefile.prepare_run(settings)
 

@@ -1,4 +1,4 @@
-"""The offline demo: a small web site made from text every Python carries, and the loopback server it is scraped from.
+"""The offline demo: a small web site built from text that every Python carries, and a loopback server for it.
 
-Nothing else in the house knows the site; a folder of other pages in the same form (`demo.site`) gives another corpus.
+No other package depends on the site; any folder in the same format (`demo.site`) can be scraped instead.
 """

@@ -1,9 +1,9 @@
-"""Run the whole toolkit on the embedded site: what `make demo` does once everything is installed.
+"""Run the whole toolkit on the embedded site; `make demo` installs everything and runs this.
 
     python -m demo
 
-Runs `snakemake all` on config.yaml in the current folder, then prints a generated text and where the results are. A
-lock that a killed run left is removed; one whose owner lives is respected. Done work is not done again.
+Runs `snakemake all` on config.yaml in the current folder, then prints a generated text and the paths of the results. A
+lock left by a killed run is removed, the lock of a live one is respected. Finished work is not repeated.
 """
 
 import subprocess
@@ -21,19 +21,19 @@ SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 
 
 def snakemake_is_running(folder: Path) -> bool:
-    """Whether a Snakemake process works in `folder`."""
+    """Whether a Snakemake process runs in `folder`."""
     for process in psutil.process_iter():
         try:
             arguments = process.cmdline()
             if any("snakemake" in argument for argument in arguments[:3]) and Path(process.cwd()) == folder:
                 return True
-        except psutil.Error:  # gone, or somebody else's
+        except psutil.Error:  # it ended, or belongs to another user
             continue
     return False
 
 
 def remove_stale_lock(folder: Path) -> None:
-    """Unlock the working folder after a kill -9; InputError when the lock's owner is alive."""
+    """Unlock the working folder after a kill -9. Raises InputError if the owner of the lock is alive."""
     locks = folder / ".snakemake" / "locks"
     if not locks.is_dir() or not any(locks.iterdir()):
         return

@@ -1,8 +1,8 @@
-"""English prose that every Python carries: the topics of `help()` and the docstrings of the standard library.
+"""Makes articles from the English prose that every Python carries: `help()` topics and standard library docstrings.
 
-Both become articles of one to three thousand characters: paragraphs, lists and underlined headings in plain text,
-which `demo.pages` turns into HTML. Code, grammar and markup are left out, so that a tiny model can learn sentences.
-Modules are read, never imported.
+An article has one to three thousand characters of plain text: paragraphs, lists and underlined headings, which
+`demo.pages` turns into HTML. Code, grammar and markup are left out, so that a tiny model can learn sentences. Modules
+are read, never imported.
 """
 
 import ast
@@ -12,12 +12,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-_SMALLEST = 600  # characters; less makes no article
-_ENOUGH, _LONG = 1200, 3000  # characters after which a heading, or any block, begins the next article
+_SMALLEST = 600  # characters; shorter texts are dropped
+_ENOUGH, _LONG = 1200, 3000  # characters after which a heading, or any block, starts the next article
 _NO_LIBRARY = frozenset({"site-packages", "test", "tests", "idlelib", "turtledemo", "ensurepip", "lib2to3"})
 _LONG_DOCSTRING = 500  # characters
-_SHORTEST = 40  # characters of a block that is a sentence
-_LETTERS = 0.65  # least share of letters in prose; code and tables of operators have less
+_SHORTEST = 40  # characters of a sentence
+_LETTERS = 0.65  # minimum share of letters in prose; code and operator tables have fewer
 _CODE = re.compile(r">>>|\.\.\. |::=|^\s*(?:def|class|import|from|for|if|try|with|async|@\w+)\b.*:?$", re.MULTILINE)
 _SENTENCE_ENDS = (".", ":", "!", "?", ")", '"')
 _LITERAL = re.compile(r"""(["'`*]{1,2})([A-Za-z_][\w.]*(?:\(\))?)\1""")
@@ -25,13 +25,13 @@ _HEADING = re.compile(r"(?P<title>\S.*)\n(?P<line>([*=~^-])\3{2,})")
 
 
 def heading(block: str) -> str | None:
-    """The title of a block that is an underlined line, else None."""
+    """The title, if a block is an underlined line; else None."""
     match = _HEADING.fullmatch(block)
     return match["title"] if match else None
 
 
 def prose(block: str) -> str:
-    """A block without indentation and without quotes and stars around names; "" for code, grammar and tables."""
+    """A block without indentation, and without quotes and stars around names; "" for code, grammar and tables."""
     block = textwrap.dedent(block).strip()
     letters = sum(map(str.isalpha, block))
     if len(block) < _SHORTEST or letters < _LETTERS * len(block) or _CODE.search(block):
@@ -40,9 +40,9 @@ def prose(block: str) -> str:
 
 
 def split_articles(title: str, text: str, seen: set[str]) -> Iterator[tuple[str, str]]:
-    """Cut the prose of one long text into (title, text) at its headings, or between paragraphs where it has none.
+    """Split the prose of a long text into (title, text) at its headings, or else between paragraphs.
 
-    Long blocks already in `seen` are left out: the topics quote each other, and a corpus of copies is no corpus.
+    Long blocks in `seen` are left out, because the topics quote each other.
     """
     blocks: list[str] = []
     size = 0
@@ -67,9 +67,9 @@ def split_articles(title: str, text: str, seen: set[str]) -> Iterator[tuple[str,
 
 
 def docstrings(path: Path) -> str:
-    """The long docstrings in a Python file, which is not run; a function's or class's follows its name as a heading.
+    """The long docstrings in a Python file; those of functions and classes follow their name as a heading.
 
-    Empty for a file that does not parse: templates and deliberately broken files lie among the modules.
+    Empty for a file that does not parse, because the library contains templates and deliberately broken files.
     """
     try:
         module = ast.parse(path.read_bytes())
@@ -86,7 +86,7 @@ def docstrings(path: Path) -> str:
 
 
 def _library() -> Iterator[tuple[str, str]]:
-    """(module name, its docstrings) of the standard library, by name."""
+    """(module name, docstrings) of each standard library module, sorted by name."""
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
         module = path.relative_to(library).with_suffix("")
@@ -95,7 +95,7 @@ def _library() -> Iterator[tuple[str, str]]:
 
 
 def python_articles() -> Mapping[str, str]:
-    """Articles by title: a few hundred, well over half a megabyte, the same for one version of Python."""
+    """Articles by title: a few hundred, over half a megabyte in all; they depend only on the Python version."""
     from pydoc_data.topics import topics
 
     seen: set[str] = set()

@@ -1,9 +1,9 @@
-"""Build the demo site: articles on several hosts, and the pages and URLs that exercise the pipeline.
+"""Build the demo site: articles on several hosts, plus pages and URLs that exercise every branch of the pipeline.
 
     python -m demo.build --output results/demo/site
     python -m demo.build --output /tmp/site && python -m demo.serve --site /tmp/site
 
-The bytes are a function of the Python version alone: its help topics and docstrings are the articles.
+The bytes depend only on the Python version, whose help topics and docstrings are the articles.
 """
 
 import re
@@ -30,15 +30,15 @@ HOSTS = (
     Host("wiki.commons.example", "Commons Wiki", "", ("Main page", "Recent changes", "Random page"), "divs"),
 )
 _MIRROR = Host("mirror.copies.example", "The Mirror", "Seen elsewhere", ("Home", "Sources"), "divs")
-_COPIES = 8  # exact and near duplicates each
+_COPIES = 8  # of each kind: exact and near duplicates
 _EDIT_EVERY = 60  # words between two edits of a near duplicate: about 3 % of the 5-grams, Jaccard about 0.95
 _RELATED = 5  # links in a sidebar
 
 
 def build_site(articles: Mapping[str, str], folder: Path) -> None:
-    """Write a site of any articles (text by title) as `demo.site` has it. Raises InputError when there are none.
+    """Write a site of articles (text by title) in the format of `demo.site`. Raises InputError if there are none.
 
-    Articles are shuffled by a hash of their titles: whatever part of the corpus is held out, it is of the same kind.
+    Articles are shuffled by a hash of their titles, so that the validation split has the same distribution.
     """
     if not articles:
         raise InputError("a site needs at least one article")
@@ -57,7 +57,7 @@ def _slug(title: str) -> str:
 
 
 def _article_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
-    """Every article, dealt out to the hosts; then copies of some on another host, whole and slightly edited."""
+    """Every article, distributed over the hosts; then exact and slightly edited copies of some on another host."""
     titles = [title for title, _ in articles]
     for number, (title, text) in enumerate(articles):
         host = HOSTS[number % len(HOSTS)]
@@ -72,11 +72,11 @@ def _article_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
 
 
 def edited(text: str) -> str:
-    """The text as a careless copyist leaves it: one word in sixty replaced."""
-    words = re.split(r"(\s+)", text)  # words at even places, the white space between them kept
-    for place in range(2 * (_EDIT_EVERY // 2), len(words), 2 * _EDIT_EVERY):
-        if words[place].isalpha():
-            words[place] = "indeed"
+    """The text with one word in sixty replaced: a near duplicate."""
+    words = re.split(r"(\s+)", text)  # words at even positions, white space at odd ones
+    for position in range(2 * (_EDIT_EVERY // 2), len(words), 2 * _EDIT_EVERY):
+        if words[position].isalpha():
+            words[position] = "indeed"
     return "".join(words)
 
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     articles = python_articles()
     build_site(articles, arguments.output)
-    print(f"{arguments.output}: a site of {len(articles)} articles; its list is {arguments.output / 'urls.txt'}")
+    print(f"{arguments.output}: a site of {len(articles)} articles; its URL list is {arguments.output / 'urls.txt'}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The odd corner of the demo site: one page, or one line of the URL list, for each thing that happens on the web."""
+"""The unusual part of the demo site: one page or one URL for each problem that a crawl meets on the web."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from demo.pages import Host, page_html
 from demo.site import HTML, Page
 
 CORNER = Host("corner.example", "Odd Corner", "Pages that go wrong", ("Home",), "main")
-_SLOW, _HANGING = 1.0, 60.0  # seconds; the second is longer than any page_timeout a demo would set
+_SLOW, _HANGING = 1.0, 60.0  # seconds; the second exceeds every page_timeout of a demo
 _UNLISTED = ("robots.txt", "new-address")
 
 _GERMAN = """\
@@ -37,7 +37,7 @@ UNWANTED = (
 
 
 def odd_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
-    """The pages; what text they need comes from the articles (title, text)."""
+    """The pages; their text comes from the articles (title, text)."""
 
     def page(
         name: str,
@@ -55,7 +55,7 @@ def odd_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
 
     yield page("archiv-bei-nacht", page_html(CORNER, "Warum das Archiv nachts arbeitet", _GERMAN, language="de"))
     yield story("short-notice", "This page has moved house. Please come back next week.")
-    # UTF-8 read as windows-1252 and stored so, as a careless import does; ftfy undoes it
+    # UTF-8 decoded as windows-1252, as after a careless import; ftfy repairs it
     yield story("careless-import", f"{_MOJIBAKE.encode().decode('cp1252')}\n\n{_retold(articles, 1)}")
     yield story("slow-server", _retold(articles, 2), delay=_SLOW)
     yield story("hanging-server", _retold(articles, 2), delay=_HANGING)
@@ -76,13 +76,13 @@ def odd_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
 
 
 def odd_urls(pages: Sequence[Page]) -> list[str]:
-    """What to list of them, with URLs that lead nowhere or that the blacklist must drop."""
+    """The URLs of the pages to list, plus URLs that do not exist or that the blacklist must drop."""
     listed = [page.url for page in pages if not page.url.endswith(_UNLISTED)]
     return [*listed, f"https://{CORNER.name}/no-such-page", *UNWANTED]
 
 
 def _retold(articles: Sequence[tuple[str, str]], step: int) -> str:
-    """A text of its own for an odd page: the first halves of two articles, one after the other."""
+    """A text that no other page has: the first halves of two articles."""
     first = articles[step * 17 % len(articles)][1]
     second = articles[(step * 31 + 7) % len(articles)][1]
     return f"{first[: len(first) // 2]}\n\n{second[: len(second) // 2]}"

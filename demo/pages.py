@@ -1,4 +1,4 @@
-"""HTML as sites serve it: an article among navigation, sidebar, comments and footer, in three layouts."""
+"""Renders articles as HTML pages with navigation, sidebar, comments and footer, in three layouts."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _COMMENTS = (
 
 @dataclass(frozen=True)
 class Host:
-    """One web site of the demo: its name, what it calls itself, and how its pages are laid out."""
+    """One host of the demo site: its name, titles and page layout."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def _list_html(lines: Sequence[str]) -> str:
 def page_html(
     host: Host, title: str, text: str, *, number: int = 0, related: Sequence[str] = (), language: str = "en"
 ) -> str:
-    """A whole page. `number` chooses its date and comments, `related` are the titles its sidebar links to."""
+    """A complete page. `number` selects its date and comments; `related` are the titles in its sidebar."""
     published = (date(2019, 1, 7) + timedelta(days=number)).isoformat()
     menu = "".join(f'<li><a href="/{item.lower().replace(" ", "-")}">{escape(item)}</a></li>' for item in host.menu)
     links = "".join(f'<li><a href="/archive/{n}">{escape(name)}</a></li>' for n, name in enumerate(related))

@@ -1,10 +1,10 @@
-"""Serve a recorded site on loopback while a command runs; the word ADDRESS in the command becomes ip:port.
+"""Serve a recorded site on loopback while a command runs; ADDRESS in the command is replaced by ip:port.
 
     python -m demo.serve --site results/demo/site
     python -m demo.serve --site results/demo/site -- curl -s -H 'Host: handbook.example' http://ADDRESS/robots.txt
 
-Without a command it serves until Ctrl-C. The exit code is the command's. A page is chosen by the Host header and the
-path. Server and command end together, also when one of them, or the process that started them, is killed.
+Without a command it serves until Ctrl-C. The exit code is the command's. The Host header and the path select a page.
+Server and command end together, even if one of them or their parent process is killed.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ _NOT_FOUND = Page("", b"<html><body><h1>404 Not Found</h1></body></html>", 404)
 
 @contextlib.contextmanager
 def serve(folder: Path, requested: list[str] | None = None) -> Iterator[str]:
-    """Serve a site from a thread of this process and yield its `ip:port`.
+    """Serve a site from a thread of this process, and yield its `ip:port`.
 
-    Each request's host and path is appended to `requested`, in the order of arrival.
+    Appends the host and path of each request to `requested`, in order of arrival.
     """
     pages = {_route(page): page for page in read_site(folder)}
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
@@ -39,7 +39,7 @@ def serve(folder: Path, requested: list[str] | None = None) -> Iterator[str]:
         loop, stop = runner.get_loop(), asyncio.Event()
 
         def work() -> None:
-            with runner:  # cancels whatever still hangs
+            with runner:  # cancels requests that still hang
                 runner.run(_serve(listener, pages, requested, stop))
 
         thread = threading.Thread(target=work)
@@ -52,7 +52,7 @@ def serve(folder: Path, requested: list[str] | None = None) -> Iterator[str]:
 
 
 def _route(page: Page) -> str:
-    """Host and path of a page, as a client puts them into a request."""
+    """Host and path of a page, as in a client's request."""
     from yarl import URL
 
     url = URL(page.url)
@@ -72,7 +72,7 @@ async def _serve(
         await asyncio.sleep(page.delay)
         return web.Response(status=page.status, headers=page.headers, body=page.body)
 
-    # a page that hangs must not hold up the end (aiohttp takes 0 for "no limit")
+    # a page that hangs must not delay the shutdown (for aiohttp, 0 means no limit)
     runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.05)
     await runner.setup()
     await web.SockSite(runner, listener).start()
@@ -83,8 +83,10 @@ async def _serve(
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the command's exit code."""
     parser = cli.parser("demo.serve", __doc__)
-    parser.add_argument("--site", type=cli.input_path, required=True, metavar="DIR", help="recorded site")
-    parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --: what to run while the site is up")
+    parser.add_argument("--site", type=cli.input_path, required=True, metavar="DIR", help="folder of a recorded site")
+    parser.add_argument(
+        "command", nargs="*", metavar="COMMAND", help="after --: the command to run while the site is served"
+    )
     arguments = parser.parse_args(argv)
     die_with_parent()
     with serve(arguments.site) as address:
@@ -94,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 threading.Event().wait()
             return 0
         command = [argument.replace("ADDRESS", address) for argument in arguments.command]
-        # without the server a scrape would only record refused connections, so it must not live longer
+        # without the server, a scrape would record refused connections, so it must not outlive it
         process = subprocess.Popen(command, preexec_fn=die_with_parent)
         try:
             code = process.wait()
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        return code if code >= 0 else 128 - code  # as a shell reports a signal
+        return code if code >= 0 else 128 - code  # as a shell does for signals
 
 
 if __name__ == "__main__":

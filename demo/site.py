@@ -1,10 +1,10 @@
-"""The form of a recorded site: a folder that `demo.serve` answers from, under the hosts' own names.
+"""Reads and writes a recorded site: a folder of responses that `demo.serve` serves.
 
     site.json    {"format": 1, "pages": [{"url", "status", "headers", "body", "delay"}, ...]}
-    urls.txt     the list to scrape, one URL a line
-    pages/NNNN   the bodies, as sent
+    urls.txt     the URLs to scrape, one per line
+    pages/NNNN   the bodies of the responses
 
-A page is found by its host and path, whatever the scheme. `delay` is in seconds, before the first byte.
+A page is identified by host and path; the scheme is ignored. `delay` is the time before the first byte, in seconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class Page:
 
 
 def write_site(folder: Path, pages: Iterable[Page], urls: Sequence[str]) -> None:
-    """Write a site; `site.json`, the last file, makes it complete."""
+    """Write a site; `site.json` is written last and marks it as complete."""
     (folder / "pages").mkdir(parents=True, exist_ok=True)
     entries = []
     for number, page in enumerate(pages):
@@ -44,7 +44,7 @@ def write_site(folder: Path, pages: Iterable[Page], urls: Sequence[str]) -> None
 
 
 def read_site(folder: Path) -> list[Page]:
-    """The pages of a site. Raises InputError when the folder holds none."""
+    """The pages of a site. Raises InputError if the folder is not a complete site."""
     path = folder / "site.json"
     site = read_json(path)
     if not isinstance(site, dict) or site.get("format") != _FORMAT:

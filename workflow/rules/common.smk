@@ -1,14 +1,15 @@
-# The validated configuration, and the paths that more than one file of rules needs.
+# The validated settings, and the names that several rule files use.
 #
-# A step reads the settings file in $URLS_TO_GPT2_SETTINGS, which never changes. `params` holds what the output depends
-# on, as plain data; Snakemake compares it. A param that must not make work run again is a Path or a function of `output`:
-# Snakemake records neither. Every path is quoted (:q).
+# Every step reads the settings file named by $URLS_TO_GPT2_SETTINGS, which never changes. `params` holds the settings
+# that an output depends on, as plain data, which Snakemake compares to decide what to run again. A param that must not
+# cause a rerun is a Path or a function of `output`, because Snakemake records neither. Every path is quoted (:q).
 
 from common import rule_keys, snakefile
+from common.files import shard_name
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run
-SHARDS = [f"{shard:04d}" for shard in range(settings.shards)]
+SHARDS = [shard_name(shard) for shard in range(settings.shards)]
 
 
 wildcard_constraints:

@@ -1,5 +1,5 @@
-# blacklist -> scrape, ingest -> clean -> dedup (its phases: dedup.smk) -> decontaminate -> tokenize -> merge_index;
-# one job per shard, but for the steps that see all.
+# blacklist -> scrape, ingest -> clean -> dedup (its phases are in dedup.smk) -> decontaminate -> tokenize -> merge_index.
+# One job per shard, except for steps that need all shards.
 
 from shlex import quote
 
@@ -48,7 +48,7 @@ rule scrape:
         runtime=7 * 24 * 60,
     params:
         settings=rule_keys.scrape(settings),
-        # A recorded site is served on loopback for as long as the step runs; ADDRESS becomes the server's.
+        # A recorded site is served on loopback while the step runs; demo.serve replaces ADDRESS by ip:port.
         serve=lambda wildcards, output: (
             f"python -m demo.serve --site {quote(str(settings.site))} --"
             if settings.site
@@ -114,7 +114,7 @@ rule clean:
         "--rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
-# The folder of the finished documents.
+# The folder of the final documents.
 DOCUMENTS = RUN / ("decontaminate" if settings.decontaminate.files else "dedup")
 
 if settings.decontaminate.files:

@@ -1,13 +1,14 @@
-# The phases of deduplication: signatures and filter one job per shard, bands and verify `dedup.jobs` jobs, clusters one.
+# The phases of deduplication: one job per shard for signatures and filter, `dedup.jobs` jobs for bands and for verify,
+# one job for clusters.
 
 from pathlib import Path
 
 WORK = RUN / "dedup/work"
-# The bands and the exact hashes, and then as many blocks of pairs: a file each. The number of jobs stands in no file's
-# name, input or param, so that another number makes nothing again.
+# One file per part: the bands plus the exact hashes, and as many blocks of pairs. The number of jobs is in no file name,
+# input or param, so that changing it repeats no work.
 PARTS = [str(part) for part in range(1 + settings.dedup.bands)]
 JOBS = min(settings.dedup.jobs, len(PARTS))
-# beside what grows with the corpus: Python and its libraries
+# 1,000 MB for Python and its libraries, plus the data that grows with the corpus
 MEMORY_MB = 1000 + int(1000 * settings.dedup.memory_gb)
 
 
@@ -56,7 +57,7 @@ for job in range(JOBS):
             'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
             "--shards {params.shards} --output {output.pairs:q} --part {params.parts} > {log:q} 2>&1"
 
-    # It reads the signatures, too: they came before the pairs, and stay for dedup_clusters.
+    # It also reads the signatures, which exist before the pairs and are kept for dedup_clusters.
     rule:
         name:
             f"dedup_verify_{job}"

@@ -1,4 +1,4 @@
-# The embedded site of the default run; a configuration that names other URLs never asks for it.
+# The embedded site of the default run; a configuration with other URLs never needs it.
 
 
 rule demo_site:

@@ -1,4 +1,4 @@
-# train -> merge -> evaluate, generate: every model of the configuration has its own targets.
+# train -> merge -> evaluate, generate. Every model of the configuration has its own targets.
 
 from shlex import quote
 
@@ -9,7 +9,7 @@ localrules:
     train,
 
 
-# Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must outlive one.
+# Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must survive it.
 rule train:
     input:
         lambda wildcards: [
@@ -17,7 +17,7 @@ rule train:
             for source in settings.datasets(wildcards.model)
             for suffix in ("bin", "idx")
         ],
-        # A model merged by this workflow, or one that is there already.
+        # A model merged by this workflow, or an existing one.
         start=lambda wildcards: [
             f"{folder}/config.json"
             for folder in [settings.models[wildcards.model].finetune]
@@ -29,14 +29,14 @@ rule train:
         RUN / "logs/train/{model}.log",
     benchmark:
         RUN / "benchmarks/train/{model}.tsv"
-    # A job on this machine uses its cores; one on Slurm is only waited for.
+    # A local job uses the cores of this machine; for a Slurm job, the rule only waits.
     threads: workflow.cores if settings.cluster.executor == "local" else 1
     resources:
         mem_mb=1000,
         runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
     params:
         settings=lambda wildcards: rule_keys.train(settings, wildcards.model),
-    # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks of the job share them out themselves.
+    # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks divide them among themselves.
     shell:
         "unset OMP_NUM_THREADS; "
         'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait > {log:q} 2>&1'
@@ -46,7 +46,8 @@ rule merge:
     input:
         done=RUN / "models/{model}/done.json",
     output:
-        # Not the tokenizer, which not every model has, nor training.json, by which --force knows the folder for its own.
+        # The tokenizer is not declared because not every model has one; nor is training.json, by which --force recognises
+        # the folder as its own.
         config=RUN / "merged/{model}/config.json",
         generation=RUN / "merged/{model}/generation_config.json",
         weights=RUN / "merged/{model}/model.safetensors",
@@ -55,13 +56,15 @@ rule merge:
     benchmark:
         RUN / "benchmarks/merge/{model}.tsv"
     resources:
-        mem_mb=lambda wildcards: job_memory.merge_mb(settings.models[wildcards.model].model),
+        mem_mb=lambda wildcards: job_memory.merge_mb(
+            settings.models[wildcards.model].model
+        ),
         runtime=60,
     params:
-        run=subpath(input.done, parent=True),
+        checkpoint=subpath(input.done, parent=True),
         folder=subpath(output.config, parent=True),
     shell:
-        "python -m convert.merge_mp --checkpoint {params.run:q} --output {params.folder:q} --force > {log:q} 2>&1"
+        "python -m convert.merge_mp --checkpoint {params.checkpoint:q} --output {params.folder:q} --force > {log:q} 2>&1"
 
 
 rule evaluate:

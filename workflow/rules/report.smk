@@ -1,4 +1,4 @@
-# One HTML file about the run: where documents went, how the loss fell, what the model says.
+# One HTML file about the run: the documents that each step kept, the loss, a generated sample.
 
 
 CORPUS_STATS = [
