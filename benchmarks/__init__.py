@@ -1,4 +1,4 @@
-"""Every claim about speed or quality as a command that prints a table, beside a named peer in the same run.
+"""Measures every claim about speed or quality against a named peer in the same run, and prints a table.
 
-`python -m benchmarks.<area> <name>`; nothing here is needed to run the toolkit.
+`python -m benchmarks.<area> <name>`; the toolkit itself needs nothing from here.
 """

@@ -1,7 +1,7 @@
-"""URL rules: our step against the published recipe, over URLs made with a fixed seed from real host names.
+"""URL rules: our step against the published recipe, on URLs generated with a fixed seed from real host names.
 
-The recipe (Megatron-LM's openwebtext tools, 2019) asks tldextract for every URL, a pattern whether it is well
-formed, 66 endings, and a set of the URLs seen. Both read a list and write what they keep, each in its own process.
+The recipe (Megatron-LM's openwebtext tools, 2019) checks every URL with tldextract, a pattern for well-formed URLs, 66
+file extensions, and a set of seen URLs. Both read a list and write the URLs that they keep, each in its own process.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.machine import alone, peak_memory, table
 from common.cli import positive_int
+from common.files import shard_paths
 from common.settings import BlacklistSettings
 
 Run = tuple[int, float, int]
@@ -47,23 +48,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_urls(count: int) -> Iterator[str]:
-    """URLs as link lists have them: half on a few hundred busy hosts, half spread over a long tail; always the same."""
+    """Realistic URLs: half on a few hundred busy hosts, half over a long tail of hosts; the same in every run."""
     chance = random.Random(1)
     text = (Path(__file__).parent / "hosts.txt").read_text(encoding="utf-8")
     busy = [host for line in text.splitlines() if not line.startswith("#") for host in line.split()]
     weights = list(
         accumulate(1 / rank for rank in range(1, len(busy) + 1))
-    )  # Zipf: the second host has half the first's
+    )  # Zipf: the second host has half as many as the first
     earlier: list[str] = []
     for _ in range(count):
         number = chance.randrange(1_000_000)
-        if earlier and number % 20 == 0:  # a link that was posted before
+        if earlier and number % 20 == 0:  # a duplicate of an earlier link
             yield chance.choice(earlier)
             continue
         if number % 2:
             (host,) = chance.choices(busy, cum_weights=weights)
         else:
-            rare = int(250_000 * chance.random() ** 5)  # one host in eight URLs is new at a million
+            rare = int(250_000 * chance.random() ** 5)  # at a million URLs, one in eight has a new host
             name = f"{_WORDS[rare % 43]}{_WORDS[rare % 41]}{rare}"
             host = f"{('www.', 'www.', 'blog.', '')[rare % 4]}{name}.{_TLDS[rare % len(_TLDS)]}"
         slug = "-".join(chance.choices(_WORDS, k=chance.randrange(2, 9)))
@@ -78,7 +79,7 @@ def make_urls(count: int) -> Iterator[str]:
 
 
 def recipe(source: Path, target: Path) -> int:
-    """The published recipe, written anew from its description; its faults (set order, fused endings) left out."""
+    """The published recipe, rewritten from its description without its bugs (set order, concatenated extensions)."""
     import tldextract
 
     from corpus.urls.rules import read_list
@@ -109,12 +110,12 @@ def ours(source: Path, target: Path, shards: int) -> int:
     """`corpus.blacklist` into one file, or into a folder of shards."""
     from corpus.blacklist import blacklist
 
-    outputs = [target] if shards == 1 else [target / f"{shard:04d}.txt" for shard in range(shards)]
+    outputs = [target] if shards == 1 else shard_paths(target, shards, ".txt")
     return blacklist([source], outputs, BlacklistSettings()).documents_out
 
 
 def _timed(function: Callable[..., int], source: Path, target: Path, *rest: object) -> Run:
-    one = source.with_name("one.txt")  # imports and lists are read before the clock starts
+    one = source.with_name("one.txt")  # import modules and read lists before timing
     one.write_text("http://example.org/\n", encoding="utf-8")
     function(one, target, *rest)
     started = time.process_time()
@@ -124,7 +125,7 @@ def _timed(function: Callable[..., int], source: Path, target: Path, *rest: obje
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Rows of URLs per CPU second; ratios between runs that follow each other."""
+    """URLs per CPU second; ratios compare consecutive runs."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         lists = {count: folder / f"{count}.txt" for count in filter(None, (arguments.count, arguments.large))}

@@ -1,9 +1,9 @@
 """Characters lost by pages in old encodings: declared, declared wrongly, and not declared at all.
 
-Real pages are encoded again, what an encoding lacks as `&#…;`, with the declaration in one place only. A character is
-lost when the decoded page has fewer of it than the page had; only those beyond ASCII count. English pages come from
---articles, other languages from --books, a folder of folders that are named by language (de-DE, zh-TW), and Thai and
-Hebrew from the names of countries and languages in Babel's locale data. Other detectors are measured where installed.
+Real pages are re-encoded, with `&#…;` for characters that an encoding lacks, and declare it in one place only. A
+character is lost if the decoded page has fewer of it than the original; only non-ASCII characters count. English pages
+come from --articles, other languages from --books, a folder with one folder per language (de-DE, zh-TW), and Thai and
+Hebrew from the names of countries and languages in Babel's locale data. Other detectors are measured if installed.
 """
 
 import argparse
@@ -46,14 +46,14 @@ Counts = Counter[str]
 
 @dataclass(frozen=True)
 class _Page:
-    """A page in Unicode that declares nothing."""
+    """A Unicode page without an encoding declaration."""
 
     url: str
     text: str
 
 
 def _pages(language: str, arguments: argparse.Namespace) -> Iterator[_Page]:
-    """At most `--pages` of a language with characters beyond ASCII; six times as many in English, which has few."""
+    """Up to `--pages` pages of a language with non-ASCII characters; six times as many in English, which has few."""
     url = f"http://one.{_TLDS.get(language, language[-2:].lower())}/"
     if language == "en":
         bodies = [(article.url, article.body) for article in read_articles(arguments.articles)]
@@ -74,12 +74,12 @@ def _pages(language: str, arguments: argparse.Namespace) -> Iterator[_Page]:
 
 
 def undeclared(page: bytes) -> str:
-    """A UTF-8 page without its declarations and errors."""
+    """A UTF-8 page without its declarations and decoding errors."""
     return _DECLARATION.sub("", page.decode("utf-8", "replace")).replace("\ufffd", "")
 
 
 def lost_characters(text: str, answer: str) -> tuple[int, int]:
-    """How many characters of `text` beyond ASCII are missing in `answer`, and of how many."""
+    """(missing, total): the non-ASCII characters of `text` that `answer` lacks, and all of them."""
     wanted = _beyond_ascii(text)
     return (wanted - _beyond_ascii(answer)).total(), wanted.total()
 
@@ -89,7 +89,7 @@ def _beyond_ascii(text: str) -> Counts:
 
 
 def _peers() -> Mapping[str, Callable[[bytes], str]]:
-    """Other detectors by name; they see the pages that declare nothing."""
+    """Other detectors by name; they get the pages without a declaration."""
 
     def by_name(detect: Callable[[bytes], Mapping[str, str | None]]) -> Callable[[bytes], str]:
         def read(body: bytes) -> str:
@@ -110,7 +110,7 @@ def _peers() -> Mapping[str, Callable[[bytes], str]]:
 
 
 def _declared(text: str, codec: str, label: str) -> Iterator[tuple[str, bytes, str]]:
-    """Each way to declare a page: its name, the body, the Content-Type header."""
+    """Each way to declare the encoding: its name, the body, the Content-Type header."""
 
     def encode(start: str) -> bytes:
         return (start + text).encode(codec, "xmlcharrefreplace")
@@ -153,13 +153,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"folder of English pages (default {ARTICLES})",
     )
     parser.add_argument(
-        "--books", type=input_path, metavar="DIR", help="folder of pages in other languages, a folder for each"
+        "--books", type=input_path, metavar="DIR", help="folder of pages in other languages, one folder per language"
     )
-    parser.add_argument("--pages", type=int, default=12, metavar="N", help="pages for each of them (default 12)")
+    parser.add_argument("--pages", type=int, default=12, metavar="N", help="pages per language (default 12)")
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """The table."""
+    """The share of lost characters per encoding and kind of declaration."""
     rows = []
     for language, codecs in _CODECS.items():
         if pages := list(_pages(language, arguments)):

@@ -1,14 +1,14 @@
-"""A checkpoint on its way to the disk and back: ours, whole with sha256 and manifest, against a copy of its files.
+"""Saving and loading a checkpoint: ours, with hashes and manifest, against a plain copy of its files.
 
-A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy is what the disk can do:
+A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy shows the disk's limit:
 shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
-torch.distributed.checkpoint as it comes. Reads find the files in the page cache, as the copy finds its source; ours
-compares every file with its XXH3 first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
+torch.distributed.checkpoint with its defaults. Reads find the files in the page cache, like the copy its source; ours
+verifies the XXH3 of every file first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
 a save that hashes cannot be faster. Rows take turns, and a ratio is the median over the rounds, each against
-its own round's copy: disks change their speed from one minute to the next.
+the copy of the same round, because the speed of disks changes from minute to minute.
 
-The second table is train.async_save: how long training stands still for a save, as a share of that save's time from
-its beginning to its end, and what a step takes meanwhile, which shares the cores with it when training on CPUs.
+The second table is train.async_save: how long training pauses for a save, as a share of the save's total time, and how
+long a step takes meanwhile, which on CPUs shares the cores with the save.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.machine import table
-from benchmarks.step import SIZES, Job, Size, write_dataset
+from benchmarks.training_job import SIZES, Job, Size, write_dataset
 from common.cli import output_folder, positive_int
 from common.files import fsync
 from common.settings import ModelSettings
@@ -42,22 +42,22 @@ _SIZES = {"tiny": Size(ModelSettings(n_layer=1, n_head=2, n_embd=32, seq_len=16,
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--size", choices=_SIZES, default="124m", help="of the model (default 124m)")
-    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="turns of each row (default 3)")
+    parser.add_argument("--size", choices=_SIZES, default="124m", help="size of the model (default 124m)")
+    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="rounds per row (default 3)")
     parser.add_argument(
-        "--folder", type=output_folder, metavar="DIR", help="where to write (default: for temporary files)"
+        "--folder", type=output_folder, metavar="DIR", help="where to write (default: a temporary folder)"
     )
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """That an action takes."""
+    """Duration of an action."""
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
 
 
 class Rows:
-    """What is timed: the saves of a round, then the loads of what they wrote."""
+    """The actions of a round: saves, then loads of the files that they wrote."""
 
     def __init__(self, session: "Session", folder: Path) -> None:
         from training.checkpoint.saver import Saver
@@ -68,7 +68,7 @@ class Rows:
         self.iterations = count(1)
 
     def tensors(self) -> "dict[str, Tensor]":
-        """What is saved, by name."""
+        """The saved tensors by name."""
         from training.checkpoint import tensors_of
 
         return tensors_of(
@@ -76,7 +76,7 @@ class Rows:
         )
 
     def writes(self) -> dict[str, Callable[[], None]]:
-        """By label; the first one is the measure of the others."""
+        """Save actions by label; ratios refer to the first one."""
         return {
             "copy of the files": self.copy,
             "sha256 alone": self.hash,
@@ -87,7 +87,7 @@ class Rows:
         }
 
     def reads(self) -> dict[str, Callable[[], None]]:
-        """By label."""
+        """Load actions by label."""
         return {
             "torch.load": self.torch_load,
             "safetensors": self.safetensors_load,
@@ -96,7 +96,7 @@ class Rows:
         }
 
     def clear(self) -> None:
-        """Remove what a round has written, but the newest checkpoint: nothing is written over, deleting takes time."""
+        """Remove the files of a round except the newest checkpoint, so that no save has to overwrite files."""
         for path in (*self.folder.glob("run/iter_*"), *(self.folder / name for name in ("copy", "dcp"))):
             if path != self.saver.newest and path.exists():
                 shutil.rmtree(path)
@@ -105,7 +105,7 @@ class Rows:
         os.sync()
 
     def copy(self) -> None:
-        """The files of the newest checkpoint, one after the other."""
+        """Copy the files of the newest checkpoint, one after the other."""
         target = self.folder / "copy"
         target.mkdir()
         assert self.saver.newest is not None
@@ -114,7 +114,7 @@ class Rows:
             fsync(target / path.name)
 
     def hash(self) -> None:
-        """As many bytes as a checkpoint has, in memory."""
+        """Hash as many bytes in memory as a checkpoint has."""
         from training.checkpoint.files import THREADS
 
         block, size = bytes(1 << 20), sum(tensor.nbytes for tensor in self.tensors().values())
@@ -144,19 +144,19 @@ class Rows:
         fsync(path)
 
     def dcp_save(self) -> None:
-        """With the library's own writer."""
+        """Save with the library's own writer."""
         from torch.distributed.checkpoint import state_dict_saver
 
         state_dict_saver.save(self.tensors(), checkpoint_id=self.folder / "dcp", no_dist=True)
 
     def our_save(self) -> None:
-        """All that a run does."""
+        """Save as the trainer does."""
         from training.checkpoint import Progress
 
         self.saver.save(Progress(next(self.iterations), 0))
 
     def torch_load(self) -> None:
-        """The whole file, then into the model."""
+        """Load the whole file, then copy it into the model."""
         import torch
 
         self.fill(torch.load(self.folder / "torch.pt", weights_only=True))
@@ -168,18 +168,18 @@ class Rows:
         self.fill(load_file(self.folder / "model.safetensors"))
 
     def fill(self, read: "dict[str, Tensor]") -> None:
-        """Copy what was read to where the run has it."""
+        """Copy loaded tensors into the model and the optimiser."""
         for name, tensor in self.tensors().items():
             tensor.copy_(read[name])
 
     def dcp_load(self) -> None:
-        """Into the model, tensor by tensor."""
+        """Load into the model, tensor by tensor."""
         from torch.distributed.checkpoint import state_dict_loader
 
         state_dict_loader.load(dict(self.tensors()), checkpoint_id=self.folder / "dcp", no_dist=True)
 
     def our_load(self) -> None:
-        """What a resumed run does."""
+        """Load as a resuming trainer does."""
         from training import checkpoint
 
         manifest = checkpoint.newest(self.saver.folder)
@@ -189,7 +189,7 @@ class Rows:
 
 def bandwidths(rows: Rows, rounds: int) -> list[dict[str, str]]:
     """Rows of both directions."""
-    rows.our_save()  # what the copy copies, and the kernel's first use of so much memory
+    rows.our_save()  # the source of the copy; it also makes the kernel allocate the memory
     size = sum(tensor.nbytes for tensor in rows.tensors().values())
     writes, reads = rows.writes(), rows.reads()
     taken: dict[tuple[str, str], list[float]] = {}
@@ -231,7 +231,7 @@ def in_background(session: "Session", folder: Path, rounds: int) -> list[dict[st
             stalled = time.perf_counter() - started
             during = list(_while(lambda: saver.busy, step))
             saver.wait()
-            if number:  # the first one makes the buffers
+            if number:  # the first save allocates the buffers
                 stalls.append(stalled)
                 saves.append(time.perf_counter() - started)
                 alone.append(before)
@@ -239,7 +239,7 @@ def in_background(session: "Session", folder: Path, rounds: int) -> list[dict[st
     return [
         {
             "save in the background": "train.async_save",
-            "training stands still, s": f"{median(stalls):.2f}",
+            "training pauses, s": f"{median(stalls):.2f}",
             "until saved, s": f"{median(saves):.2f}",
             "share": f"{median(stall / save for stall, save in zip(stalls, saves, strict=True)):.1%}",
             "a step, s": f"{median(alone):.2f}",
@@ -255,18 +255,18 @@ def _while(busy: Callable[[], bool], step: Callable[[], float]) -> Iterator[floa
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Two tables: rows of gigabytes a second, and what training notices of a save in the background."""
+    """Two tables: gigabytes per second of saves and loads, and the effect of a background save on training."""
     import warnings
 
     from training.parallel.distributed import read_launch, started
     from training.plan import make_plan
     from training.session import open_session
 
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # this is one process, and meant to be
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process is intended
     with (
         TemporaryDirectory(dir=arguments.folder) as name,
         started(read_launch(), Path(name)) as world,
-        redirect_stdout(None),  # the lines of the run's log
+        redirect_stdout(None),  # hides the trainer's log
     ):
         folder = Path(name)
         job = Job(folder, _SIZES[arguments.size])
@@ -275,8 +275,7 @@ def measure(arguments: argparse.Namespace) -> str:
         session = open_session(plan, world)
         first = table(bandwidths(Rows(session, folder), arguments.rounds))
         (folder / "background").mkdir()
-        run = plan.experiment
-        run = run.model_copy(update={"train": run.train.model_copy(update={"async_save": True})})
-        session.plan = replace(plan, experiment=run)
+        train = plan.experiment.train.model_copy(update={"async_save": True})
+        session.plan = replace(plan, experiment=plan.experiment.model_copy(update={"train": train}))
         second = table(in_background(session, folder / "background", arguments.rounds))
     return f"{first}\n\n{second}"

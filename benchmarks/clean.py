@@ -1,9 +1,9 @@
 """Cleaning: our step against the plain recipe, on the same documents.
 
-The recipe is `ftfy.fix_text` and langdetect on every text, with OpenWebText's rules in the order of corpus.clean; it
-draws at random, so a row says how often it decides like itself with another seed: nobody can agree with it more.
+The recipe is `ftfy.fix_text` and langdetect on every text, with OpenWebText's rules in the order of corpus.clean.
+langdetect is random, so one row shows how often the recipe agrees with itself under another seed: the upper limit.
 Documents are cut from the texts of a folder (HTML or .txt, plain or .gz), log-uniform from 500 to 16,000 characters.
-Without a folder: Python's own documentation, and lists of frequent words in other languages, which are no sentences.
+Without a folder: Python's own documentation, and lists of frequent words in other languages, which are not sentences.
 """
 
 import argparse
@@ -31,22 +31,22 @@ class Run(NamedTuple):
     """What one process did."""
 
     kept: frozenset[str]
-    """Ids of the documents it kept."""
+    """Ids of the kept documents."""
     seconds: float
-    """Wall-clock; with one worker nothing waits."""
+    """Wall-clock time; with one worker, nothing waits."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument(
-        "--texts", type=input_path, nargs="+", metavar="DIR", help="folders of real texts, rows for each"
+        "--texts", type=input_path, nargs="+", metavar="DIR", help="folders of real texts; rows for each"
     )
     parser.add_argument("--count", type=positive_int, default=1000, metavar="N", help="documents (default 1,000)")
-    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each row (default 3)")
+    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="rounds per row (default 3)")
 
 
 def read_texts(folder: Path) -> Iterator[str]:
-    """The texts of the files below a folder, in an order that mixes its languages. InputError where there is none."""
+    """The texts of all files below a folder, in an order that mixes languages. Raises InputError if there are none."""
     import trafilatura
 
     files = [path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
@@ -61,11 +61,13 @@ def read_texts(folder: Path) -> Iterator[str]:
 
 def _words(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [word for line in lines if not line.startswith("#") for word in line.split()]  # one begins with a licence
+    return [
+        word for line in lines if not line.startswith("#") for word in line.split()
+    ]  # one file begins with a licence
 
 
 def packaged_texts() -> Iterator[str]:
-    """English that every Python carries, and texts made of other languages' frequent words; without an end."""
+    """An endless mix of English that every Python carries, and texts of frequent words in other languages."""
     from pydoc_data.topics import topics
 
     import newspaper
@@ -81,7 +83,7 @@ def packaged_texts() -> Iterator[str]:
 
 
 def documents(texts: Iterator[str], count: int) -> Iterator[str]:
-    """Up to `count` documents cut from the texts; always the same."""
+    """Up to `count` documents cut from the texts; the same in every run."""
     chance = random.Random(1)
     for text in texts:
         start = 0

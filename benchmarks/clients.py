@@ -1,6 +1,6 @@
-"""HTTP clients that fetch the same pages, each as its users would write it: the pages of a host one after the other.
+"""HTTP clients that fetch the same pages, each used as its users would use it.
 
-A client takes the URLs host by host, and never has more than one connection to a host.
+Each client fetches the pages of a host one after the other, over a single connection.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from benchmarks.loopback import pin
 
 Hosts = Sequence[Sequence[str]]
-"""URLs, a list for each host."""
+"""URLs: one list per host."""
 Client = Callable[[Hosts], None]
 
 _THREADS = 32
@@ -28,7 +28,7 @@ def _whole(status: int, body: bytes) -> None:
 
 
 def requests_sequential(hosts: Hosts) -> None:
-    """One loop, one session a host, kept alive."""
+    """One loop with one kept-alive session per host."""
     import requests
 
     for urls in hosts:
@@ -39,17 +39,17 @@ def requests_sequential(hosts: Hosts) -> None:
 
 
 def requests_threads(hosts: Hosts) -> None:
-    """The same over 32 threads: each takes a host and stays with it, so that every connection is used again."""
+    """The same over 32 threads; each fetches all pages of a host, so that connections are reused."""
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda urls: requests_sequential([urls]), hosts))
 
 
 HTTPX = next((name for name in ("httpx", "httpx2") if find_spec(name)), None)
-"""The httpx that can be imported, if any."""
+"""The importable httpx package, if any."""
 
 
 def httpx_tasks(hosts: Hosts) -> None:
-    """httpx, a task a host."""
+    """httpx, one task per host."""
     assert HTTPX is not None
     httpx: Any = import_module(HTTPX)
 
@@ -68,7 +68,7 @@ def httpx_tasks(hosts: Hosts) -> None:
 
 
 def aiohttp_tasks(hosts: Hosts) -> None:
-    """aiohttp with its defaults, a task a host: no limits, no checks, no robots.txt."""
+    """aiohttp with its defaults, one task per host: no limits, no checks, no robots.txt."""
     import aiohttp
 
     async def run() -> None:
@@ -89,7 +89,7 @@ def _fetcher(hosts: Hosts, obey_robots: bool) -> None:
     from corpus.scrape.fetch import Fetcher
     from corpus.urls.rules import UrlRules
 
-    # the addresses need names: numeric private hosts are refused
+    # hosts need names, because numeric private addresses are refused
     names = {urlsplit(urls[0]).netloc: f"site{number}.example" for number, urls in enumerate(hosts)}
     settings = ScrapeSettings(
         resolve={name: address for address, name in names.items()}, host_delay=0, obey_robots=obey_robots
@@ -111,19 +111,19 @@ def _fetcher(hosts: Hosts, obey_robots: bool) -> None:
 
 
 def fetcher(hosts: Hosts) -> None:
-    """What corpus.scrape fetches with: URL rules, deadlines, caps, address checks, one request a host."""
+    """The Fetcher of corpus.scrape: URL rules, deadlines, caps, address checks, one request per host at a time."""
     _fetcher(hosts, obey_robots=False)
 
 
 def fetcher_obeying(hosts: Hosts) -> None:
-    """The same with robots.txt: a request more for each host, a look-up for each page."""
+    """The same with robots.txt: one more request per host, one lookup per page."""
     _fetcher(hosts, obey_robots=True)
 
 
 def timed(client: Client, hosts: Hosts) -> tuple[float, float]:
-    """Seconds and CPU seconds that a client takes for all pages, on a core without the server; imports not counted."""
+    """(seconds, CPU seconds) that a client takes for all pages, on another core than the server; without imports."""
     pin(1)
-    client([hosts[0][:1]])  # imports and first-time work
+    client([hosts[0][:1]])  # imports and other first-time work
     started, cpu = time.perf_counter(), time.process_time()
     client(hosts)
     return time.perf_counter() - started, time.process_time() - cpu

@@ -1,9 +1,9 @@
-"""The order of an epoch: ours against megatron-core's (its C++ helper and the shuffles around it); and reading samples.
+"""Computing the order of an epoch: ours against megatron-core's (its C++ helper and shuffles); and reading samples.
 
-Both orders begin with a PREFIX on disk and end when the first sample could be read. The dataset has the size of
-OpenWebText, 8 million documents of 128 to 2,171 tokens; its .bin is a hole, so that nothing but the order is measured.
-Samples are read from a file of 2 GiB, first when the kernel has forgotten it, then when it is all in memory; the peer
-is a slice of a plain memory map at random places, without borders of documents or any check.
+Both orders start from a PREFIX on disk and end when the first sample can be read. The dataset has the size of
+OpenWebText, 8 million documents of 128 to 2,171 tokens; its .bin is a sparse file, so that only the order is measured.
+Samples are read from a file of 2 GiB, first outside the page cache, then inside it; the peer is a slice of a plain
+memory map at random positions, without document boundaries or any check.
 """
 
 import argparse
@@ -20,18 +20,22 @@ from common.cli import positive_int
 from corpus.index.layout import HEADER, MAGIC
 
 _SEQ_LEN = 1024
-_READ = 4_000  # samples read a row
+_READ = 4_000  # samples read per row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--documents", type=positive_int, default=8_000_000, metavar="N", help="default 8,000,000")
-    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="the best one counts (default 3)")
-    parser.add_argument("--file", type=positive_int, default=2048, metavar="MB", help="to read from (default 2,048)")
+    parser.add_argument(
+        "--rounds", type=positive_int, default=3, metavar="N", help="rounds; the best one counts (default 3)"
+    )
+    parser.add_argument(
+        "--file", type=positive_int, default=2048, metavar="MB", help="size of the file to read from (default 2,048)"
+    )
 
 
 def write_dataset(prefix: Path, documents: int) -> None:
-    """PREFIX.idx of so many documents, and a PREFIX.bin that takes no room."""
+    """Write PREFIX.idx with that many documents, and a sparse PREFIX.bin."""
     lengths = np.random.RandomState(0).randint(128, 2172, size=documents).astype("<i4")
     pointers = np.concatenate([[0], np.cumsum(2 * lengths.astype(np.int64))])
     with prefix.with_suffix(".idx").open("wb") as file:
@@ -43,7 +47,7 @@ def write_dataset(prefix: Path, documents: int) -> None:
 
 
 def ours(prefix: Path) -> dict[str, float]:
-    """Open the corpus, lay out its first epoch, then read."""
+    """Open the corpus, compute the order of its first epoch, and read a sample."""
     from training.dataset.corpus import Corpus, Samples
 
     started = time.perf_counter()
@@ -57,7 +61,7 @@ def ours(prefix: Path) -> dict[str, float]:
 
 
 def megatron(prefix: Path) -> dict[str, float]:
-    """What megatron-core's GPTDataset does for one epoch, without its cache on disk."""
+    """The work of megatron-core's GPTDataset for one epoch, without its cache on disk."""
     from megatron.core.datasets.gpt_dataset import _build_document_index, _build_shuffle_index
     from megatron.core.datasets.helpers import build_sample_idx
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -78,16 +82,16 @@ def megatron(prefix: Path) -> dict[str, float]:
 
 
 def _memory_of_imports(function: Callable[[Path], dict[str, float]], folder: Path) -> float:
-    """Peak memory in bytes of the same work on a dataset of a few documents: the libraries."""
+    """Peak memory of the same work on a few documents, in bytes: that of the libraries."""
     write_dataset(folder / "small", 50)
     return alone(function, folder / "small")["memory"]
 
 
 def plain_map(prefix: Path) -> Callable[[int], object]:
-    """Samples as slices of a memory map at random places."""
+    """Samples as slices of a memory map at random positions."""
     tokens = np.memmap(prefix.with_suffix(".bin"), mode="r", dtype="<u2")
-    places = np.random.RandomState(1).randint(0, len(tokens) - _SEQ_LEN, _READ)
-    return lambda number: tokens[places[number] : places[number] + _SEQ_LEN + 1].astype(np.int64)
+    starts = np.random.RandomState(1).randint(0, len(tokens) - _SEQ_LEN, _READ)
+    return lambda number: tokens[starts[number] : starts[number] + _SEQ_LEN + 1].astype(np.int64)
 
 
 def our_samples(prefix: Path) -> Callable[[int], object]:
@@ -101,7 +105,7 @@ def our_samples(prefix: Path) -> Callable[[int], object]:
 
 
 def reading(prefix: Path) -> list[dict[str, str]]:
-    """Rows of tokens a second."""
+    """Rows of tokens per second."""
     from common.workers import threaded_map
 
     rows = []
@@ -127,12 +131,12 @@ def reading(prefix: Path) -> list[dict[str, str]]:
             rows.append(
                 {"reading": label, "file": state, "M tokens/s": f"{rate / 1e6:.2f}", "ratio": f"{rate / first:.2f}"}
             )
-            del sample  # a mapped page is never forgotten
+            del sample  # mapped pages stay in the page cache
     return rows
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Rows of seconds and megabytes an epoch."""
+    """Tables of seconds and megabytes per epoch, and of tokens per second."""
     from importlib.util import find_spec
 
     peers = {"megatron-core": megatron} if find_spec("megatron") else {}

@@ -1,7 +1,7 @@
-"""Deduplication: signatures and the whole step against datasketch and rensa, and what is found of planted duplicates.
+"""Deduplication: signatures and the whole step against datasketch and rensa, and recall of planted duplicates.
 
-Documents of about 3 KB are put together from sentences of real text; one in five is a copy of another one with some
-words replaced. Recall is over pairs of original and copy by their true Jaccard similarity (sets of Python strings).
+Documents of about 3 KB are assembled from sentences of real text; one in five is a copy of another with some words
+replaced. Recall is over pairs of original and copy, by their true Jaccard similarity (sets of Python strings).
 """
 
 import argparse
@@ -22,13 +22,13 @@ from common.files import Document, document_writer, read_documents, read_lines
 from common.settings import DedupSettings
 
 _CHARACTERS = 3000
-_SHARES = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)  # of the words, replaced in a copy
+_SHARES = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)  # of words that a copy replaces
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--count", type=positive_int, default=5000, metavar="N", help="documents (default 5,000)")
-    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each row (default 3)")
+    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="rounds per row (default 3)")
     parser.add_argument("--texts", type=input_path, metavar="DIR", help="*.txt instead of Python's own documentation")
 
 
@@ -67,16 +67,16 @@ def make_documents(count: int, folder: Path | None) -> tuple[list[Document], lis
 
 def similarity(one: str, other: str) -> float:
     """True Jaccard similarity of character 5-grams."""
-    a, b = ({text[place : place + 5] for place in range(len(text) - 4)} for text in (one, other))
+    a, b = ({text[start : start + 5] for start in range(len(text) - 4)} for text in (one, other))
     return len(a & b) / len(a | b)
 
 
 def _ngrams(text: str) -> list[str]:
-    return list({text[place : place + 5] for place in range(len(text) - 4)})
+    return list({text[start : start + 5] for start in range(len(text) - 4)})
 
 
 def our_signatures(documents: list[Document]) -> None:
-    """MinHash of 120 permutations over character 5-grams, as the step computes it."""
+    """MinHash with 120 permutations over character 5-grams, as in our step."""
     from corpus.dedup.shingles import MinHasher
 
     hasher = MinHasher(DedupSettings())
@@ -85,7 +85,7 @@ def our_signatures(documents: list[Document]) -> None:
 
 
 def rensa_signatures(documents: list[Document]) -> None:
-    """The same by rensa's R-MinHash."""
+    """The same with rensa's R-MinHash."""
     from rensa import RMinHash
 
     for document in documents:
@@ -103,13 +103,13 @@ def _datasketch(document: Document) -> "object":
 
 
 def datasketch_signatures(documents: list[Document]) -> None:
-    """The same by datasketch's fastest path."""
+    """The same with datasketch's fastest path."""
     for document in documents:
         _datasketch(document)
 
 
 def datasketch_dedup(source: Path) -> int:
-    """datasketch's recipe: MinHash and MinHashLSH of equal banding, the first document kept, nothing verified."""
+    """datasketch's recipe: MinHash and MinHashLSH with the same bands; keeps the first document, verifies nothing."""
     from datasketch import MinHashLSH
 
     index = MinHashLSH(num_perm=120, params=(20, 6))
@@ -123,7 +123,7 @@ def datasketch_dedup(source: Path) -> int:
 
 
 def our_dedup(source: Path, target: Path) -> int:
-    """`corpus.dedup run`: reading, signatures, verification, writing."""
+    """`corpus.dedup run`, with reading, signatures, verification and writing."""
     from corpus.dedup.run import dedup
 
     return dedup([source], target, DedupSettings()).documents_out
@@ -136,7 +136,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _found(documents: list[Document], planted: list[tuple[int, int]], target: Path) -> Iterator[dict[str, object]]:
-    """Recall by similarity, and precision: removed documents that some other of their cluster truly resembles."""
+    """Recall by similarity, and precision: clustered documents that truly resemble another one in their cluster."""
     survivor = {
         d["id"]: d["survivor"] for path in (target / "removed").glob("*") for d in map(orjson.loads, read_lines(path))
     }
@@ -148,7 +148,7 @@ def _found(documents: list[Document], planted: list[tuple[int, int]], target: Pa
     for least in (0.7, 0.8):
         pairs = [pair for pair, value in true if value >= least]
         share = sum(of[one] == of[other] for one, other in pairs) / len(pairs)
-        yield {"what is found": f"pairs at Jaccard >= {least}", "of": f"{len(pairs):,}", "share": f"{share:.4f}"}
+        yield {"measure": f"pairs at Jaccard >= {least}", "of": f"{len(pairs):,}", "share": f"{share:.4f}"}
     clusters = [members for members in cluster.values() if len(members) > 1][:300]
     checked = right = 0
     for members in clusters:
@@ -157,14 +157,14 @@ def _found(documents: list[Document], planted: list[tuple[int, int]], target: Pa
             checked += 1
             right += any(similarity(text, documents[n]["text"]) >= 0.7 for n in members if n != number)
     yield {
-        "what is found": "clustered documents with a true duplicate",
+        "measure": "clustered documents with a true duplicate",
         "of": f"{checked:,}",
         "share": f"{right / checked:.4f}",
     }
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Documents per CPU second, one process; ratios within a round."""
+    """Documents per CPU second of one process; ratios within a round."""
     documents, planted = make_documents(arguments.count, arguments.texts)
     size = sum(len(document["text"]) for document in documents) / len(documents)
     with TemporaryDirectory() as name:

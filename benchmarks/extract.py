@@ -1,9 +1,9 @@
-"""Extraction against gold texts: F1 of word 4-grams and pages a second on one core, for each extractor and the default.
+"""Extraction against gold texts: F1 of word 4-grams, and pages per second on one core, for each extractor.
 
 The pages are those of the article-extraction-benchmark (github.com/scrapinghub/article-extraction-benchmark): its
-`html/*.html.gz` and `ground-truth.json`. The score is that benchmark's: each page's 4-grams of words, counted with
-their repetitions, give its precision and recall; F1 is made of the means over pages. A page without an answer has
-recall 0 and no precision.
+`html/*.html.gz` and `ground-truth.json`. The score is that benchmark's: the 4-grams of words of each page, counted with
+repetitions, give its precision and recall; F1 is computed from the means over pages. A page without a result has recall
+0 and no precision.
 """
 
 import argparse
@@ -32,12 +32,12 @@ ARTICLES = Path("data/articles")
 _SOURCE = "https://github.com/scrapinghub/article-extraction-benchmark"
 _NGRAM = 4
 _RESAMPLES = 500
-_ROUNDS = 3  # of all, in turn; the fastest counts, so that a busy machine slows none down
+_ROUNDS = 3  # the fastest one counts, so that other load does not matter
 _WORD = re.compile(r"\w+")
 
 
 class Score(NamedTuple):
-    """Of one page, each between 0 and 1; None where there is nothing to divide by."""
+    """Score of one page, each value between 0 and 1; None for a division by zero."""
 
     precision: float | None
     recall: float | None
@@ -54,12 +54,12 @@ class Article:
 
     @property
     def held_out(self) -> bool:
-        """Half of the pages, by their hash: rules are tuned on the others."""
+        """Whether the page is in the held-out half, by its hash; rules are tuned on the other half."""
         return hashlib.sha256(self.key.encode()).digest()[0] % 2 == 1
 
 
 def read_articles(folder: Path) -> list[Article]:
-    """The pages of a benchmark folder, by key. InputError where it is no such folder."""
+    """The pages of a benchmark folder, sorted by key. Raises InputError for another kind of folder."""
     truth = folder / "ground-truth.json"
     if not truth.is_file():
         raise InputError(f"{truth}: no such file; clone {_SOURCE} and name its folder with --articles")
@@ -94,18 +94,18 @@ def overall(scores: Sequence[Score]) -> tuple[float, float, float]:
 
 
 def standard_error(scores: Sequence[Score]) -> float:
-    """Of F1, by resampling pages."""
+    """Standard error of F1, by resampling pages."""
     rng = random.Random(1)
     return stdev(overall(rng.choices(scores, k=len(scores)))[0] for _ in range(_RESAMPLES))
 
 
-# ------------------------------------------------------------------------------------------------ what is compared
+# ------------------------------------------------------------------------------------------------ the contenders
 
 Contender = Callable[[Article], str]
 
 
 def contenders() -> Mapping[str, Contender]:
-    """Each extractor by the name of its row."""
+    """Extractors by the name of their row."""
     from newspaper import Article as newspaper_article
     from trafilatura import load_html
     from trafilatura.core import bare_extraction
@@ -155,15 +155,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """The table."""
+    """The scores and the speed of each extractor."""
     articles = read_articles(arguments.articles)
     compared = contenders()
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     answers: dict[str, list[str]] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newspaper's date parser names every time zone it does not know
+        warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
         for contender in compared.values():
-            _answer(contender, articles[0])  # loads what the libraries put off
+            _answer(contender, articles[0])  # lets the libraries load lazily imported parts
         for _ in range(_ROUNDS):
             for name, contender in compared.items():
                 start = time.process_time()
@@ -175,7 +175,7 @@ def measure(arguments: argparse.Namespace) -> str:
 def _answer(contender: Contender, article: Article) -> str:
     try:
         return contender(article)
-    except Exception:  # newspaper3k trips over some pages; a page without an answer
+    except Exception:  # newspaper3k fails on some pages: they have no result
         return ""
 
 

@@ -1,8 +1,8 @@
-"""Generating: tokens a second, ours with and without its cache, against `transformers.generate` with its own.
+"""Generation: tokens per second, ours with and without its KV cache, against `transformers.generate` with its cache.
 
-One random model of 124M, float32, greedy, one prompt; a second row of ours continues 8 prompts together, that one among
-them. The rows take turns on all cores, after a warm-up, and a ratio is the median over the rounds. Every row must give
-that prompt the same tokens.
+One random model of 124M, float32, greedy, one prompt; a second row of ours continues 8 prompts in a batch, including
+that one. Rows take turns on all cores, after a warm-up, and a ratio is the median over the rounds. Every row must
+generate the same tokens for that prompt.
 """
 
 import argparse
@@ -21,20 +21,22 @@ _GPT2 = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024, dropout=0
 _TINY = ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=256, dropout=0.0)
 _PEER = "transformers.generate"
 _ROWS = ("training.generate", "training.generate, 8 prompts", "ours without a cache")
-_Run = Callable[[int], list[list[int]]]  # number of new tokens -> those of each text
+_Run = Callable[[int], list[list[int]]]  # number of new tokens -> new tokens of each text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--tiny", action="store_true", help="a tiny model instead of 124M, to see that it runs")
-    parser.add_argument("--row", choices=_ROWS, action="append", help="beside transformers.generate (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model instead of 124M, as a smoke test")
+    parser.add_argument(
+        "--row", choices=_ROWS, action="append", help="rows in addition to transformers.generate (default: all)"
+    )
     parser.add_argument("--prompt-tokens", type=positive_int, default=32, metavar="N", help="default 32")
     parser.add_argument("--tokens", type=positive_int, default=128, metavar="N", help="new tokens (default 128)")
-    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="turns of each row (default 5)")
+    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="rounds per row (default 5)")
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Rows of tokens a second."""
+    """Rows of tokens per second."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -80,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> str:
     own: dict[str, _Run] = dict(zip(_ROWS, runs, strict=True))
     rows: dict[str, _Run] = {_PEER: peer, **{label: own[label] for label in arguments.row or _ROWS}}
     for run in rows.values():
-        run(2)  # a pass over the prompt and one behind it
+        run(2)  # warm-up: the prompt, and one more token
     rate: dict[str, list[float]] = {label: [] for label in rows}
     made: dict[str, list[list[int]]] = {}
     for _ in range(arguments.rounds):
@@ -89,7 +91,7 @@ def measure(arguments: argparse.Namespace) -> str:
             made[label] = run(count)
             rate[label].append(sum(map(len, made[label])) / (time.perf_counter() - started))
             if made[label][0] != made[_PEER][0]:
-                raise ToolkitError(f"{label}: another text than {_PEER}'s")
+                raise ToolkitError(f"{label}: its text differs from that of {_PEER}")
     return table(
         [
             {

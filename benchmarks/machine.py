@@ -1,4 +1,4 @@
-"""What every benchmark shares: how it is called, the table it prints, the line that says on what machine and when."""
+"""What every benchmark shares: its command line, its table, the line with machine and date, and isolated processes."""
 
 import os
 import platform
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 
 
 def run_one(area: str, doc: str | None, names: Mapping[str, str], argv: Sequence[str] | None) -> int:
-    """`python -m benchmarks.AREA NAME`: measure with the module benchmarks.NAME, print its table.
+    """`python -m benchmarks.AREA NAME`: run the module benchmarks.NAME and print its table.
 
-    `names` says in a line what each NAME compares. Returns the exit code.
+    `names` maps each NAME to a line about what it compares. Returns the exit code.
     """
     parser = cli.parser(f"benchmarks.{area}", doc)
     verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
@@ -33,7 +33,7 @@ def run_one(area: str, doc: str | None, names: Mapping[str, str], argv: Sequence
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with equal keys as a Markdown table, and under it the machine and the date."""
+    """Rows with equal keys as a Markdown table, followed by the machine and the date."""
     lines = tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
     return f"{lines}\n\n{machine()}"
 
@@ -47,12 +47,12 @@ def machine() -> str:
 
 
 def peak_memory() -> int:
-    """Largest resident memory of this process so far, in bytes; getrusage's would begin with the parent's."""
+    """Peak resident memory of this process, in bytes. getrusage's value would include the parent's at the fork."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def alone(function: Callable[..., Result], *arguments: object) -> Result:
-    """A call in a process of its own, so that its memory is its own, too."""
+    """Call a function in a fresh process, so that its memory can be measured."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

@@ -1,9 +1,9 @@
-"""Merging datasets: ours against megatron-core's builder, and against putting the .bin files end to end.
+"""Merging datasets: ours against megatron-core's builder, and against concatenating the .bin files.
 
-Shards hold random ids in documents of 1 to twice the mean of tokens. A hundred are written, the others are links to
-them, so that a large merge needs the disk once; every row therefore reads from memory and writes to the disk. Ours
-reads the ids, checks them and both checksums, and waits for the disk, as the plain copy does; the builder does neither.
-It collects Python's garbage after every shard, which is nearly all of its time, so that a row shows it without.
+Shards hold random ids in documents of 1 to twice the mean number of tokens. A hundred are written, the others are hard
+links to them, so that every row reads from memory and writes to disk. Ours checks the ids and both checksums, and like
+the plain copy waits for the disk; the builder does neither. It runs Python's garbage collector after every shard, which
+takes nearly all of its time, so another row measures it without.
 """
 
 import argparse
@@ -29,32 +29,36 @@ _DISTINCT = 100
 
 
 class Run(NamedTuple):
-    """What one process did."""
+    """The figures of one process."""
 
     seconds: float
-    """Wall-clock: half of the work is the disk's."""
+    """Wall-clock time, because half of the work is the disk's."""
     peak: int
-    """Largest resident memory, in bytes."""
+    """Peak resident memory, in bytes."""
     before: int
-    """Resident memory once everything was imported."""
+    """Resident memory after all imports, in bytes."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--shards", type=positive_int, default=300, metavar="N", help="default 300")
-    parser.add_argument("--large", type=positive_int, metavar="N", help="rows for so many, without the slowest")
-    parser.add_argument("--documents", type=positive_int, default=1000, metavar="N", help="of a shard (default 1,000)")
     parser.add_argument(
-        "--tokens", type=positive_int, default=128, metavar="N", help="mean of a document (default 128)"
+        "--large", type=positive_int, metavar="N", help="more rows for N shards, without the slowest contender"
     )
-    parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="runs of each row (default 1)")
     parser.add_argument(
-        "--folder", type=output_folder, metavar="DIR", help="where it is written (default: a temporary folder)"
+        "--documents", type=positive_int, default=1000, metavar="N", help="documents per shard (default 1,000)"
+    )
+    parser.add_argument(
+        "--tokens", type=positive_int, default=128, metavar="N", help="mean length of a document (default 128)"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="rounds per row (default 1)")
+    parser.add_argument(
+        "--folder", type=output_folder, metavar="DIR", help="where to write (default: a temporary folder)"
     )
 
 
 def make_shards(folder: Path, shards: int, documents: int, tokens: int) -> list[Path]:
-    """Their prefixes; the content depends on the numbers alone."""
+    """Write shards that depend only on these numbers. Returns their prefixes."""
     import numpy as np
 
     from corpus.index import IndexWriter, Meta, suffixed
@@ -73,7 +77,7 @@ def make_shards(folder: Path, shards: int, documents: int, tokens: int) -> list[
 
 
 def plain_copy(inputs: list[Path], output: Path) -> None:
-    """The .bin files end to end, on the disk."""
+    """Concatenate the .bin files, and wait for the disk."""
     with open(f"{output}.bin", "wb") as file:
         for prefix in inputs:
             with open(f"{prefix}.bin", "rb") as part:
@@ -82,7 +86,7 @@ def plain_copy(inputs: list[Path], output: Path) -> None:
 
 
 def their_merge(inputs: list[Path], output: Path) -> None:
-    """megatron-core: `add_index` for each dataset, then `finalize`."""
+    """megatron-core: `add_index` per dataset, then `finalize`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
@@ -95,7 +99,7 @@ def their_merge(inputs: list[Path], output: Path) -> None:
 
 
 def their_merge_without_collecting(inputs: list[Path], output: Path) -> None:
-    """The same, were it not for `gc.collect` after every dataset."""
+    """The same without `gc.collect` after every dataset."""
     with patch("gc.collect"):
         their_merge(inputs, output)
 
@@ -116,7 +120,7 @@ def _timed(function: Callable[[list[Path], Path], None], inputs: list[Path], out
 
 
 def _alone(function: Callable[[list[Path], Path], None], inputs: list[Path], output: Path) -> Run:
-    """A merge in a process of its own, so that memory is its own, too; what it wrote is removed."""
+    """Run a merge in a fresh process, so that its memory can be measured; removes its output."""
     run = alone(_timed, function, inputs, output)
     for path in output.parent.glob("out.*"):
         path.unlink()

@@ -1,7 +1,7 @@
-"""Pages a second of corpus.scrape, from a loopback server of 200 hosts in its own process, beside what others use.
+"""Scraping: pages per second of corpus.scrape and of other clients, from a loopback server with 200 hosts.
 
-Two tables: fetching alone, client by client; and whole scrapes, with the share of the CPU that extraction gets. With
-`--memory PAGES` instead, the memory of one long scrape on its way.
+Two tables: fetching alone, per client; and whole scrapes, with the share of the CPU that extraction gets. `--memory
+PAGES` measures the memory during one long scrape instead.
 """
 
 import argparse
@@ -19,21 +19,21 @@ from statistics import median
 from benchmarks.machine import alone, table
 from common.cli import input_path
 
-_SLOW = 10  # clients far below the others fetch this many times fewer pages
+_SLOW = 10  # slow clients fetch this many times fewer pages
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--pages", type=int, default=8000, metavar="N", help="pages a round (default 8000)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="medians are over so many (default 5)")
+    parser.add_argument("--pages", type=int, default=8000, metavar="N", help="pages per round (default 8000)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds per row; medians count (default 5)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="extraction processes (default 2)")
     parser.add_argument(
         "--articles",
         type=input_path,
         metavar="DIR",
-        help="serve DIR/html/*.html.gz (default: pages made from Python's help)",
+        help="serve DIR/html/*.html.gz (default: pages built from Python's help)",
     )
-    parser.add_argument("--memory", type=int, metavar="PAGES", help="measure memory over one scrape of so many pages")
+    parser.add_argument("--memory", type=int, metavar="PAGES", help="measure memory during one scrape of PAGES pages")
 
 
 def _bodies(articles: Path | None) -> list[bytes]:
@@ -47,7 +47,7 @@ def _bodies(articles: Path | None) -> list[bytes]:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """The tables."""
+    """The tables, preceded by a line about the pages."""
     from benchmarks.loopback import web
 
     bodies = _bodies(arguments.articles)
@@ -63,7 +63,7 @@ def measure(arguments: argparse.Namespace) -> str:
 
 
 def _fetching(port: int, pages: int, rounds: int) -> str:
-    """Every client in a process of its own, in turn, the rounds interleaved."""
+    """Measure every client in its own process; rounds are interleaved."""
     from benchmarks import clients
     from benchmarks.loopback import HOSTS, addresses
 
@@ -99,7 +99,7 @@ def _fetching(port: int, pages: int, rounds: int) -> str:
                 "client": name,
                 "pages/s": f"{rate:,.0f}",
                 "against 32 threads": f"{rate / peer:.2f} x",
-                "CPU ms a page": f"{cpu:.2f}",
+                "CPU ms per page": f"{cpu:.2f}",
             }
             for name, (rate, cpu) in medians.items()
         ]
@@ -110,29 +110,29 @@ def _fetching(port: int, pages: int, rounds: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """A running scrape at one moment."""
+class _Sample:
+    """The state of a running scrape at one moment."""
 
     seconds: float
     pages: int
-    """Settled so far."""
+    """Pages finished so far."""
     fetch_cpu: float
-    """CPU seconds of the process that fetches."""
+    """CPU seconds of the fetching process."""
     extract_cpu: float
     """CPU seconds of the workers and their children."""
     idle: float
-    """Seconds in which a core of the machine had nothing to do."""
+    """Idle seconds, summed over the cores of the machine."""
     fetch_bytes: int
-    """Resident memory of the process that fetches."""
+    """Resident memory of the fetching process."""
     worker_bytes: int
-    """Resident memory of the largest worker and its child; what they share is counted twice."""
+    """Resident memory of the largest worker and its child; shared pages count twice."""
     all_bytes: int
-    """Resident memory of all of them."""
+    """Resident memory of all processes."""
 
 
 @contextlib.contextmanager
 def _scrape(port: int, pages: int, hosts: int, workers: int) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
-    """The command that scrapes the server, running, and its journal."""
+    """Run the command that scrapes the server; yields the process and its journal."""
     import yaml
 
     from benchmarks.loopback import addresses
@@ -155,8 +155,8 @@ def _scrape(port: int, pages: int, hosts: int, workers: int) -> Iterator[tuple["
             raise RuntimeError(f"the scrape ended with exit code {process.returncode}")
 
 
-def _looks(process: "subprocess.Popen[bytes]", journal: Path) -> Iterator[_Look]:
-    """Ten looks a second at a scrape, until all of its pages are settled."""
+def _samples(process: "subprocess.Popen[bytes]", journal: Path) -> Iterator[_Sample]:
+    """Sample a scrape ten times per second until it ends."""
     import psutil
 
     parent = psutil.Process(process.pid)
@@ -172,11 +172,11 @@ def _looks(process: "subprocess.Popen[bytes]", journal: Path) -> Iterator[_Look]
             cpu = [[member.cpu_times() for member in family] for family in families]
             memory = [sum(member.memory_info().rss for member in family) for family in families]
             own, machine = parent.memory_info().rss, psutil.cpu_times()
-            yield _Look(
+            yield _Sample(
                 seconds=time.monotonic(),
-                pages=lines - 1,  # the first line says how
+                pages=lines - 1,  # the first line is a header
                 fetch_cpu=sum(parent.cpu_times()[:2]),
-                # of a worker also what its former children took
+                # of a worker, also the time of its finished children
                 extract_cpu=sum(sum(family[0][:4]) + sum(sum(child[:2]) for child in family[1:]) for family in cpu),
                 idle=machine.idle + machine.iowait,
                 fetch_bytes=own,
@@ -186,18 +186,22 @@ def _looks(process: "subprocess.Popen[bytes]", journal: Path) -> Iterator[_Look]
 
 
 def _scraping(port: int, pages: int, rounds: int, workers: int) -> str:
-    """Whole scrapes, between a tenth of the pages and nine tenths: without the start of the workers and the end."""
+    """Whole scrapes, from 10 % to 90 % of the pages: without the start of the workers and the end."""
     from benchmarks.loopback import HOSTS
     from common.workers import available_cpus
 
     found = []
     for _ in range(rounds):
         with _scrape(port, pages, HOSTS, workers) as (process, journal):
-            looks = [look for look in _looks(process, journal) if pages // 10 <= look.pages <= pages * 9 // 10]
-        first, last = looks[0], looks[-1]
+            samples = [
+                sample for sample in _samples(process, journal) if pages // 10 <= sample.pages <= pages * 9 // 10
+            ]
+        first, last = samples[0], samples[-1]
         count, seconds = last.pages - first.pages, last.seconds - first.seconds
         fetching, extracting = last.fetch_cpu - first.fetch_cpu, last.extract_cpu - first.extract_cpu
-        remaining = extracting + last.idle - first.idle  # what neither fetching, nor the server, nor others used
+        remaining = (
+            extracting + last.idle - first.idle
+        )  # CPU time that neither fetching, nor the server, nor other processes used
         found.append((count / seconds, fetching / count * 1000, extracting / count * 1000, extracting / remaining))
     rate, fetching, extracting, share = (median(column) for column in zip(*found, strict=True))
     return table(
@@ -205,8 +209,8 @@ def _scraping(port: int, pages: int, rounds: int, workers: int) -> str:
             {
                 "whole scrape": f"{workers} workers, {available_cpus()} cores",
                 "pages/s": f"{rate:,.0f}",
-                "fetching, CPU ms a page": f"{fetching:.2f}",
-                "extracting, CPU ms a page": f"{extracting:.2f}",
+                "fetching, CPU ms per page": f"{fetching:.2f}",
+                "extracting, CPU ms per page": f"{extracting:.2f}",
                 "extracting, of the remaining CPU": f"{share:.0%}",
             }
         ]
@@ -221,16 +225,16 @@ _BYTES = {
 
 
 def _memory(port: int, pages: int, workers: int) -> str:
-    """One scrape of four pages a host, after a quarter of its pages and near its end."""
+    """Memory during one scrape of four pages per host: after a quarter of the pages, and near the end."""
     with _scrape(port, pages, pages // 4, workers) as (process, journal):
-        looks = [look for look in _looks(process, journal) if look.worker_bytes]
-    quarter = next(look for look in looks if look.pages >= pages // 4)
-    last = max(looks, key=lambda look: look.pages)
-    peak = replace(last, **{key: max(getattr(look, key) for look in looks) for key in _BYTES})
-    rows = {f"{quarter.pages:,} pages": quarter, f"{last.pages:,} pages": last, "(most, at any time)": peak}
+        samples = [sample for sample in _samples(process, journal) if sample.worker_bytes]
+    quarter = next(sample for sample in samples if sample.pages >= pages // 4)
+    last = max(samples, key=lambda sample: sample.pages)
+    peak = replace(last, **{key: max(getattr(sample, key) for sample in samples) for key in _BYTES})
+    rows = {f"{quarter.pages:,} pages": quarter, f"{last.pages:,} pages": last, "(peak)": peak}
     return table(
         [
-            {"RSS in MB after": name} | {title: f"{getattr(look, key) / 1e6:.0f}" for key, title in _BYTES.items()}
-            for name, look in rows.items()
+            {"RSS in MB after": name} | {title: f"{getattr(sample, key) / 1e6:.0f}" for key, title in _BYTES.items()}
+            for name, sample in rows.items()
         ]
     )

@@ -1,9 +1,9 @@
 """Encoding: our whole step against the bare encoders of tokenizers, tiktoken and gigatoken, on the same documents.
 
 The bare rows have the texts in memory and a loaded vocabulary, and drop the ids. corpus.tokenize loads its vocabulary,
-reads, decompresses, parses, encodes, filters and writes. Each row is a process of its own, on one core but for the
-last; ratios are of CPU time, which other work on the machine disturbs least. The second table is our step in its parts.
-Documents are cut as for `clean`. Without a folder they repeat, and gigatoken remembers words: give real texts.
+reads, decompresses, parses, encodes, filters and writes. Each row runs in its own process, on one core except for the
+last; ratios are of CPU time, which other load disturbs least. The second table shows the parts of our step. Documents
+are cut as for `clean`. Without a folder they repeat, and gigatoken caches words, so give real texts.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from common.tokenizer import END_OF_TEXT, Ids, Lengths, Tokenizer, vocabulary_fi
 
 
 class Run(NamedTuple):
-    """What one process took, in seconds."""
+    """Durations of one process, in seconds."""
 
     cpu: float
     wall: float
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--texts", type=input_path, nargs="+", metavar="DIR", help="folders of real texts")
     parser.add_argument("--count", type=positive_int, default=2000, metavar="N", help="documents (default 2,000)")
-    parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="runs of each row (default 1)")
+    parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="rounds per row (default 1)")
 
 
 def _run(work: Callable[[], object]) -> Run:
@@ -55,7 +55,7 @@ def _all(items: Iterable[object]) -> None:
 
 
 def bare(name: str, source: Path) -> Run:
-    """One library's call for one text, on every text."""
+    """Encode every text with one call of a library."""
     files = vocabulary_files()
     encode: Callable[[str], Any]
     if name.startswith("tokenizers"):
@@ -92,7 +92,7 @@ def ours(workers: int, source: Path) -> Run:
 
 
 class _Timed(Tokenizer):
-    """Counts the seconds of its encoder."""
+    """A tokenizer that measures the seconds of its encoder."""
 
     seconds = 0.0
 
@@ -104,7 +104,7 @@ class _Timed(Tokenizer):
 
 
 def parts(source: Path) -> dict[str, float]:
-    """Seconds of CPU time of each part of the step, one after the other."""
+    """CPU seconds of each part of the step, in order."""
     from corpus.index import IndexWriter
     from corpus.tokenize import Encoded, batches, encode_documents
 
@@ -149,7 +149,7 @@ def _keep_to(cores: int) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Megabytes of text a second for each encoder, and the parts of our step."""
+    """Megabytes of text per second of each encoder, and the parts of our step."""
     found = chain.from_iterable(map(read_texts, arguments.texts)) if arguments.texts else packaged_texts()
     rows: dict[str, list[Run]] = {}
     with TemporaryDirectory() as folder:

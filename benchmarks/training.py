@@ -14,8 +14,8 @@ from common import cli
 _NAMES = {
     "data": "the order of an epoch against megatron-core's C++ helper",
     "step": "an optimiser step against transformers and a plain loop, and on 2 processes",
-    "checkpoint": "saves and loads against a plain copy of the files, and saves while training goes on",
-    "generate": "tokens a second against transformers.generate, and without the cache of keys and values",
+    "checkpoint": "saves and loads against a plain copy of the files, and saves in the background",
+    "generate": "tokens per second against transformers.generate, and without the KV cache",
 }
 
 

@@ -1,8 +1,8 @@
-"""One worker against two: whole commands over many small and over few large shards, and what a worker costs.
+"""One worker against two: whole commands over many small and over few large shards, and the cost of a worker.
 
-Each row runs both in turn; the ratio by the clock is the median of the rounds' own ratios, below 1 where two workers
-take less time. Two cores that other work uses give no gain by the clock: CPU time (user and system, workers included)
-then says what the second worker costs. Documents are those of `dedup`: real sentences, one document in five a copy.
+Each row runs both in turn; the wall-clock ratio is the median over the rounds, below 1 if two workers take less time.
+If other work uses the cores, there is no gain in wall-clock time, but CPU time (user and system, including workers)
+still shows the cost of the second worker. Documents are those of `dedup`: real sentences, one document in five a copy.
 """
 
 import argparse
@@ -21,14 +21,14 @@ import orjson
 from benchmarks.dedup import make_documents
 from benchmarks.machine import table
 from common.cli import input_path, positive_int
-from common.files import Document, document_writer, write_text
+from common.files import Document, document_writer, shard_paths, write_text
 from common.workers import Workers
 
-_ITEM = 40  # words of an item of the evaluation set: in one of 20 documents
+_ITEM = 40  # words per item of the evaluation set; one of 20 documents contains one
 
 
 class Run(NamedTuple):
-    """What one command took, in seconds."""
+    """Durations of one command, in seconds."""
 
     wall: float
     cpu: float
@@ -37,14 +37,18 @@ class Run(NamedTuple):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--texts", type=input_path, metavar="DIR", help="*.txt instead of Python's own documentation")
-    parser.add_argument("--small", type=positive_int, default=30, metavar="N", help="documents of a small shard (30)")
-    parser.add_argument("--large", type=positive_int, default=1000, metavar="N", help="of a large shard (1,000)")
-    parser.add_argument("--rounds", type=positive_int, default=2, metavar="N", help="runs of each row (default 2)")
+    parser.add_argument(
+        "--small", type=positive_int, default=30, metavar="N", help="documents per small shard (default 30)"
+    )
+    parser.add_argument(
+        "--large", type=positive_int, default=1000, metavar="N", help="documents per large shard (default 1,000)"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=2, metavar="N", help="rounds per row (default 2)")
 
 
 def _write(folder: Path, shards: int, documents: list[Document]) -> None:
-    for shard in range(shards):
-        with document_writer(folder / f"{shard:04d}.jsonl.zst") as write:
+    for shard, path in enumerate(shard_paths(folder, shards, ".jsonl.zst")):
+        with document_writer(path) as write:
             for document in documents[shard::shards]:
                 write(document)
 
@@ -70,25 +74,25 @@ def _run(command: list[object], workers: int) -> Run:
 
 
 def _own_memory(_item: object) -> tuple[float, float]:
-    """MB of this process: its share of all pages, and the pages that are its alone."""
+    """Memory of this process in MB: its share of all pages (PSS), and its private pages."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     sizes = {line.partition(":")[0]: int(line.split()[1]) for line in lines[1:]}
     return sizes["Pss"] / 1024, (sizes["Private_Clean"] + sizes["Private_Dirty"]) / 1024
 
 
 def _memory() -> str:
-    """What two workers of `clean` take that have each judged a language with langdetect."""
+    """Memory of two workers of `clean` after each has used langdetect."""
     from corpus.text.language import thorough_language
 
     thorough_language("What the profiles are loaded for")
     with Workers(2) as pool:
         list(pool.map(thorough_language, ["one and the same text"] * 50))
         pss, own = map(max, zip(*pool.map(_own_memory, range(8)), strict=True))
-    return f"A worker of `clean`: {pss:.0f} MB of memory by its share of common pages, {own:.0f} MB of it its alone."
+    return f"A worker of `clean`: {pss:.0f} MB of memory (PSS), of which {own:.0f} MB are private."
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Rows of seconds for one and two workers, and their ratios."""
+    """Seconds of one and of two workers, and their ratios."""
     documents, _ = make_documents(max(40 * arguments.small, 4 * arguments.large), arguments.texts)
     rows = []
     with TemporaryDirectory() as name:
@@ -116,5 +120,5 @@ def measure(arguments: argparse.Namespace) -> str:
                         "CPU ratio": f"{median(b.cpu / a.cpu for a, b in pairs):.2f}",
                     }
                 )
-        load = f"{os.getloadavg()[0]:.1f} processes wanted to run in the last minute."
+        load = f"{os.getloadavg()[0]:.1f} processes were runnable on average in the last minute."
     return f"{table(rows)}\n\n{load} {_memory()}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import clients, loopback
-from benchmarks.scrape import _bodies, _looks, _scrape, measure
+from benchmarks.scrape import _bodies, _samples, _scrape, measure
 
 CLIENTS = [
     clients.requests_sequential,
@@ -36,11 +36,11 @@ def test_every_client_fetches_every_page_and_notices_one_that_is_missing(client:
 def test_memory_does_not_grow_with_the_pages(port: int) -> None:
     pages = 6000
     with _scrape(port, pages, pages // 4, workers=2) as (process, journal):
-        looks = [look for look in _looks(process, journal) if look.worker_bytes]
-    early = next(look for look in looks if look.pages >= pages // 4)
+        samples = [sample for sample in _samples(process, journal) if sample.worker_bytes]
+    early = next(sample for sample in samples if sample.pages >= pages // 4)
     for key in ("fetch_bytes", "worker_bytes"):
-        assert getattr(looks[-1], key) < 1.1 * getattr(early, key)
-    assert max(look.all_bytes for look in looks) < 1 << 30
+        assert getattr(samples[-1], key) < 1.1 * getattr(early, key)
+    assert max(sample.all_bytes for sample in samples) < 1 << 30
 
 
 @pytest.mark.slow

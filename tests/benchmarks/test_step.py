@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import step
-from benchmarks.step import SIZES, Job, Size, Steps, plain_gpt2, seconds, write_dataset
+from benchmarks.step import seconds
+from benchmarks.step_peers import Steps, nanogpt, plain_gpt2, transformers
+from benchmarks.training_job import SIZES, Job, Size, write_dataset
 from common.errors import JobError
 from common.settings import ModelSettings, ParallelSettings
 from tests.conftest import Command
@@ -47,13 +49,10 @@ def test_the_plain_model_is_gpt2() -> None:
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
 
 
-@pytest.mark.parametrize("row", [step.ours, step.nanogpt, step.transformers])
-def test_every_row_trains_from_the_loss_of_a_guess(
-    row: Callable[[Job], Steps], job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step, "_RATE", 0.01)
+@pytest.mark.parametrize("row", [step.ours, nanogpt, transformers])
+def test_every_row_trains_from_the_loss_of_a_guess(row: Callable[[Job], Steps], job: Job) -> None:
     threads = torch.get_num_threads()
-    losses: list[Tensor] = list(islice(row(job), 20))
+    losses: list[Tensor] = list(islice(row(job._replace(lr=0.01)), 20))
     torch.set_num_threads(threads)
     assert all(torch.as_tensor(loss).shape == () for loss in losses)
     assert float(losses[0]) == pytest.approx(math.log(256), rel=0.06)
