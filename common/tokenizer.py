@@ -126,7 +126,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InputError(
                 f"a text has half of a surrogate pair (U+{ord(error.object[error.start]):04X}) at character "
-                f"{error.start}: it is not Unicode; mend it where it comes from"
+                f"{error.start}: it is not Unicode; repair it at its source"
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What every test may use: the shared data where it is present, and commands run as a user runs them."""
+"""Fixtures for every test: a clean environment, commands run as by a user, and the shared data if present."""
 
 import os
 import subprocess
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# tests run side by side: threads that wait for a core that another test has make tiny tensors ten times slower
+# tests run in parallel: threads that wait for a core make operations on tiny tensors ten times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# a slow machine is no failure; the gate sees the same examples each time
+# a slow machine is not a failure; CI uses the same examples every time
 settings.register_profile(
     "project", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -25,7 +25,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """`@pytest.mark.gpu`: skip where there is none."""
+    """Skip tests with `@pytest.mark.gpu` on a machine without a GPU."""
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -35,7 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the job, cluster or proxy settings of the shell that runs it."""
+    """Hide the job, cluster and proxy settings of the shell from every test."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "SUBMITIT_", "MASTER_", "TORCHELASTIC_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Run `python -m MODULE ARGUMENTS…` in the repository, as a user does, with a time limit."""
+    """Run `python -m MODULE ARGUMENTS…` in the repository, with a time limit."""
 
     def run(
         module: str, *arguments: object, timeout: float = 120, cwd: Path = ROOT
@@ -64,7 +64,7 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of real pages and texts; skips the test where it is absent."""
+    """The folder of real pages and texts; skips the test if it is absent."""
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is absent: real pages and texts are not part of the project")
     return SHARED

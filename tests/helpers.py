@@ -1,4 +1,4 @@
-"""Small things several test files need."""
+"""Helpers that several test files use."""
 
 import random
 import subprocess
@@ -11,7 +11,7 @@ from common.files import MARK, Document, document_writer, read_documents, read_l
 
 
 def write_shard(path: Path, documents: list[Document]) -> Path:
-    """A shard with these documents."""
+    """Write a shard with these documents."""
     with document_writer(path) as write:
         for document in documents:
             write(document)
@@ -24,14 +24,14 @@ def read_shard(path: Path) -> list[Document]:
 
 
 def read_rejects(path: Path) -> list[Document]:
-    """What a step dropped, without the mark that each line of the file has."""
+    """The documents that a step dropped, without the mark that each line has."""
     dropped = [orjson.loads(line) for line in read_lines(path)]
     assert all(found.pop(MARK) for found in dropped)
     return dropped
 
 
 def document(number: int, text: str, **more: Any) -> Document:
-    """A document with an id made from its number."""
+    """A document whose id is made from its number."""
     return {"id": f"{number:016x}", "url": f"http://site.example/{number}", "text": text, **more}
 
 
@@ -54,7 +54,7 @@ def prose(seed: int, words: int = 200) -> str:
 
 
 def assert_one_line_error(result: "subprocess.CompletedProcess[str]", *parts: str) -> None:
-    """Exit code 2, one line on stderr that holds all `parts`, no traceback."""
+    """Assert exit code 2, and one line on stderr that contains all `parts`."""
     assert result.returncode == 2, result
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr

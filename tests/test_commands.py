@@ -1,4 +1,4 @@
-"""What holds for every command: --help shows an example and is quick, a wrong argument is one line and exit code 2."""
+"""Every command: --help is quick and shows an example, a wrong argument gives one line and exit code 2."""
 
 import argparse
 import importlib
@@ -42,11 +42,11 @@ def test_commands_start_without_torch(module: str) -> None:
 
 
 class _Parsed(Exception):
-    """The options were understood."""
+    """The options were parsed."""
 
 
 def _documented() -> list[tuple[str, list[str]]]:
-    """Every `python -m MODULE …` of the README, the docs and the help texts: where it stands, and its words."""
+    """Every `python -m MODULE …` in the README, the docs and the help texts: its source and its words."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     sources = [
         (path.name, re.findall(r"```\w*\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)) for path in pages

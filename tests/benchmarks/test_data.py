@@ -9,7 +9,7 @@ def test_the_dataset_of_the_benchmark_is_a_dataset(tmp_path: Path) -> None:
     write_dataset(tmp_path / "a", 1000)
     dataset = IndexedDataset(tmp_path / "a")
     assert dataset.n_documents == 1000 and dataset.lengths.min() >= 128
-    assert (tmp_path / "a.bin").stat().st_blocks * 512 < 1 << 16  # a hole
+    assert (tmp_path / "a.bin").stat().st_blocks * 512 < 1 << 16  # sparse
 
 
 def test_the_benchmark_runs(command: Command) -> None:

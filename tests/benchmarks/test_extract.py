@@ -13,7 +13,7 @@ HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "m
 
 
 def write_articles(folder: Path, texts: dict[str, str]) -> Path:
-    """A benchmark folder: page by page its key and gold text."""
+    """A benchmark folder with the key and the gold text of each page."""
     (folder / "html").mkdir(parents=True)
     for key, text in texts.items():
         html = page_html(HOST, f"The title of {key}", text)
@@ -27,11 +27,11 @@ def write_articles(folder: Path, texts: dict[str, str]) -> Path:
     ("gold", "answer", "expected"),
     [
         ("a b c d e", "a b c d e", (1, 1)),
-        ("a b c d e", "A b c d e", (1 / 2, 1 / 2)),  # case counts
-        ("a b c d e", "a, b.\nc-d e!", (1, 1)),  # punctuation and white space do not
+        ("a b c d e", "A b c d e", (1 / 2, 1 / 2)),  # case matters
+        ("a b c d e", "a, b.\nc-d e!", (1, 1)),  # punctuation and white space do not matter
         ("a b c d e f", "a b c d x e f", (1 / 4, 1 / 3)),
         ("a b c d a b c d", "a b c d", (1, 1 / 5)),  # repetitions count
-        ("a b", "a b", (1, 1)),  # a text under four words is one n-gram
+        ("a b", "a b", (1, 1)),  # a text of fewer than four words is one n-gram
         ("a b", "a b c", (0, 0)),
         ("a b c d", " \n", (None, 0)),
         ("", "a b c d", (0, None)),

@@ -30,7 +30,7 @@ def settings(folder: Path, **cluster: object) -> Settings:
 
 
 def local_shard(folder: Path) -> Settings:
-    """The same model as one process; it has no dataset, so that its training fails at once."""
+    """The same model as one process; without a dataset, so that its training fails immediately."""
     raw = settings(folder).model_dump(mode="json")
     raw["models"]["tiny"]["parallel"] = {"tensor": 1, "data": 1}
     return validate(raw, "test")

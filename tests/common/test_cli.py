@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problem(step: str, arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line with which a command refuses its arguments."""
+    """The one-line error with which a command refuses its arguments."""
     module, _, verb = step.partition(" ")
     name = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
     capsys.readouterr()
@@ -100,7 +100,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_what_cannot_be_written_is_refused_before_anything_is_read(
     folder: Path, step: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os.mkfifo("pipe")  # reading it would wait for ever
+    os.mkfifo("pipe")  # reading it would block for ever
     before = contents(folder)
     rest = ["--output", "o"] if "--output" in FILES[step] and option != "--output" else []
     rest += ["--output-prefix", "o"] if "--output-prefix" in FILES[step] and option != "--output-prefix" else []
@@ -178,7 +178,7 @@ def test_outputs_of_a_folder_may_not_be_the_statistics(folder: Path, capsys: pyt
 
 
 def bash(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """A line of shell in a folder, `step` being `python -m corpus.…`."""
+    """Run a shell script in a folder; `step` is `python -m corpus.…`."""
     return subprocess.run(
         ["bash", "-c", f'step() {{ {sys.executable} -m "corpus.$@"; }}\n{script}'],
         cwd=folder,

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A clock that stands still but for calls of this function."""
+    """A clock that only advances when this function is called."""
     now = 1000.0
 
     def advance(seconds: float) -> None:
@@ -88,11 +88,11 @@ def test_a_terminal_shows_a_bar_with_figures_and_is_left_clean() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stderr=ours, env=environment):
         os.close(ours)
         shown = b""
-        with contextlib.suppress(OSError):  # EIO: how a terminal ends
+        with contextlib.suppress(OSError):  # EIO: the terminal was closed
             while data := os.read(terminal, 4096):
                 shown += data
     os.close(terminal)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert "scrape (pages)" in text and "12/40" in text
     assert re.search(r"\n\d\.\d/s, \d\.\d\d MB/s, 0:00:\d\d left; \d+ ok, 3 http_404", text), text
-    assert shown.endswith(b"\x1b[1A\x1b[2K\x1b[1A\x1b[2K")  # both lines are taken back
+    assert shown.endswith(b"\x1b[1A\x1b[2K\x1b[1A\x1b[2K")  # both lines are erased

@@ -17,7 +17,7 @@ from tests.helpers import prose
 
 
 def without_gigatoken() -> Tokenizer:
-    """A tokenizer that found none when it began."""
+    """A tokenizer on a machine without gigatoken."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "gigatoken", None)
         ours = Tokenizer()
@@ -135,7 +135,7 @@ def test_a_batch_is_its_texts_laid_end_to_end() -> None:
 def test_other_threads_run_while_a_text_is_encoded() -> None:
     for ours in OURS:
         started, done, moments = threading.Event(), threading.Event(), 0
-        text = "7" * 300_000  # one piece, without a word that is known already
+        text = "7" * 300_000  # a single token of the pattern, with no cached word
         thread = threading.Thread(target=lambda: (started.set(), ours.encode(text), done.set()))  # noqa: B023
         thread.start()
         started.wait()

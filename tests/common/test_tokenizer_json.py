@@ -1,4 +1,4 @@
-"""tokenizer.json: written as `transformers` writes it, read where it is GPT-2's byte-level BPE, refused elsewhere."""
+"""tokenizer.json: written as by `transformers`, read if it is GPT-2's byte-level BPE, refused otherwise."""
 
 import copy
 import json

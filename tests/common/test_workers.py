@@ -53,7 +53,7 @@ def write_slowly(path: Path) -> None:
 
 @pytest.fixture(params=["fork", "spawn"])
 def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to start workers, whatever threads the test process has."""
+    """Both start methods, whatever threads the test process has."""
     context = multiprocessing.get_context(request.param)
     monkeypatch.setattr("common.workers.fork_or_spawn", lambda: context)
     return str(request.param)
@@ -85,7 +85,7 @@ def test_one_item_needs_no_process() -> None:
 
 def test_workers_are_forked_unless_the_process_has_threads() -> None:
     gate = threading.Event()
-    others = threading.active_count() > 1  # pytest-xdist's, say
+    others = threading.active_count() > 1  # those of pytest-xdist, for example
     assert fork_or_spawn().get_start_method() == ("spawn" if others or sys.platform != "linux" else "fork")
     threading.Thread(target=gate.wait).start()
     assert fork_or_spawn().get_start_method() == "spawn"
@@ -139,7 +139,7 @@ def locked(number: int) -> object:
 
 def test_workers_of_a_command_that_fails_remove_their_temporary_files(tmp_path: Path, method: str) -> None:
     def work(pool: Workers) -> None:
-        with suppress(ToolkitError):  # that they died
+        with suppress(ToolkitError):  # the processes died
             list(pool.map(write_slowly, [tmp_path / "a", tmp_path / "b"]))
 
     with pytest.raises(InputError, match="stop"), Workers(2) as pool:
@@ -198,7 +198,7 @@ def test_results_come_in_order_and_are_made_ahead_of_their_use() -> None:
         assert next(results) == 0
         assert [next(results) for _ in range(20)] == list(range(1, 21))
         for _ in range(6000):
-            if max(asked) == 24:  # four more than those taken, and one at work
+            if max(asked) == 24:  # four more than the results taken, and one in progress
                 break
             time.sleep(0.01)
     assert max(asked) == 24

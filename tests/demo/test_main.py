@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
-    """Snakemake at work in `folder`, holding its lock."""
+    """Snakemake running in `folder`, with its lock."""
     process = subprocess.Popen(
         [sys.executable, "-m", "snakemake", "--cores", "1"], cwd=folder, stderr=subprocess.DEVNULL, process_group=0
     )

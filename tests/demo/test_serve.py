@@ -66,7 +66,7 @@ def test_the_end_waits_for_no_hanging_page_and_frees_the_port(site: Path) -> Non
 
 def test_a_command_runs_with_the_address_and_its_code_is_passed_on(command: Command, site: Path) -> None:
     script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).status)"
-    # urllib names the address as host, which the site does not know: the 404 becomes a traceback and code 1
+    # urllib sends the address as Host, which the site does not have: the 404 becomes a traceback and exit code 1
     failed = command("demo.serve", "--site", site, "--", sys.executable, "-c", script, "http://ADDRESS/page")
     assert failed.returncode == 1 and "HTTP Error 404" in failed.stderr
     fine = command("demo.serve", "--site", site, "--", sys.executable, "-c", "import sys; print(sys.argv)", "*=ADDRESS")

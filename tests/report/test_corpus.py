@@ -8,7 +8,7 @@ from report.corpus import corpus_figures
 
 
 def run_folder(folder: Path) -> Path:
-    """Two shards of clean, with the statistics that the step leaves, and what dedup made of them."""
+    """A run with the statistics of two shards of clean, and those of dedup and decontaminate."""
     for shard in range(2):
         stats = Stats("clean", extra={"languages": {"en": 5, "de": shard}})
         for number in range(8):

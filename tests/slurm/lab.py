@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "squeue")
-ENVIRONMENT = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where Debian has the daemons
+ENVIRONMENT = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where Debian installs the daemons
 
 CONFIG = """
 ClusterName=lab
@@ -53,7 +53,7 @@ PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP DefMemP
 
 
 def missing() -> str:
-    """Why no Slurm can be started here; empty where one can."""
+    """Why Slurm cannot be started here; empty if it can."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=ENVIRONMENT["PATH"]) is None]
     if absent:
         return f"{', '.join(absent)} not installed (Debian: slurm-wlm, munge)"
@@ -61,7 +61,7 @@ def missing() -> str:
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` free ports in a row, below the range from which the system takes its own."""
+    """The first of `count` consecutive free ports, below the system's ephemeral range."""
     for first in range(21000 + os.getpid() % 7000, 32000, count):
         sockets = [socket.socket() for _ in range(count)]
         try:
@@ -78,13 +78,13 @@ def _free_ports(count: int) -> int:
 
 @contextmanager
 def slurm(lab: Path) -> Iterator[dict[str, str]]:
-    """Start the daemons and yield the environment in which Slurm's commands find them."""
+    """Start the daemons; yields the environment variables with which Slurm's commands find them."""
     for folder in ("state", "spool/node1", "spool/node2"):
         (lab / folder).mkdir(parents=True)
     (lab / "munge.key").write_bytes(os.urandom(1024))
     (lab / "munge.key").chmod(0o400)
     first = _free_ports(3)
-    # ids from the clock: a fresh controller would reuse them, and old results would be taken for new ones
+    # job ids from the clock: a fresh controller would reuse ids, and old results would be taken for new ones
     text = CONFIG.format(
         lab=lab, controller=first, node=first + 1, last_node=first + 2, first_job=int(time.time()) % 10**6 + 1
     )

@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm of two nodes: what only a scheduler can show."""
+"""Jobs on a real Slurm with two nodes: behaviour that only a scheduler can show."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 def training_run(folder: Path, **cluster: object) -> Path:
-    """A configuration with a dataset ready for training, tensor parallel over two nodes of one task each."""
+    """A configuration with a dataset, tensor parallel over two nodes with one task each."""
     tokenizer = Tokenizer()
     with IndexWriter(folder / "dataset" / "corpus_text_document", token_dtype(50257), Meta(50257, 50256)) as index:
         for number in range(20):

@@ -1,4 +1,4 @@
-"""The whole way, URLs to generated text: `python -m demo` on a small site and a smaller model."""
+"""The whole pipeline, from URLs to generated text: `python -m demo` on a small site and a smaller model."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, site: Path) -> tuple[Path, str]:
-    """A finished run and what it printed."""
+    """A finished run and its output."""
     folder = tmp_path_factory.mktemp("done")
     lay_out(folder, site)
     return folder / "results" / "x", finish(folder)

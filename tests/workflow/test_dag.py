@@ -11,7 +11,7 @@ MODELS = ("tiny", "gpt2_124m", "gpt2_345m", "gpt2_7b")
 
 
 def snakemake(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    """Run Snakemake on our Snakefile; results go below `cwd`."""
+    """Run Snakemake on our Snakefile; results are written below `cwd`."""
     return subprocess.run(
         [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *arguments],
         cwd=cwd,
@@ -153,7 +153,7 @@ def test_decontamination_is_planned_when_evaluation_sets_are_named(folder: Path)
 
 
 def test_a_vocabulary_is_trained_on_all_shards_before_any_is_tokenized(folder: Path) -> None:
-    wanted = ("train_tokenizer={vocab_size: 1000}", "train_models=[]")  # models of the usual vocabulary
+    wanted = ("train_tokenizer={vocab_size: 1000}", "train_models=[]")  # the models have the default vocabulary
     result = snakemake("-n", "dataset", "--config", *wanted, cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
     planned = jobs(result.stdout)

@@ -1,4 +1,4 @@
-"""The corpus half on 181 news and blog pages that nobody here wrote, served under their own host names."""
+"""The corpus steps on 181 real news and blog pages, served under their own host names."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_real_pages_become_a_corpus_and_every_lost_one_has_a_reason(tmp_path: Pa
     assert steps["blacklist"].documents_in == 181
     assert steps["blacklist"].documents_out >= 178
     assert steps["scrape"].documents_out >= 0.98 * steps["scrape"].documents_in
-    # some twenty of the pages are not English
+    # about twenty of the pages are not in English
     assert dict(steps["clean"].reasons)["language"] <= 25
     assert steps["merge_index"].documents_out >= 145
     dataset = IndexedDataset(tmp_path / "results/x/dataset/corpus_text_document")

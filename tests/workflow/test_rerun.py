@@ -1,4 +1,4 @@
-"""What a changed key makes again: every key of the configuration, and Snakemake's own word for some of them."""
+"""Which jobs a changed key repeats: for every key of the configuration, and for some according to Snakemake itself."""
 
 import subprocess
 import sys
@@ -111,7 +111,7 @@ RULES = {
 
 
 def params(override: str | None = None) -> dict[str, object]:
-    """What Snakemake compares, by rule."""
+    """The params that Snakemake compares, by rule."""
     raw = BASE if override is None else with_overrides(BASE, [override])
     if override and override.startswith("train_tokenizer={"):
         raw = with_overrides(raw, ["models.tiny.model.vocab_size=301"])
@@ -155,7 +155,7 @@ def snakemake(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is finished in Snakemake's eyes: every output is there, with its metadata, and no temporary file."""
+    """A run that Snakemake considers finished: every output with its metadata, and no temporary file."""
     folder = tmp_path_factory.mktemp("finished")
     for name in ("Snakefile", "workflow", "profiles"):
         (folder / name).symlink_to(ROOT / name)

@@ -1,4 +1,4 @@
-"""Whole runs of the corpus half on small sites: what comes out, and what a kill -9 may not change."""
+"""Whole runs of the corpus steps on small sites: their results, which a kill -9 must not change."""
 
 import json
 import random
@@ -28,7 +28,7 @@ CORPUS_FILES = (
 
 
 def configure(folder: Path, **more: object) -> None:
-    """Lay a working folder out: our Snakefile, rules and profiles, and a configuration for the site in `site`."""
+    """Set up a working folder: our Snakefile, rules and profiles, and a configuration for the site in `site`."""
     for name in ("Snakefile", "workflow", "profiles"):
         (folder / name).symlink_to(ROOT / name)
     config = {
@@ -54,7 +54,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run the corpus half to its end."""
+    """Run the corpus steps to the end."""
     process = start(folder, *arguments)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
@@ -62,7 +62,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def kill_tree(process: "subprocess.Popen[str]") -> None:
-    """kill -9 of a process and everything below it."""
+    """kill -9 a process and all its descendants."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for member in family:
         try:
@@ -84,7 +84,7 @@ def corpus_bytes(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run over a site made of texts that the demo does not know."""
+    """A finished run on a site whose texts are not the demo's."""
     folder = tmp_path_factory.mktemp("finished")
     chapters = {f"Chapter {number}": "\n\n".join(prose(100 * number + p, 83) for p in range(6)) for number in range(24)}
     build_site(chapters, folder / "site")
@@ -99,7 +99,7 @@ def test_another_site_gives_another_corpus(finished: Path) -> None:
     assert dataset.n_documents >= 24
     text = " ".join(Tokenizer().decode(dataset.tokens.tolist()).split())
     for number in range(24):
-        # some chapters survive as their slightly edited copy
+        # of some chapters, the slightly edited copy survives
         found = sum(prose(100 * number + paragraph, 83)[:80] in text for paragraph in range(6))
         assert found >= 4, f"chapter {number} is in the corpus"
     assert "Python" not in text
@@ -131,7 +131,7 @@ def test_a_second_run_does_nothing(finished: Path) -> None:
 
 
 def kill_and_finish(finished: Path, folder: Path, after: float) -> None:
-    """Kill a run after some seconds, run again, and compare every byte of the corpus."""
+    """Kill a run after some seconds, run it again, and compare every byte of the corpus."""
     (folder / "site").symlink_to(finished / "site")
     configure(folder)
     process = start(folder)

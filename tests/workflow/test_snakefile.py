@@ -1,4 +1,4 @@
-"""Nothing is written while the DAG is parsed, and a job runs with the settings it was planned with."""
+"""Parsing the DAG writes nothing, and a job runs with the settings that it was planned with."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SENTENCES = "A sentence of English words that is long enough to be told as Engli
 
 
 def lay_out(folder: Path, **more: object) -> Path:
-    """A working folder with our rules, a text and a configuration; the run's folder."""
+    """A working folder with our rules, a text and a configuration; returns the run's folder."""
     for name in ("Snakefile", "workflow", "profiles"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "texts").mkdir()
@@ -59,7 +59,7 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
     assert load_settings(planned).clean.min_characters == 5
     assert load_settings(run / "config.yaml") == load_settings(planned)
 
-    # another configuration with the same `run`: looked at, refused by the lock, or asked for a picture
+    # another configuration with the same `run`: a dry run, one refused by the lock, and a drawing of the DAG
     before = contents(run)
     other = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"shards": 3, "clean": {"min_characters": 5000}}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
@@ -74,12 +74,12 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
     assert contents(run) == before
     (locks / "0.output.lock").unlink()
 
-    # the file is edited while jobs wait in a queue
+    # the file is edited while jobs are queued
     (tmp_path / "config.yaml").write_text((tmp_path / "other.yaml").read_text())
     job = snakemake(tmp_path, *JOB, **{VARIABLE: str(planned.relative_to(tmp_path))})
     assert job.returncode == 0, job.stdout + job.stderr
     assert read_json(run / "clean" / "0000.stats.json")["documents_out"] == 1
-    # and where the environment did not come along, it does not guess
+    # without the environment variable the job fails instead of guessing
     job = snakemake(tmp_path, *JOB)
     assert job.returncode == 2
     assert f"error: {VARIABLE} is not set: the job did not get the environment" in job.stderr

@@ -1,4 +1,4 @@
-"""A run of the corpus half on existing text, without a scrape."""
+"""A run of the corpus steps on existing text, without scraping."""
 
 from pathlib import Path
 
@@ -36,7 +36,9 @@ def test_existing_text_becomes_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fewer_shards_read_and_leave_nothing_of_the_run_before(tmp_path: Path) -> None:
-    lines = [{"text": f"{prose(2 * n, 300)} {ITEM}. {prose(2 * n + 1, 300)}"} for n in range(9)]  # of max_count 10
+    lines = [
+        {"text": f"{prose(2 * n, 300)} {ITEM}. {prose(2 * n + 1, 300)}"} for n in range(9)
+    ]  # fewer than max_count, 10
     (tmp_path / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
     (tmp_path / "set.txt").write_text(ITEM)
     more = {"urls": [], "site": None, "sources": [{"path": "texts.jsonl"}], "decontaminate": {"files": ["set.txt"]}}

@@ -14,7 +14,7 @@ def below(folder: Path, paths: list[Path]) -> list[str]:
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    """The folder of a step: two shards among everything else that a run leaves there."""
+    """A step's folder: two shards, and all the other files that a run leaves there."""
     for name in ("0000.jsonl.zst", "0001.jsonl.zst", "more/0002.jsonl"):
         write_shard(tmp_path / name, [document(1, "text")])
     for name, count in (("rejects/0000", 2), ("removed/0001", 1), ("rejects/0002", 0), ("elsewhere", 1)):

@@ -23,7 +23,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zst": zstandard.compress,
 }
-SKIPPABLE = struct.pack("<II", 0x184D2A50, 2_000_000) + bytes(2_000_000)  # longer than what is read at once
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 2_000_000) + bytes(2_000_000)  # longer than one chunk
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100])
@@ -108,7 +108,7 @@ def test_an_utf8_mark_is_skipped_once_wherever_text_is_read(tmp_path: Path) -> N
     assert list(read_lines(path)) == []
     path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbfx\r\ny")
     assert list(read_lines(path)) == ["\ufeffx".encode(), b"y"]
-    packed = tmp_path / "a.zst"  # the mark in pieces
+    packed = tmp_path / "a.zst"  # the mark spans chunks
     packed.write_bytes(b"".join(zstandard.compress(bytes([byte])) for byte in b"\xef\xbb\xbfab"))
     assert list(read_lines(packed)) == [b"ab"]
 

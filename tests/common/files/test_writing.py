@@ -28,7 +28,7 @@ from tests.helpers import document, prose, read_shard, write_shard
 
 @contextmanager
 def no_space(limit: int) -> Iterator[None]:
-    """No file may grow beyond some bytes, as on a disk that is full: EFBIG instead of ENOSPC."""
+    """Limit the size of files to simulate a full disk, with EFBIG instead of ENOSPC."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
@@ -41,7 +41,7 @@ def no_space(limit: int) -> Iterator[None]:
 
 @contextmanager
 def reader(path: Path) -> Iterator[list[bytes]]:
-    """A pipe and what arrives at its other end."""
+    """A pipe, and the bytes that arrive at its other end."""
     os.mkfifo(path)
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(path.read_bytes()))
@@ -100,7 +100,7 @@ def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_opened_once_and_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.files.shards._HELD", 100)  # many pieces
+    monkeypatch.setattr("common.files.shards._HELD", 100)  # flushes often
     documents = [document(number, prose(number)) for number in range(9)]
     for name in ("one.jsonl", "one.jsonl.zst"):
         with reader(tmp_path / name) as found:
