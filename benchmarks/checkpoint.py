@@ -1,4 +1,4 @@
-"""Saving and loading a checkpoint: ours, with hashes and manifest, against a plain copy of its files.
+"""A checkpoint on its way to the disk and back: ours, with hashes and manifest, against a copy of its files.
 
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy shows the disk's limit:
 shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
@@ -275,7 +275,8 @@ def measure(arguments: argparse.Namespace) -> str:
         session = open_session(plan, world)
         first = table(bandwidths(Rows(session, folder), arguments.rounds))
         (folder / "background").mkdir()
-        train = plan.experiment.train.model_copy(update={"async_save": True})
-        session.plan = replace(plan, experiment=plan.experiment.model_copy(update={"train": train}))
+        run = plan.experiment
+        run = run.model_copy(update={"train": run.train.model_copy(update={"async_save": True})})
+        session.plan = replace(plan, experiment=run)
         second = table(in_background(session, folder / "background", arguments.rounds))
     return f"{first}\n\n{second}"

@@ -25,9 +25,10 @@ from typing import Any, NoReturn
 
 from common.config import step_settings
 from common.console import discard
-from common.errors import ToolkitError
-from common.files import is_stdout
+from common.errors import InputError, ToolkitError
+from common.files import is_stdout, shard_paths
 from common.path_options import (
+    Inputs,
     any_files,
     check_paths,
     input_path,
@@ -42,10 +43,14 @@ from common.path_options import (
 from common.settings import Experiment, Settings
 
 __all__ = [
+    "add_input",
     "add_key_flag",
     "add_model_settings",
+    "add_output_shards",
     "add_settings",
+    "add_stats",
     "add_step_options",
+    "add_workers",
     "any_files",
     "input_path",
     "lists",
@@ -53,6 +58,7 @@ __all__ = [
     "output_file",
     "output_folder",
     "output_prefix",
+    "output_shards",
     "parser",
     "positive_int",
     "read_settings",
@@ -178,11 +184,45 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
     return step_settings(arguments.config, arguments.overrides, getattr(arguments, "model", None))
 
 
-def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
-    """Add the options of every corpus step that reads shards of documents."""
-    parser.add_argument("--rejects", type=output_file, metavar="FILE", help="dropped documents with their reasons")
+def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, required: bool = True) -> None:
+    """Add `--input` for shards of documents, or for lists."""
+    parser.add_argument(
+        "--input", type=kind, nargs="+", required=required, metavar="PATH", help="files, folders, globs"
+    )
+
+
+def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str) -> None:
+    """Add `--output FILE`, or `--output-dir DIR --shards N`; see `output_shards`."""
+    output = parser.add_mutually_exclusive_group(required=True)
+    output.add_argument("--output", type=output_file, metavar="FILE", help=content)
+    output.add_argument("--output-dir", type=output_folder, metavar="DIR", help=f"folder for 0000{ending}, …")
+    parser.add_argument("--shards", type=positive_int, metavar="N", help="number of shards in --output-dir")
+
+
+def output_shards(arguments: argparse.Namespace, ending: str) -> list[Path]:
+    """The files that the options of `add_output_shards` name. Raises InputError if one option is missing."""
+    if (arguments.output_dir is None) != (arguments.shards is None):
+        raise InputError("--output-dir and --shards belong together; give both or neither")
+    if arguments.output:
+        return [arguments.output]
+    return shard_paths(arguments.output_dir, arguments.shards, ending)
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    """Add `--stats`."""
     parser.add_argument("--stats", type=output_file, metavar="FILE", help="statistics, as JSON")
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers`."""
     parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes (default 1)")
+
+
+def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
+    """Add the options that every step over shards has in addition to its inputs and outputs."""
+    parser.add_argument("--rejects", type=output_file, metavar="FILE", help="dropped documents, with the reasons")
+    add_stats(parser)
+    add_workers(parser)
     add_settings(parser, section)
     parser.add_argument("--allow-empty", action="store_true", help="allow a shard with no documents left")
 

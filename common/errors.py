@@ -2,11 +2,13 @@
 
 ToolkitError
 ├── InputError         a file, folder or argument that is missing, empty, truncated or malformed
-│   └── EncodingError  a text that is not UTF-8
+│   ├── EncodingError  a text that is not UTF-8
+│   └── TruncatedError a file that ends inside a record
 ├── ConfigError        a key of the configuration, named with its full path
 ├── EmptyResultError   a step that would end without a single document
 ├── OutageError        the network is down, so failed requests say nothing about the pages
 ├── CheckpointError    a checkpoint that is missing, incomplete or does not fit the model
+│   └── CheckpointVersionError  a checkpoint that only another version of the toolkit may read
 ├── TrainingError      training that must stop: non-finite numbers, a loss spike, a folder that another job took over
 └── JobError           a submitted job that failed; the message quotes the end of its log
 
@@ -29,6 +31,10 @@ class InputError(ToolkitError):
 
 class EncodingError(InputError):
     """A text file that is not UTF-8."""
+
+
+class TruncatedError(InputError):
+    """A file that ends inside a record."""
 
 
 class ConfigError(ToolkitError):
@@ -55,6 +61,10 @@ class CheckpointError(ToolkitError):
     """A checkpoint that is missing, incomplete or does not fit the model."""
 
 
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint that only another version of the toolkit may read."""
+
+
 class TrainingError(ToolkitError):
     """Training that must stop: non-finite numbers, a loss spike, or another job that took over the folder."""
 
@@ -64,22 +74,22 @@ class JobError(ToolkitError):
 
 
 class PageError(Exception):
-    """Why a page has no text: the reason's name, and whether another attempt could succeed (`transient`).
+    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
 
-    `wait` is the minimum delay in seconds before that attempt, if the server gave one.
+    `wait` is the least number of seconds before that attempt, where the server named one.
     """
 
     def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason, self.transient, self.wait = reason, transient, wait
         self.elsewhere = False
-        """Whether it happened on another site, after a redirect."""
+        """Whether it happened on another site, behind a redirect."""
         self.silent = False
-        """Whether there was no answer at all, so that the network may be down."""
+        """Whether nobody answered: the page may be well, and the network down."""
         self.refused = ""
-        """The redirect target that the URL rules refused."""
+        """The target of a redirect that the URL rules refuse."""
 
     @property
     def host_failed(self) -> bool:
-        """Whether the page's host is failing or busy, as opposed to this one page being missing or malformed."""
+        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
         return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))

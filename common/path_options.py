@@ -25,12 +25,13 @@ def _require_text(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class Inputs:
     """Type of an option for input files: a path, a folder or a glob, kept as text."""
 
     kind: Kind
 
     def __call__(self, text: str) -> str:
+        """Check the text of one argument."""
         _require_text(text)
         return text
 
@@ -66,7 +67,7 @@ class _Output:
         return files
 
 
-shards, lists, any_files = _Inputs("shards"), _Inputs("lists"), _Inputs("files")
+shards, lists, any_files = Inputs("shards"), Inputs("lists"), Inputs("files")
 """Types of options that take paths, folders and globs of documents; of URL lists and texts; of anything else."""
 output_file, regular_file = _Output(), _Output(regular=True)
 """Types of options for one output file; `regular_file` refuses pipes and devices."""
@@ -108,7 +109,7 @@ def check_paths(given: Iterable[tuple[Any, Any]]) -> None:
     if any(map(exists, outputs)):  # an output that does not exist yet cannot be an input
         inputs = [value for kind, value in given if kind is input_path]
         for kind, value in given:
-            inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, _Inputs) else []
+            inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, Inputs) else []
     check_outputs(outputs, inputs)
     for folder in (value for kind, value in given if kind is new_folder):
         check_folder(folder, (value for kind, value in given if kind is input_path))

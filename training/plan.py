@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, InputError
 from common.settings import Experiment, Settings, TokenizeSettings
-from common.tables import text_table
 from training.dataset.blend import Blend
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 from training.huggingface.finetune import check_start
@@ -58,7 +57,7 @@ class Plan:
             f"= {train.global_batch_size * model.seq_len:,} tokens",
             "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * model.seq_len:,} tokens",
         }
-        return "\n".join([text_table(rows.items()), "", *self._data_table(samples)])
+        return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), "", *self._data_table(samples)])
 
     def _layout_notes(self) -> str:
         """What else there is to say of the layout."""
@@ -100,7 +99,11 @@ class Plan:
                 taken = blend.taken(samples, corpus)
                 columns = (_thousands(taken), f"{taken / part.per_epoch:.2f}") if name == "train" else ("", "")
                 table.append((*row, *columns))
-        lines = text_table(table, "ll" + "r" * 6).splitlines()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(f"{cell:{'<' if place < 2 else '>'}{widths[place]}}" for place, cell in enumerate(row)).rstrip()
+            for row in table
+        ]
         return (
             lines
             if self.test

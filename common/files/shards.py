@@ -11,7 +11,7 @@ import zstandard
 from common.files.documents import MARK, Document
 from common.files.writing import output_files
 
-_HELD = 64 << 20  # bytes of lines that `sharded_writer` buffers
+_HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
 Write = Callable[[Document], None]
 
@@ -48,10 +48,10 @@ def _write_line(file: Any, document: Document) -> None:
 
 @contextmanager
 def sharded_writer(paths: Sequence[Path]) -> Iterator[Callable[[int, Document], None]]:
-    """Yield a function `write(shard, document)`; either all `paths` appear, or none.
+    """Yield a function that appends a document to the shard of a number; all `paths` appear, or none.
 
-    Buffers 64 MB of lines and keeps one file open, because a process may not have a thousand open files. When the
-    buffer is full, every shard gets a zstd frame, so the bytes depend only on the documents and their order.
+    Holds 64 MB of lines, and one file open: a thousand shards are more than a process may have. Each time they are full
+    every shard gets a zstd frame: the bytes are a function of the documents and their order alone.
     """
     compressor = _compressor()
     pending: list[list[bytes]] = [[] for _ in paths]

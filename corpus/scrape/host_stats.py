@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from common.tables import text_table
 from corpus.scrape.pages import Outcome
 from corpus.scrape.queues import Plan
 
@@ -32,8 +31,10 @@ def largest_hosts(planned: Plan, outcome_of: Callable[[int], Outcome]) -> dict[s
 
 def table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     """The same for people, a host a line."""
-    rows = [("largest hosts", "URLs", "ok", "MB", "failed")]
+    title = "largest hosts"
+    width = max(map(len, (title, *hosts)))
+    lines = [f"{title:{width}} {'URLs':>7} {'ok':>7} {'MB':>8}  failed"]
     for host, found in hosts.items():
         failed = ", ".join(f"{count} {reason}" for reason, count in found["reasons"].items())
-        rows.append((host, str(found["urls"]), str(found["ok"]), f"{found['bytes'] / 1e6:.2f}", failed))
-    return text_table(rows, "lrrrl")
+        lines.append(f"{host:{width}} {found['urls']:7} {found['ok']:7} {found['bytes'] / 1e6:8.2f}  {failed}".rstrip())
+    return "\n".join(lines)
