@@ -68,7 +68,7 @@ class Rows:
         self.iterations = count(1)
 
     def tensors(self) -> "dict[str, Tensor]":
-        """The saved tensors by name."""
+        """What is saved, by name."""
         from training.checkpoint import tensors_of
 
         return tensors_of(
@@ -114,7 +114,7 @@ class Rows:
             fsync(target / path.name)
 
     def hash(self) -> None:
-        """Hash as many bytes in memory as a checkpoint has."""
+        """As many bytes as a checkpoint has, in memory."""
         from training.checkpoint.files import THREADS
 
         block, size = bytes(1 << 20), sum(tensor.nbytes for tensor in self.tensors().values())

@@ -36,7 +36,7 @@ def inspect(dataset: IndexedDataset) -> str:
         "end of text": _closed(dataset, meta.end_of_text) if meta else "unknown (no .json)",
         "checksums": "yes" if meta and meta.checksum else "none",
     }
-    return f"{text_table(rows.items())}\n\n{_distribution(dataset)}"
+    return "\n".join([text_table(rows.items()), "", *_distribution(dataset)])
 
 
 def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
@@ -46,7 +46,7 @@ def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
     return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents looked at"
 
 
-def _distribution(dataset: IndexedDataset) -> str:
+def _distribution(dataset: IndexedDataset) -> list[str]:
     """Sequences by the power of two their length lies in."""
     counts = np.zeros(33, dtype=np.int64)
     for start in range(0, len(dataset), ENTRIES):
@@ -58,7 +58,7 @@ def _distribution(dataset: IndexedDataset) -> str:
         for bits, count in enumerate(counts.tolist())
         if count
     ]
-    return text_table(rows, "rlrlrr")
+    return text_table(rows, "rlrlrr").splitlines()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
