@@ -35,8 +35,8 @@ lint: $(READY)
 clean:
 	rm -rf results .snakemake $(VENV)
 
-# An environment without its mark is one whose set-up was cut short: it is made again from nothing. torch comes first
-# and pinned, so that nothing else pulls another build of it.
+# An environment without the file .ready is incomplete and is created again. torch is installed first and pinned, so that
+# no other package pulls another build of it.
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: $(PYTHON) is too old; give Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }

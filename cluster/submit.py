@@ -19,18 +19,17 @@ from cluster.jobs import Job, is_alive, log_tail, read_job, run_training, write_
 from common import cli
 from common.errors import ConfigError, InputError, JobError
 from common.progress import LOG_INTERVAL
-from common.settings import Settings
+from common.settings import ClusterSettings, Experiment, Settings
 from common.tables import text_table
 
 _POLL = {"local": 0.5, "slurm": 10.0}  # seconds between two checks of a job
 
 
-def job_parameters(settings: Settings, name: str) -> dict[str, Any]:
-    """submitit's parameters for a model: one task per rank, on as few nodes as possible.
+def job_parameters(name: str, experiment: Experiment, cluster: ClusterSettings) -> dict[str, Any]:
+    """submitit's parameters for model `name`: one task per rank, on as few nodes as possible.
 
     Raises ConfigError if the ranks do not fill whole nodes, or if the local executor needs more than one node.
     """
-    experiment, cluster = settings.models[name], settings.cluster
     per_node = cluster.gpus_per_node or cluster.tasks_per_node
     tasks = min(experiment.world_size, per_node)
     nodes, rest = divmod(experiment.world_size, tasks)
@@ -71,12 +70,12 @@ def job_parameters(settings: Settings, name: str) -> dict[str, Any]:
     return parameters
 
 
-def _executor(settings: Settings, logs: Path, parameters: dict[str, Any]) -> Any:
+def _executor(kind: str, logs: Path, parameters: dict[str, Any]) -> Any:
     import submitit
 
-    if settings.cluster.executor == "slurm" and submitit.SlurmExecutor.affinity() < 0:
+    if kind == "slurm" and submitit.SlurmExecutor.affinity() < 0:
         raise InputError("srun: no such command; run this on a login node, or set cluster.executor: local")
-    executor = submitit.AutoExecutor(folder=logs, cluster=settings.cluster.executor)
+    executor = submitit.AutoExecutor(folder=logs, cluster=kind)
     executor.update_parameters(**parameters)
     return executor
 
@@ -93,17 +92,18 @@ def submit(settings: Settings, name: str) -> Job:
             return job
         (folder / "done.json").unlink(missing_ok=True)  # it must mean that *this* job has finished
         logs = folder / "logs"
-        executor = _executor(settings, logs, job_parameters(settings, name))
+        experiment, cluster = settings.models[name], settings.cluster
+        executor = _executor(cluster.executor, logs, job_parameters(name, experiment, cluster))
         submitted = executor.submit(run_training, settings.model_dump(mode="json"), name, str(Path.cwd()))
-        job = Job(id=str(submitted.job_id), executor=settings.cluster.executor, logs=str(logs))
+        job = Job(id=str(submitted.job_id), executor=cluster.executor, logs=str(logs))
         write_job(folder, job)
-        print(f"{name}: submitted job {job.id} ({settings.models[name].world_size} processes), logs in {logs}")
+        print(f"{name}: submitted job {job.id} ({experiment.world_size} processes), logs in {logs}")
         return job
 
 
-def wait(settings: Settings, name: str, job: Job) -> None:
-    """Wait for a job to end; print its newest log line every 30 s. Raises JobError with the log of a failed job."""
-    done = settings.model_folder(name) / "done.json"
+def wait(name: str, folder: Path, job: Job) -> None:
+    """Wait for the job of a model folder; print its newest log line every 30 s. Raises JobError if it failed."""
+    done = folder / "done.json"
     printed = time.monotonic()
     while is_alive(job):
         time.sleep(_POLL[job.executor])
@@ -124,7 +124,7 @@ def describe(settings: Settings, name: str) -> str:
         "model folder": settings.model_folder(name),
         "executor": settings.cluster.executor,
         "processes": settings.models[name].world_size,
-        **job_parameters(settings, name),
+        **job_parameters(name, settings.models[name], settings.cluster),
     }
     return text_table(rows.items())
 
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     job = submit(settings, arguments.model)
     if arguments.wait:
-        wait(settings, arguments.model, job)
+        wait(arguments.model, settings.model_folder(arguments.model), job)
     return 0
 
 

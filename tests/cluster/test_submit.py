@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -36,22 +37,26 @@ def local_shard(folder: Path) -> Settings:
     return validate(raw, "test")
 
 
+def parameters(settings: Settings) -> dict[str, Any]:
+    return job_parameters("tiny", settings.models["tiny"], settings.cluster)
+
+
 def test_ranks_become_one_task_a_gpu_on_whole_nodes(tmp_path: Path) -> None:
-    asked = job_parameters(
-        settings(tmp_path, executor="slurm", gpus_per_node=8, mem_gb_per_task=4, partition="p", account="a"), "tiny"
+    asked = parameters(
+        settings(tmp_path, executor="slurm", gpus_per_node=8, mem_gb_per_task=4, partition="p", account="a")
     )
     assert (asked["nodes"], asked["tasks_per_node"], asked["slurm_gres"]) == (2, 8, "gpu:8")
     assert (asked["slurm_partition"], asked["slurm_account"], asked["mem_gb"]) == ("p", "a", 32)
     assert asked["slurm_srun_args"] == ["--kill-on-bad-exit=1", "--cpus-per-task=1"]
-    small = job_parameters(settings(tmp_path, executor="slurm", gpus_per_node=4), "tiny")
+    small = parameters(settings(tmp_path, executor="slurm", gpus_per_node=4))
     assert (small["nodes"], small["tasks_per_node"]) == (4, 4)
 
 
 def test_layouts_that_do_not_fit_the_nodes_are_refused_by_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models\.tiny\.parallel asks for 16 processes.*nodes of 6"):
-        job_parameters(settings(tmp_path, executor="slurm", gpus_per_node=6), "tiny")
+        parameters(settings(tmp_path, executor="slurm", gpus_per_node=6))
     with pytest.raises(ConfigError, match=r"cluster\.executor is local"):
-        job_parameters(settings(tmp_path, executor="local"), "tiny")
+        parameters(settings(tmp_path, executor="local"))
 
 
 def test_the_plan_names_what_would_be_submitted(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_a_job_that_fails_is_reported_with_its_log(tmp_path: Path) -> None:
     ours = local_shard(tmp_path)
     job = submit(ours, "tiny")
     with pytest.raises(JobError) as error:
-        wait(ours, "tiny", job)
+        wait("tiny", ours.model_folder("tiny"), job)
     path, lines = log_tail(job)
     assert path is not None and str(path) in str(error.value)
     assert "corpus_text_document.idx: no such file" in str(error.value)
