@@ -258,7 +258,8 @@ def measure(arguments: argparse.Namespace) -> str:
     """Two tables: rows of gigabytes a second, and what training notices of a save in the background."""
     import warnings
 
-    from training.parallel.distributed import read_launch, started
+    from training.parallel.launch import read_launch
+    from training.parallel.process_group import started
     from training.plan import make_plan
     from training.session import open_session
 

@@ -131,7 +131,8 @@ def write_dataset(job: Job) -> None:
 
 def ours(job: Job) -> Steps:
     """The trainer's own step."""
-    from training.parallel.distributed import read_launch, started
+    from training.parallel.launch import read_launch
+    from training.parallel.process_group import started
     from training.plan import make_plan
     from training.session import open_session
     from training.step import step_batches, train_step

@@ -23,7 +23,8 @@ from training.monitoring.heartbeat import Heartbeat
 from training.monitoring.run_claim import RunClaim
 from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.optimizer import learning_rate, rate_change, steps_taken
-from training.parallel.distributed import World, all_gather, run_on_all_ranks
+from training.parallel.collectives import all_gather, run_on_all_ranks
+from training.parallel.process_group import World
 from training.plan import Plan
 from training.session import Session, open_session
 from training.step import step_batches, train_step, validate

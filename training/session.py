@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from training.metrics.timers import Timers
 from training.optimizer import make_optimizer
-from training.parallel.distributed import World
 from training.parallel.layout import build_model, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline, Stage
+from training.parallel.process_group import World
 from training.parallel.randomness import RandomStreams
 from training.plan import Plan
 

@@ -16,7 +16,7 @@ from common.workers import batched, threaded_map
 from training.dataset.batches import Batch, Readable, masked, micro_batches, read_batch
 from training.optimizer import set_learning_rate
 from training.parallel.data_parallel import before_backward, reshard
-from training.parallel.gradients import clip, global_norm, settle, unscale
+from training.parallel.gradients import clip, global_norm, sync_gradients, unscale
 from training.session import Session
 
 PARTS = ("forward-backward", "forward", "backward", "gradients", "optimizer")
@@ -80,7 +80,7 @@ def train_step(
     with session.timers("forward-backward"):
         loss = run_micro_batches(session, batches, scale * experiment.parallel.data / counted, train=True)
     with session.timers("gradients"):
-        settle(session.parameters, mesh)
+        sync_gradients(session.parameters, mesh)
         unscale(session.parameters, scale)
         norm = global_norm(session.parameters, mesh, session.world.device)
         step = _agree(session, _over_all(session, loss) / (experiment.parallel.data * scale), norm, stop)

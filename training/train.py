@@ -16,7 +16,9 @@ from common import cli
 from common.settings import Settings
 from training.metrics.boards import check_boards
 from training.monitoring.stop import RESUME_ME
-from training.parallel.distributed import before_start, check_offload, check_world_size, read_launch, started
+from training.parallel.device import check_offload
+from training.parallel.launch import check_world_size, read_launch
+from training.parallel.process_group import before_start, started
 from training.plan import make_plan
 
 

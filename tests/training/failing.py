@@ -9,7 +9,7 @@ import torch
 from common.errors import ConfigError, InputError
 from training import loop, train
 from training.checkpoint import saver, saving
-from training.parallel.distributed import read_launch
+from training.parallel.launch import read_launch
 
 GOOD = {"start": train.make_plan, "build": loop.open_session, "data": loop.step_batches, "step": loop.train_step}
 

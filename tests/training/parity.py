@@ -30,7 +30,7 @@ from tests.training.helpers import (
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.session import open_session
 

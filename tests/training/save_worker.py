@@ -12,8 +12,9 @@ import torch
 from tests.training.helpers import settings_of
 from training.checkpoint import Progress
 from training.checkpoint.saver import Saver
-from training.parallel.distributed import read_launch, started
 from training.parallel.dtensor import local_shard
+from training.parallel.launch import read_launch
+from training.parallel.process_group import started
 from training.plan import make_plan
 from training.session import open_session
 from training.step import step_batches, train_step

@@ -12,8 +12,9 @@ from tests.training.helpers import settings_of
 from training import step
 from training.monitoring.diagnosis import first_non_finite
 from training.monitoring.guard import Guard
-from training.parallel.distributed import read_launch, started
 from training.parallel.dtensor import local_shard
+from training.parallel.launch import read_launch
+from training.parallel.process_group import started
 from training.plan import make_plan
 from training.session import Session, open_session
 
@@ -30,14 +31,14 @@ def overflow_forward(session: Session) -> str:
 
 
 def overflow_gradient(session: Session) -> str:
-    real, guard = step.settle, Guard(session.plan.experiment)
+    real, guard = step.sync_gradients, Guard(session.plan.experiment)
 
-    def settle(parameters, mesh):  # type: ignore[no-untyped-def]
+    def sync_gradients(parameters, mesh):  # type: ignore[no-untyped-def]
         real(parameters, mesh)
         if session.world.rank == session.world.size - 1:
             local_shard([*parameters.values()][-1].grad).view(-1)[0] = torch.inf
 
-    step.settle = settle  # type: ignore[assignment]
+    step.sync_gradients = sync_gradients  # type: ignore[assignment]
     steps = step.step_batches(session, 0)
     before = {name: local_shard(value).detach().clone() for name, value in session.parameters.items()}
     taken = step.train_step(session, 1, next(steps), 0.01, guard.scale, guard.accepts).taken

@@ -10,7 +10,7 @@ from typing import Any
 
 from training import loop, train
 from training.monitoring.stop import Stop
-from training.parallel.distributed import read_launch
+from training.parallel.launch import read_launch
 
 
 def rank_1_hangs_here() -> None:

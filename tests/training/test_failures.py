@@ -67,8 +67,8 @@ def test_a_process_that_dies_is_named_to_all_and_a_stranger_at_the_port_is_nobod
         ranks[2]._leaving.set()  # in this process nobody may end hard
         ranks[2]._socket.shutdown(socket.SHUT_RDWR)
         for rank in (0, 1):
-            assert ranks[rank].lost()
-            assert ranks[rank].others() == (
+            assert ranks[rank].wait_for_failure()
+            assert ranks[rank].describe_failure() == (
                 f"rank {rank} leaves because rank 2 failed: it ended without a message (killed, or out of memory?); "
                 "its own log may say why"
             )

@@ -9,7 +9,7 @@ import torch
 
 from common.files import read_rows
 from tests.training.helpers import launch_ok, make_run, run_main, settings_of
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.precision import autocast
 from training.session import Session, open_session

@@ -14,7 +14,8 @@ from tests.training.helpers import save_checkpoint, settings_of
 from training import checkpoint
 from training.checkpoint import Progress
 from training.optimizer import learning_rate
-from training.parallel.distributed import World, read_launch, started
+from training.parallel.launch import read_launch
+from training.parallel.process_group import World, started
 from training.plan import make_plan
 from training.session import open_session
 from training.step import step_batches, train_step, validate

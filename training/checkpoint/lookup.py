@@ -12,7 +12,7 @@ from training.checkpoint import manifest as manifests
 from training.checkpoint.manifest import Manifest, read_manifest, verify
 from training.checkpoint.versions import OtherVersion
 from training.model_folder import is_iteration, iterations
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 from training.plan import Plan
 
 _NAMED = 3  # problems in a message; with more, the first ones

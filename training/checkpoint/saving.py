@@ -31,7 +31,7 @@ from training.checkpoint.own import discard
 from training.checkpoint.replicas import Replicas
 from training.model import GPT2
 from training.model_folder import iteration_folder, iterations
-from training.parallel.distributed import all_gather, run_on_all_ranks
+from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.dtensor import copy_shard_, full_tensor, local_shard, true_shape
 from training.plan import Plan
 

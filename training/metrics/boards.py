@@ -14,7 +14,7 @@ from common.console import say
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import Experiment
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 from training.plan import Plan
 
 

@@ -32,7 +32,7 @@ from training.metrics.flops import CONVENTION, flops_per_token, peak_tflops
 from training.metrics.memory import memory
 from training.metrics.since import Since
 from training.monitoring.guard import Guard
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 from training.precision import precision_type
 from training.session import Session
 from training.step import PARTS, Step

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from training.dataset.batches import Batch
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 from training.parallel.dtensor import local_shard
 from training.session import Session
 from training.step import run_micro_batches

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import InputError, TrainingError
 from common.files import read_json, write_json
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 
 _INTERVAL = 1.0  # seconds between two looks while training
 

@@ -15,7 +15,7 @@ _PIECE = 1 << 14  # elements
 TIED = "wte.weight"  # the first pipeline stage looks tokens up in it, the last one makes logits of it
 
 
-def settle(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> None:
+def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> None:
     """Make every gradient that of the whole batch (a collective call).
 
     Gradients come to lie like their parameters: under sequence parallelism each rank has the LayerNorms' of its slice,

@@ -29,7 +29,7 @@ from training import checkpoint
 from training.checkpoint import Manifest, Progress, files
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.session import Session, open_session
 from training.step import step_batches, train_step

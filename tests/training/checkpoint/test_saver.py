@@ -13,7 +13,7 @@ from tests.training.helpers import launch, launch_ok, make_run, run_main, save_c
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.checkpoint.saver import Saver
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.session import Session, open_session
 from training.step import step_batches, train_step

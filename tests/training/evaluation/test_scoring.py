@@ -7,7 +7,7 @@ import torch
 
 from tests.training.helpers import make_run, settings_of
 from training.evaluation.scoring import sum_of_losses
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.precision import autocast
 from training.session import open_session

@@ -14,7 +14,7 @@ from tests.training.helpers import make_run, run_main, settings_of
 from training.checkpoint import Progress
 from training.metrics.logger import Journal
 from training.monitoring.guard import Guard
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.session import Session, open_session
 from training.step import Step

@@ -7,7 +7,7 @@ import torch
 
 from tests.training.helpers import launch_ok, make_run, settings_of
 from training.monitoring.diagnosis import first_non_finite
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.session import Session, open_session
 from training.step import step_batches, train_step

@@ -11,8 +11,8 @@ import torch
 from common.settings import ModelSettings
 from tests.training.helpers import launch_ok, make_run
 from tests.training.worker import steps
-from training.parallel.distributed import World
 from training.parallel.dtensor import copy_shard_
+from training.parallel.process_group import World
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.helpers import make_run, settings_of
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.parallel.recompute import recompute
 from training.plan import make_plan
 from training.session import open_session
