@@ -57,7 +57,7 @@ class Size(NamedTuple):
     @property
     def rows(self) -> int:
         """Of the embedding, in all rows of the table."""
-        from training.model import padded_vocab_size
+        from training.parallel.vocabulary import padded_vocab_size
 
         return padded_vocab_size(self.model.vocab_size, 1)
 

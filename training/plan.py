@@ -38,16 +38,17 @@ class Plan:
         return BatchForm(end, self.experiment.train.reset_position_ids, self.experiment.train.eod_mask_loss)
 
     def __str__(self) -> str:
-        from training.model import padded_vocab_size, parameter_count  # torch: only once the plan is sound
+        from training.model import parameter_count  # torch: only once the plan is sound
+        from training.parallel.vocabulary import with_padded_vocabulary
 
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
-        padded = padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor)
+        padded = with_padded_vocabulary(model, experiment.parallel.tensor)
         samples = train.iterations * train.global_batch_size
         rows = {
             "model": f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
             f"sequence {model.seq_len}",
             "parameters": f"{parameter_count(model):,} (vocabulary {model.vocab_size:,}; "
-            f"{parameter_count(model, padded):,} padded to {padded:,})",
+            f"{parameter_count(padded):,} padded to {padded.vocab_size:,})",
             "start": f"weights of {experiment.finetune}{f'; {self.start}' * bool(self.start)}"
             if experiment.finetune
             else f"random weights, seed {train.seed}",

@@ -22,7 +22,7 @@ from common.settings import Experiment, ModelSettings, ParallelSettings, Section
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
 from training.checkpoint.versions import FORMAT, OtherVersion, read_section
-from training.model import padded_vocab_size
+from training.parallel.vocabulary import padded_vocab_size
 from training.plan import Plan
 
 NAME = "manifest.json"

@@ -25,7 +25,6 @@ def model_from(settings: ModelSettings, weights: dict[str, Tensor]) -> GPT2:
     with torch.device("meta"):
         model = GPT2(settings)
     model.load_state_dict(weights, assign=True)
-    model.head.vocab_bias = torch.zeros(settings.vocab_size)  # no padding rows, nothing to mask
     return model.eval()
 
 

@@ -43,7 +43,7 @@ class Stage(nn.Module):
         super().__init__()
         self.model, self.first, self.last, self.precision = model, first, last, precision
         gone = [f"h.{layer}" for layer in model.h if int(layer) not in layers]
-        gone += ["wpe", "drop"] * (not first) + ["ln_f", "head"] * (not last) + ["wte"] * (not first and not last)
+        gone += ["wpe"] * (not first) + ["ln_f", "head"] * (not last) + ["wte"] * (not first and not last)
         for name in gone:
             parent, _, child = name.rpartition(".")
             delattr(model.get_submodule(parent), child)

@@ -6,11 +6,10 @@ from its rank and the main stream's state alone, so that a layer that is compute
 parallelism everything is split: the main stream itself differs from rank to rank.
 """
 
-import hashlib
-
 import torch
 from torch import Tensor, nn
 
+from common.seeds import derive_seed
 from training.model import AttentionCore
 
 _STEP = 0x9E3779B97F4A7C15  # odd: the seeds of different ranks differ
@@ -34,8 +33,7 @@ class RandomStreams:
 
     def start_iteration(self, iteration: int) -> None:
         """Seed the main stream for one optimiser step."""
-        words = ":".join(map(str, (self.seed, iteration, *self.ranks)))
-        torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1)
+        torch.manual_seed(derive_seed(self.seed, iteration, *self.ranks))
 
 
 class _SplitRegion:

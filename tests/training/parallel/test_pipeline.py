@@ -34,7 +34,7 @@ def test_stages_one_after_the_other_are_the_model() -> None:
         model.load_state_dict(whole.state_dict())
         stages.append(Stage(model, layers, number == 0, number == 2).eval())
     assert [sorted(dict(stage.model.named_children())) for stage in stages] == [
-        ["drop", "h", "wpe", "wte"],
+        ["h", "wpe", "wte"],
         ["h"],
         ["h", "head", "ln_f", "wte"],
     ]
