@@ -134,12 +134,13 @@ def ours(job: Job) -> Steps:
     from training.parallel.launch import read_launch
     from training.parallel.process_group import started
     from training.plan import make_plan
-    from training.session import open_session
     from training.step import step_batches, train_step
+    from training.trainer import open_session
 
     with started(read_launch(), job.folder) as world:
-        session = open_session(make_plan(job.settings, "step"), world)
-        for iteration, batches in enumerate(step_batches(session, 0), 1):
+        plan = make_plan(job.settings, "step")
+        session = open_session(plan.experiment, world)
+        for iteration, batches in enumerate(step_batches(session, plan.data.train, 0), 1):
             yield train_step(session, iteration, batches, _RATE).loss
             session.timers.collect()
 
@@ -225,17 +226,18 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
     """Train with PyTorch's parts alone."""
     import torch
 
-    from training.dataset.batches import read_batch
+    from training.dataset.batches import BatchForm, read_batch
     from training.plan import make_plan
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(available_cpus())
-    plan, micro = make_plan(job.settings, "step"), job.size.micro_batch_size
+    data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
+    form = BatchForm(data.end_of_text)
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True)
     first = 0
     while True:
-        batch = read_batch(plan.train, plan.form, range(first, first + micro)).to(device)
+        batch = read_batch(data, form, range(first, first + micro)).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = mean_loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]

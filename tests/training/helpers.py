@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -21,8 +21,11 @@ from common import cli
 from common.config import load_settings
 from common.settings import Settings
 from corpus.index import IndexWriter, Meta
-from training import checkpoint
+from training import checkpoint, step, trainer
 from training.checkpoint import Progress
+from training.checkpoint.async_save import CheckpointWriter
+from training.dataset.batches import Batch
+from training.parallel.process_group import World
 from training.plan import Plan
 
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
@@ -88,10 +91,46 @@ def settings_of(config: Path) -> Settings:
 def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
-    """A checkpoint in a run folder, as a run writes it (a collective call)."""
+    """A checkpoint in a model folder, as a run writes it (a collective call)."""
     tensors = checkpoint.tensors_of(parameters, optimizer, plan.experiment.model.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    return checkpoint.write(folder, tensors, progress, plan, checkpoint.compare_replicas(parameters))
+    return checkpoint.write(
+        folder,
+        tensors,
+        progress,
+        experiment=plan.experiment,
+        tokenize=plan.tokenize,
+        data=plan.data.train,
+        replicas=checkpoint.compare_replicas(parameters),
+    )
+
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@dataclass
+class Session(step.Session):
+    """A session with the plan that it was opened for."""
+
+    plan: Plan
+
+
+def open_session(plan: Plan, world: World = ALONE) -> Session:
+    """The model of a plan, built as the trainer builds it (a collective call)."""
+    return Session(**vars(trainer.open_session(plan.experiment, world)), plan=plan)
+
+
+def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:
+    """Micro-batches of the plan's training data."""
+    return step.step_batches(session, session.plan.data.train, consumed)
+
+
+def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], None] = lambda: None) -> CheckpointWriter:
+    """What saves a session's checkpoints in a run."""
+    plan = session.plan
+    return CheckpointWriter(
+        folder, session.parameters, session.optimizer, plan.experiment, plan.tokenize, plan.data.train, may_write
+    )
 
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
@@ -105,7 +144,7 @@ def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
 
 # Processes are forked from one server that has imported torch already: an import costs more than most tests.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["training.loop", "training.train"])
+_PROCESSES.set_forkserver_preload(["training.trainer", "training.train"])
 
 
 @dataclass

@@ -23,6 +23,7 @@ from tests.training.helpers import (
     byte_documents,
     launch_ok,
     make_run,
+    open_session,
     save_checkpoint,
     settings_of,
     write_corpus,
@@ -32,7 +33,6 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.parallel.process_group import World
 from training.plan import make_plan
-from training.session import open_session
 
 ALONE = World(0, 1, torch.device("cpu"))
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4}

@@ -8,12 +8,19 @@ import pytest
 import torch
 
 from common.files import read_rows
-from tests.training.helpers import launch_ok, make_run, run_main, settings_of
+from tests.training.helpers import (
+    Session,
+    launch_ok,
+    make_run,
+    open_session,
+    run_main,
+    settings_of,
+    step_batches,
+)
 from training.parallel.process_group import World
 from training.plan import make_plan
 from training.precision import autocast
-from training.session import Session, open_session
-from training.step import step_batches, train_step
+from training.step import train_step
 from training.train import main
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -134,7 +134,7 @@ def test_a_finished_run_is_finished_whatever_fails_afterwards(
         raise OSError(5, "Input/output error")
 
     config, folder = make_run(tmp_path), tmp_path / "models/tiny"
-    for tidying in ("metrics.boards.TensorBoard.close", "monitoring.run_claim.RunClaim.leave"):
+    for tidying in ("metrics.boards.TensorBoard.close", "monitoring.run_claim.RunClaim.release"):
         monkeypatch.setattr(f"training.{tidying}", refuse)
     assert run_main(main, "--config", config, "--model", "tiny") == 0
     assert json.loads((folder / "done.json").read_text())["iteration"] == 4

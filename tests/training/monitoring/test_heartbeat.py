@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import Job, make_run, wait_for
-from training.monitoring.heartbeat import Heartbeat, describe, read_lives
+from training.monitoring.heartbeat import Heartbeat, describe, read_heartbeats
 
 
 def test_a_run_that_goes_on_leaves_nothing_behind(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, 3, 30, "a") as heartbeat:
         heartbeat.beat(7, "step")
-        (life,) = read_lives(tmp_path / "heartbeat/a")
+        (life,) = read_heartbeats(tmp_path / "heartbeat/a")
         assert life["rank"] == 3
     assert list(tmp_path.iterdir()) == []
 

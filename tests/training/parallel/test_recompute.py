@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.helpers import make_run, settings_of
+from tests.training.helpers import make_run, open_session, settings_of, step_batches
 from training.parallel.process_group import World
 from training.parallel.recompute import recompute
 from training.plan import make_plan
-from training.session import open_session
-from training.step import step_batches, train_step
+from training.step import train_step
 
 ALONE = World(0, 1, torch.device("cpu"))
 
