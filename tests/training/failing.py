@@ -1,4 +1,4 @@
-"""A training job in which rank 1 fails alone, or all ranks do, at the place that the last argument names."""
+"""A training job in which only rank 1 fails, or all ranks do; the last argument says where."""
 
 import errno
 from pathlib import Path

@@ -32,7 +32,7 @@ BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, 
 
 
 def byte_documents(count: int) -> list[np.ndarray]:
-    """English documents of different lengths, each a byte a token, each ended by 256."""
+    """English documents of different lengths, one token per byte, each ended by token 256."""
     text = "".join(topics[key] for key in sorted(topics)).encode()
     lengths = np.random.RandomState(0).randint(20, 400, size=count)
     starts = np.cumsum(lengths) - lengths
@@ -44,7 +44,7 @@ def byte_documents(count: int) -> list[np.ndarray]:
 
 
 def write_corpus(prefix: Path, documents: list[np.ndarray], vocab_size: int | None = BYTE_VOCABULARY) -> None:
-    """A dataset of `documents`; without a vocabulary it looks like one made by other tools."""
+    """Write a dataset of `documents`; without a vocabulary it looks like another tool's."""
     meta = Meta(vocab_size, vocab_size - 1) if vocab_size else None
     with IndexWriter(prefix, np.uint16, meta) as writer:
         for document in documents:
@@ -126,7 +126,7 @@ def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None
 
 
 def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], None] = lambda: None) -> CheckpointWriter:
-    """What saves a session's checkpoints in a run."""
+    """The writer that saves a session's checkpoints."""
     plan = session.plan
     return CheckpointWriter(
         folder, session.parameters, session.optimizer, plan.experiment, plan.tokenize, plan.data.train, may_write
@@ -134,7 +134,7 @@ def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], No
 
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
-    """A command in this process, as its `__main__` runs it; returns the exit code. Saves the seconds of an import."""
+    """Run a command in this process, as its `__main__` does, without another import of torch; returns the exit code."""
     try:
         return cli.run(lambda: main([str(argument) for argument in arguments]))
     except SystemExit as leaving:  # options that cannot be parsed
@@ -149,7 +149,7 @@ _PROCESSES.set_forkserver_preload(["training.trainer", "training.train"])
 
 @dataclass
 class Finished:
-    """How one process of a job ended."""
+    """How one process of a job ended: its exit code and output."""
 
     returncode: int | None
     stdout: str
@@ -157,7 +157,7 @@ class Finished:
 
 
 def _task(rank: int, size: int, module: str, arguments: list[str], output: Path) -> None:
-    """In a process of its own: `python -m MODULE ARGUMENTS…` as submitit's local executor starts a task."""
+    """In a new process: run `python -m MODULE ARGUMENTS…` as submitit's local executor starts a task."""
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(output / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ |= {
@@ -171,7 +171,7 @@ def _task(rank: int, size: int, module: str, arguments: list[str], output: Path)
 
 
 class Job:
-    """A command running as the `size` tasks of one job; what is left of it is killed at the end of `with`."""
+    """A command running as the `size` tasks of one job; tasks still running at the end of `with` are killed."""
 
     def __init__(self, size: int, module: str, *arguments: object) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -220,15 +220,15 @@ def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> 
 
 
 def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
-    """Look until something is so."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + timeout
     while not what():
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
 def launch_ok(size: int, module: str, *arguments: object) -> list[Finished]:
-    """`launch`, where every process must end well."""
+    """`launch`, asserting that every process exits with 0."""
     results = launch(size, module, *arguments)
     for result in results:
         assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""One process of a job that trains and saves with `CheckpointWriter`; what goes wrong on its last rank is an argument.
+"""One process of a job that trains and saves with `CheckpointWriter`; arguments name faults of its last rank.
 
 `nudge`: one number of a LayerNorm differs there by 0.5 before the save at step 1.
 `full`: no file may grow there after step 1, as on a full disk.

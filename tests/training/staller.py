@@ -1,4 +1,4 @@
-"""A training job that stops half-way, inside a function of an unmistakable name: its rank 1, or its only one.
+"""A training job whose last rank hangs in its third step, inside a function with a recognisable name.
 
 `--nohup`: it ignores SIGHUP from the beginning.
 """

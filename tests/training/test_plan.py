@@ -1,4 +1,4 @@
-"""The plan: what a run will do with which data, and what is wrong with them, before anything is computed."""
+"""The plan shows what a run will do with which data; wrong data are refused before anything is computed."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def corpora(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "books", tmp_path / "web"
 
 
-def test_a_table_says_what_the_run_makes_of_each_corpus(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
+def test_a_table_shows_how_the_run_uses_each_corpus(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
     books, web = corpora
     plan = blended(tmp_path, (books, 0.75), (web, 0.25), iterations=1000, split="90,5,5")
     rows = [line.split() for line in str(plan).splitlines()]
@@ -58,7 +58,7 @@ def test_the_test_part_is_the_last_documents_in_their_own_order(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("split", ["90,10,0", "39,0,1"])
-def test_a_run_without_one_whole_test_sample_has_no_test_part_and_says_so(tmp_path: Path, split: str) -> None:
+def test_a_run_without_a_whole_test_sample_says_that_it_has_no_test_part(tmp_path: Path, split: str) -> None:
     write_corpus(tmp_path / "web", [*byte_documents(39), np.array([1, 2, 256], np.uint16)])
     plan = blended(tmp_path, (tmp_path / "web", 1), split=split)
     assert plan.data.test is None

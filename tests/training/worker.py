@@ -1,4 +1,4 @@
-"""One process of a job under test: trains a few steps and writes what it saw to <output>.<rank>.json."""
+"""One process of a job under test: trains a few steps and writes its results to <output>.<rank>.json."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from training.step import train_step, validate
 
 
 class Collectives(TorchDispatchMode):
-    """Counts what processes send each other, by the operator's name."""
+    """Counts collective operations by name."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""TensorBoard files that a resume does not fold back, and Weights & Biases by a stand-in for its package."""
+"""TensorBoard shows a resumed run as one curve; Weights & Biases is tested with a fake package."""
 
 import shutil
 import sys

@@ -14,6 +14,7 @@ import pytest
 from common.files import read_rows
 from tests.training.helpers import Session, make_run, open_session, run_main, settings_of
 from training.metrics.logger import MetricsLogger
+from training.metrics.step_totals import StepTotals
 from training.parallel.process_group import World
 from training.plan import make_plan
 from training.train import main
@@ -34,7 +35,7 @@ def logger_of(
     return MetricsLogger(folder, "tiny", session.plan.experiment, session.world, session.timers, iteration, state)
 
 
-def test_a_report_is_about_the_steps_that_were_taken(
+def test_a_report_covers_the_steps_that_were_taken(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nan, inf = float("nan"), float("inf")
@@ -60,7 +61,7 @@ def test_a_report_is_about_the_steps_that_were_taken(
     )
 
 
-def test_a_row_after_a_resume_is_about_the_steps_before_it_too(session: Session, tmp_path: Path) -> None:
+def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Session, tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
     steps = [(4.1, 1.5, True), (nan, inf, False), (2.3, 0.5, True), (7.7, 9.0, False)]
     last = ["lm_loss", "grad_norm", "skipped", "non_finite"]
@@ -80,7 +81,15 @@ def test_a_row_after_a_resume_is_about_the_steps_before_it_too(session: Session,
     assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
 
 
-def test_a_board_that_the_disk_refuses_is_named_and_left_out(
+def test_the_state_in_a_checkpoint_does_not_grow_while_it_is_written() -> None:
+    totals = StepTotals()
+    totals.add(4.0, 1.0, True)
+    saved = totals.state()
+    totals.add(3.0, 1.0, True)  # train.async_save: training continues
+    assert saved["losses"] == [4.0]
+
+
+def test_a_board_that_cannot_write_is_named_and_dropped(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Full:
@@ -120,7 +129,7 @@ def test_the_log_line_is_followed_by_times_and_the_first_time_by_memory(
     assert last.startswith("time (ms)")
 
 
-def test_the_memory_told_is_that_of_the_rank_that_took_most(
+def test_the_memory_line_is_of_the_rank_that_used_most(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = [{"reserved": 9.0, "max reserved": most} for most in (10.0, 30.0, 20.0)]
@@ -146,7 +155,7 @@ def test_a_known_peak_gives_the_mfu(session: Session, tmp_path: Path, capsys: py
     assert " | MFU (%, 6N+12Lhs): " in capsys.readouterr().out
 
 
-def test_a_test_loss_has_a_file_of_its_own_and_no_loss_is_too_large_to_tell(
+def test_a_test_loss_has_its_own_file_and_a_huge_loss_is_reported(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with logger_of(session, tmp_path / "run") as logger:
@@ -158,7 +167,7 @@ def test_a_test_loss_has_a_file_of_its_own_and_no_loss_is_too_large_to_tell(
     assert "test at iteration 3 | lm loss: 2.000000E+00 | perplexity: 7.38906\n" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_after_its_output_pipe_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(tmp_path)
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Numbers that are not finite are traced to where they begin."""
+"""Non-finite numbers are traced to the module where they begin."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Steps are judged by their loss and gradient norm: taken, left out, or the end of the run."""
+"""Steps are judged by their loss and gradient norm: taken, skipped, or stopping the run."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def where() -> str:
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf), (math.inf, math.nan)])
-def test_a_number_that_is_not_finite_stops_the_run_before_the_step(loss: float, norm: float) -> None:
+def test_a_non_finite_number_stops_the_run_before_the_step(loss: float, norm: float) -> None:
     judge = guard()
     assert judge.record_step(3.0, 1.0).taken
     judge.check(1, where)
@@ -35,7 +35,7 @@ def test_a_number_that_is_not_finite_stops_the_run_before_the_step(loss: float, 
         judge.check(2, where)
 
 
-def test_steps_that_are_not_finite_can_be_left_out_but_not_ten_in_a_row() -> None:
+def test_non_finite_steps_can_be_skipped_but_not_ten_in_a_row() -> None:
     judge = guard(non_finite="skip")
     for _ in range(9):
         assert not judge.record_step(math.nan, 1.0).taken
@@ -84,7 +84,7 @@ def test_float16_skips_overflows_and_stops_at_the_tenth_with_the_scale_at_its_fl
         judge.check(1, where)
 
 
-def test_a_clean_step_at_the_floor_counts_anew() -> None:
+def test_a_clean_step_at_the_floor_restarts_the_count() -> None:
     judge = guard("float16")
     for _ in range(3):
         for _ in range(9):
@@ -93,7 +93,7 @@ def test_a_clean_step_at_the_floor_counts_anew() -> None:
         assert judge.record_step(2.0, 1.0).taken
 
 
-def test_the_scale_doubles_after_a_clean_window_and_its_patience_is_new_then() -> None:
+def test_the_scale_doubles_after_a_clean_window_and_the_hysteresis_restarts() -> None:
     judge = guard("float16")
     judge.record_step(math.inf, 1.0)
     seen = []
@@ -107,7 +107,14 @@ def test_the_scale_doubles_after_a_clean_window_and_its_patience_is_new_then() -
     assert judge.scale == 16
 
 
-def test_a_resumed_run_judges_as_the_one_that_went_on() -> None:
+def test_asking_whether_a_step_is_accepted_changes_nothing() -> None:
+    judge = guard("float16", spike=0.5, spike_reaction="skip")
+    before = judge.state()
+    assert judge.accepts(3.0, 1.0) and not judge.accepts(math.inf, 1.0)
+    assert judge.state() == before
+
+
+def test_a_resumed_run_judges_like_one_that_was_never_stopped() -> None:
     losses = [3.0] * 60 + [math.inf] + [2.9] * 60 + [math.nan, 9.0]
     straight = guard("float16", spike=0.5, spike_reaction="skip")
     resumed = guard("float16", spike=0.5, spike_reaction="skip")

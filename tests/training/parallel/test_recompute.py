@@ -1,4 +1,4 @@
-"""Layers computed anew, and compiled ones, give the same step."""
+"""Recomputed layers and compiled ones give the same step."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_a_step_is_the_same_bit_for_bit(tmp_path: Path, kind: str) -> None:
     assert course(tmp_path / kind, recompute=kind) == course(tmp_path / "none")
 
 
-def test_full_keeps_the_input_of_a_layer_alone_and_selective_the_matrix_products() -> None:
+def test_full_recompute_keeps_only_the_input_of_a_layer_and_selective_the_matrix_products() -> None:
     kept = {}
     for kind in ("none", "selective", "full"):
         torch.manual_seed(0)

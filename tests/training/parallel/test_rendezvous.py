@@ -16,7 +16,7 @@ def two_ranks() -> list[Launch]:
     return [Launch("submitit", rank, 2, rank, 2, 1, "local-1") for rank in range(2)]
 
 
-def test_processes_meet_and_leave_no_file_even_beside_one_of_a_killed_start(tmp_path: Path) -> None:
+def test_processes_meet_and_leave_no_file_even_after_a_killed_start(tmp_path: Path) -> None:
     with socket.socket() as unused:  # bound but not listening: whoever connects is refused
         unused.bind(("127.0.0.1", 0))
         stale = tmp_path / "meeting-local-1"
@@ -37,7 +37,7 @@ def test_processes_meet_and_leave_no_file_even_beside_one_of_a_killed_start(tmp_
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_waits_in_vain_says_so(tmp_path: Path, rank: int) -> None:
+def test_a_process_that_waits_for_nobody_raises_job_error(tmp_path: Path, rank: int) -> None:
     with pytest.raises(JobError, match=rf"2 processes of the job did not meet within 1 s \(rank {rank} waited\)"):
         meet(two_ranks()[rank], tmp_path, timeout=1)
     assert not list(tmp_path.iterdir())
