@@ -35,7 +35,9 @@ from common.settings import ModelSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.session import Session
+    from training.checkpoint.async_save import CheckpointWriter
+    from training.plan import Plan
+    from training.step import Session
 
 _SIZES = {"tiny": Size(ModelSettings(n_layer=1, n_head=2, n_embd=32, seq_len=16, vocab_size=256), 2, 1), **SIZES}
 
@@ -56,14 +58,21 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter":
+    """The trainer's own writer of checkpoints."""
+    from training.checkpoint.async_save import CheckpointWriter
+
+    return CheckpointWriter(
+        folder, session.parameters, session.optimizer, plan.experiment, plan.tokenize, plan.data.train
+    )
+
+
 class Rows:
     """The actions of a round: saves, then loads of the files that they wrote."""
 
-    def __init__(self, session: "Session", folder: Path) -> None:
-        from training.checkpoint.saver import Saver
-
+    def __init__(self, plan: "Plan", session: "Session", folder: Path) -> None:
         self.session, self.folder = session, folder
-        self.saver = Saver(session, folder / "run")
+        self.saver = _writer(plan, session, folder / "run")
         self.saver.folder.mkdir()
         self.iterations = count(1)
 
@@ -71,9 +80,7 @@ class Rows:
         """What is saved, by name."""
         from training.checkpoint import tensors_of
 
-        return tensors_of(
-            self.session.parameters, self.session.optimizer, self.session.plan.experiment.model.vocab_size
-        )
+        return tensors_of(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
 
     def writes(self) -> dict[str, Callable[[], None]]:
         """Save actions by label; ratios refer to the first one."""
@@ -210,14 +217,13 @@ def bandwidths(rows: Rows, rounds: int) -> list[dict[str, str]]:
     ]
 
 
-def in_background(session: "Session", folder: Path, rounds: int) -> list[dict[str, str]]:
+def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[dict[str, str]]:
     """The row of `train.async_save`."""
     from training.checkpoint import Progress
-    from training.checkpoint.saver import Saver
     from training.step import step_batches, train_step
 
     stalls, saves, alone, meanwhile = [], [], [], []
-    with Saver(session, folder) as saver, closing(step_batches(session, 0)) as steps:
+    with _writer(plan, session, folder) as saver, closing(step_batches(session, plan.data.train, 0)) as steps:
         numbers = count(1)
 
         def step() -> float:
@@ -258,9 +264,10 @@ def measure(arguments: argparse.Namespace) -> str:
     """Two tables: gigabytes per second of saves and loads, and the effect of a background save on training."""
     import warnings
 
-    from training.parallel.distributed import read_launch, started
+    from training.parallel.launch import read_launch
+    from training.parallel.process_group import started
     from training.plan import make_plan
-    from training.session import open_session
+    from training.trainer import open_session
 
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process is intended
     with (
@@ -272,11 +279,10 @@ def measure(arguments: argparse.Namespace) -> str:
         job = Job(folder, _SIZES[arguments.size])
         write_dataset(job)
         plan = make_plan(job.settings, "step")
-        session = open_session(plan, world)
-        first = table(bandwidths(Rows(session, folder), arguments.rounds))
+        session = open_session(plan.experiment, world)
+        first = table(bandwidths(Rows(plan, session, folder), arguments.rounds))
         (folder / "background").mkdir()
-        run = plan.experiment
-        run = run.model_copy(update={"train": run.train.model_copy(update={"async_save": True})})
-        session.plan = replace(plan, experiment=run)
-        second = table(in_background(session, folder / "background", arguments.rounds))
+        train = plan.experiment.train.model_copy(update={"async_save": True})
+        plan = replace(plan, experiment=plan.experiment.model_copy(update={"train": train}))
+        second = table(in_background(plan, session, folder / "background", arguments.rounds))
     return f"{first}\n\n{second}"

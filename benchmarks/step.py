@@ -53,14 +53,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ours(job: Job) -> Steps:
     """The step of our trainer."""
-    from training.parallel.distributed import read_launch, started
+    from training.parallel.launch import read_launch
+    from training.parallel.process_group import started
     from training.plan import make_plan
-    from training.session import open_session
     from training.step import step_batches, train_step
+    from training.trainer import open_session
 
     with started(read_launch(), job.folder) as world:
-        session = open_session(make_plan(job.settings, "step"), world)
-        for iteration, batches in enumerate(step_batches(session, 0), 1):
+        plan = make_plan(job.settings, "step")
+        session = open_session(plan.experiment, world)
+        for iteration, batches in enumerate(step_batches(session, plan.data.train, 0), 1):
             yield train_step(session, iteration, batches, job.lr).loss
             session.timers.collect()
 

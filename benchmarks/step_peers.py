@@ -95,17 +95,18 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
     """Train with plain PyTorch."""
     import torch
 
-    from training.dataset.batches import read_batch
+    from training.dataset.batches import BatchForm, read_batch
     from training.plan import make_plan
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(available_cpus())
-    plan, micro = make_plan(job.settings, "step"), job.size.micro_batch_size
+    data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
+    form = BatchForm(data.end_of_text)
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.lr, fused=True)
     first = 0
     while True:
-        batch = read_batch(plan.train, plan.form, range(first, first + micro)).to(device)
+        batch = read_batch(data, form, range(first, first + micro)).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = mean_loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ class Size(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows of the embedding: the padded vocabulary, which every contender gets."""
-        from training.model import padded_vocab_size
+        from training.parallel.vocabulary import padded_vocab_size
 
         return padded_vocab_size(self.model.vocab_size, 1)
 

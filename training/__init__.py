@@ -1,4 +1,4 @@
-"""GPT-2: the model, its parallel layout, data order, checkpoints, training, evaluation and generation.
+"""GPT-2: the model, parallel layouts, data order, checkpoints, training, evaluation and generation.
 
-`python -m training.train | evaluate | generate`. Written for one device; parallelism is applied from outside.
+Commands: `python -m training.train | evaluate | generate`. To read how training works, start at `trainer.py`.
 """

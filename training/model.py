@@ -1,39 +1,24 @@
-"""GPT-2 in one file, written for one device; `training.parallel` spreads it over many without touching it.
+"""GPT-2 in one file, for one device; `training.parallel` applies every parallel layout from outside.
 
-The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with parameter names as Hugging
-Face has them (`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). Two layouts are our own:
+The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with Hugging Face's parameter names
+(`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours: c_attn's rows are ordered [head, (q, k, v), dim],
+so that a split of the rows never cuts a head.
 
-- c_attn's rows are ordered [head, (q, k, v), dim], so that a column split never cuts a head;
-- wte may carry padding rows behind the true vocabulary: zero, never looked up, and -inf before the softmax.
-
-Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary rows.
+Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary.
 """
 
-import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.seeds import derive_seed
 from common.settings import ModelSettings
 
 IGNORED = -100  # as a target: no loss there (cross_entropy's own default)
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
-
-
-def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
-    """Vocabulary rows rounded up so that every tensor-parallel rank holds a multiple of 128 of them."""
-    multiple = 128 * tensor_parallel
-    return -(-vocab_size // multiple) * multiple
-
-
-def parameter_count(settings: ModelSettings, vocab_rows: int | None = None) -> int:
-    """Parameters of the model with `vocab_rows` rows of embedding (default: the true vocabulary)."""
-    with torch.device("meta"):
-        model = GPT2(settings.model_copy(update={"n_layer": 1}), vocab_rows)  # one layer stands for all: they are alike
-    layer = sum(parameter.numel() for parameter in model.h.parameters())
-    return sum(parameter.numel() for parameter in model.parameters()) + (settings.n_layer - 1) * layer
 
 
 class AttentionCore(nn.Module):
@@ -50,25 +35,24 @@ class AttentionCore(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention over however many heads its c_attn holds."""
+    """Causal self-attention over the heads that c_attn holds."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.head_size = settings.n_embd // settings.n_head
+        self.head_size, self.dropout = settings.n_embd // settings.n_head, settings.dropout
         self.c_attn = nn.Linear(settings.n_embd, 3 * settings.n_embd)
         self.core = AttentionCore(settings.dropout)
         self.c_proj = nn.Linear(settings.n_embd, settings.n_embd)
-        self.drop = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        qkv = self.c_attn(x)  # (B, T, C) -> (B, T, 3C); T is its own: x may be a slice of the sequence
-        batch, tokens, _ = qkv.shape
-        qkv = qkv.view(batch, tokens, -1, 3, self.head_size)  # (B, T, nh, 3, hs)
+        qkv = self.c_attn(x)  # (B, T, C) -> (B, T, 3C)
+        B, T, _ = qkv.shape
+        qkv = qkv.view(B, T, -1, 3, self.head_size)  # (B, T, 3C) -> (B, T, nh, 3, hs)
         q, k, v = qkv.transpose(1, 2).unbind(dim=3)  # (B, nh, T, 3, hs) -> three of (B, nh, T, hs)
-        y = self.core(q, k, v).transpose(1, 2).reshape(batch, tokens, -1)  # (B, nh, T, hs) -> (B, T, nh * hs)
-        out: Tensor = self.drop(self.c_proj(y))
-        return out
+        y = self.core(q, k, v)
+        y = y.transpose(1, 2).reshape(B, T, -1)  # (B, nh, T, hs) -> (B, T, nh, hs) -> (B, T, C)
+        return F.dropout(self.c_proj(y), self.dropout, self.training)
 
 
 class MLP(nn.Module):
@@ -76,14 +60,14 @@ class MLP(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
+        self.dropout = settings.dropout
         self.c_fc = nn.Linear(settings.n_embd, 4 * settings.n_embd)
         self.c_proj = nn.Linear(4 * settings.n_embd, settings.n_embd)
-        self.drop = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        out: Tensor = self.drop(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
-        return out
+        """(B, T, C) -> (B, T, 4C) -> (B, T, C)."""
+        x = F.gelu(self.c_fc(x), approximate="tanh")
+        return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -104,40 +88,33 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits from the embedding's own rows (the tie): the weight is an argument, so there is only one of it."""
+    """Logits; the weight is an argument because it is the token embedding's (tied)."""
 
-    vocab_bias: Tensor
-    """(V,) 0 for true rows, -inf for padding: no padding row ever reaches a softmax."""
-
-    def __init__(self, vocab_rows: int) -> None:
-        super().__init__()
-        self.register_buffer("vocab_bias", torch.zeros(vocab_rows), persistent=False)
+    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """(B, T, C), (V, C) -> (B, T, V)."""
-        return F.linear(x, weight, self.vocab_bias)
+        return F.linear(x, weight)
 
 
 class GPT2(nn.Module):
-    """The whole network; `vocab_rows` >= vocab_size adds padding rows for a parallel layout."""
+    """The whole network."""
 
-    def __init__(self, settings: ModelSettings, vocab_rows: int | None = None) -> None:
+    def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.vocab_rows = vocab_rows or settings.vocab_size
-        self.wte = nn.Embedding(self.vocab_rows, settings.n_embd)
+        self.wte = nn.Embedding(settings.vocab_size, settings.n_embd)
         self.wpe = nn.Embedding(settings.seq_len, settings.n_embd)
-        self.drop = nn.Dropout(settings.dropout)
         self.h = nn.ModuleDict({str(layer): Block(settings) for layer in range(settings.n_layer)})
         self.ln_f = nn.LayerNorm(settings.n_embd)
-        self.head = Head(self.vocab_rows)
+        self.head = Head()
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, C)."""
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.drop(self.wte(tokens) + self.wpe(positions))  # (B, T, C) + (T, C) or (B, T, C)
-        return x
+            positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+        x = self.wte(tokens) + self.wpe(positions)  # (B, T, C) + (T, C) or (B, T, C)
+        return F.dropout(x, self.settings.dropout, self.training)
 
     def blocks(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -147,8 +124,7 @@ class GPT2(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, V)."""
-        logits: Tensor = self.head(self.ln_f(x), self.wte.weight)
-        return logits
+        return self.head(self.ln_f(x), self.wte.weight)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, V) logits."""
@@ -157,25 +133,29 @@ class GPT2(nn.Module):
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in nats, float32, summed over the targets that are not IGNORED: (B, T, V), (B, T) -> ()."""
+    # (B, T, V), (B, T) -> (B * T, V), (B * T,)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: int) -> Tensor:
-    """One parameter's initial value, shape `shape` without padding rows: a pure function of (name, shape, seed).
+def parameter_count(settings: ModelSettings) -> int:
+    """Parameters of the model."""
+    with torch.device("meta"):
+        model = GPT2(settings.model_copy(update={"n_layer": 1}))
+    per_layer = sum(parameter.numel() for parameter in model.h.parameters())
+    return sum(parameter.numel() for parameter in model.parameters()) + (settings.n_layer - 1) * per_layer
 
-    Each parameter has a generator of its own, so that the values do not depend on the layout, nor on which of the
-    parameters a process builds. GPT-2's recipe: N(0, 0.02), residual projections scaled down by sqrt(2 * n_layer),
-    biases 0, LayerNorm weights 1.
+
+def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: int) -> Tensor:
+    """The initial value of one parameter: a pure function of its name, its shape and the seed.
+
+    Each parameter has its own generator, so that its value depends neither on the layout nor on which other parameters
+    a process builds. GPT-2's recipe: N(0, 0.02), residual projections scaled down by sqrt(2 * n_layer), biases 0,
+    LayerNorm weights 1.
     """
     if name.endswith("bias"):
         return torch.zeros(shape)
     if ".ln_" in f".{name}":
         return torch.ones(shape)
     scale = 1 / math.sqrt(2 * settings.n_layer) if name.endswith("c_proj.weight") else 1.0
-    generator = torch.Generator().manual_seed(_seed_of(name, seed))
+    generator = torch.Generator().manual_seed(derive_seed(seed, name))
     return torch.empty(shape).normal_(0.0, INIT_STD * scale, generator=generator)
-
-
-def _seed_of(name: str, seed: int) -> int:
-    """63 bits that differ for every name and seed."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1

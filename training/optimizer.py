@@ -1,4 +1,4 @@
-"""AdamW and its learning rate, as GPT-2 recipes have them."""
+"""AdamW and its learning-rate schedule, as in GPT-2 recipes."""
 
 import math
 from collections.abc import Iterable
@@ -9,16 +9,17 @@ from torch import nn
 
 from common.settings import TrainSettings
 
-_FUSED = ("cpu", "cuda")  # devices with AdamW in one kernel
+_FUSED = ("cpu", "cuda")  # devices with a fused AdamW kernel
 
 
 def learning_rate(iteration: int, train: TrainSettings) -> float:
-    """The rate of the step after `iteration` steps that were taken: a linear rise to `lr`, then `lr_decay`.
+    """The learning rate after `iteration` steps taken: a linear warm-up to `lr`, then `lr_decay`.
 
-    Steps that are skipped do not count (Megatron-LM's rule): the next one has their rate. It never rises again.
+    Skipped steps do not count (Megatron-LM's rule): the next step has the same rate. After the warm-up the rate never
+    rises.
 
-    Cosine and line span the iterations after the warm-up, so that they are at `min_lr` exactly at the last one. The
-    inverse square root, Megatron-LM's, goes through `lr` at the end of the warm-up; it is cut off after the last one.
+    Cosine and linear decay reach `min_lr` exactly at the last iteration. The inverse square root, Megatron-LM's, passes
+    through `lr` at the end of the warm-up; after the last iteration it is clamped to `min_lr`.
     """
     warmup = train.warmup_end
     if iteration < warmup:
@@ -35,10 +36,10 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
 
 
 def rate_change(before: TrainSettings, now: TrainSettings, taken: int) -> str:
-    """What other settings do to the rate of a run that goes on after `taken` steps; empty where it stays the same.
+    """A message if the settings `now` change the learning rate of a run that resumes after `taken` steps, or "".
 
-    A schedule that ends at the last iteration is stretched when a run is extended. The message names the keys that keep
-    it as it was, where there are any.
+    A schedule that ends at the last iteration is stretched when a run is extended. The message names the keys that
+    would keep the old schedule, if there are any.
     """
     expected, found = (learning_rate(taken, train) for train in (before, now))
     if math.isclose(expected, found, rel_tol=1e-9):
@@ -58,14 +59,14 @@ def rate_change(before: TrainSettings, now: TrainSettings, taken: int) -> str:
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:
-    """Steps that an optimiser of `make_optimizer` has taken, those before a resume among them; skipped ones are not."""
+    """Steps taken by an optimiser of `make_optimizer`, including those before a resume, without skipped ones."""
     return round(float(next(iter(optimizer.state.values()))["step"]))
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices, none on biases and LayerNorm (everything of one dimension).
+    """AdamW with weight decay on matrices, and none on biases and LayerNorm (all parameters of one dimension).
 
-    Its state exists from the start, all zeros, so that a checkpoint can be loaded into it in place.
+    Its state is allocated at once, all zeros, so that a checkpoint can be loaded into it in place.
     """
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
@@ -90,6 +91,6 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every parameter group the rate of this step."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate

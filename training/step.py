@@ -1,59 +1,89 @@
-"""One optimiser step in whatever layout, and the loss on data held out."""
+"""One optimiser step, and validation, in any parallel layout.
+
+with closing(step_batches(session, data.train, consumed_samples)) as batches:
+    step = train_step(session, iteration, next(batches), rate)
+loss = validate(session, data.valid, samples)
+"""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
+from common.settings import Experiment
 from common.workers import batched, threaded_map
-from training.dataset.batches import Batch, Readable, masked, micro_batches, read_batch
+from training.dataset.batches import Batch, BatchForm, masked, micro_batches, read_batch
+from training.dataset.blend import Blend
+from training.metrics.timers import Timers
 from training.optimizer import set_learning_rate
 from training.parallel.data_parallel import before_backward, reshard
-from training.parallel.gradients import clip, global_norm, settle, unscale
-from training.session import Session
+from training.parallel.gradients import clip, global_norm, sync_gradients, unscale
+from training.parallel.layout import coordinates
+from training.parallel.pipeline import Pipeline, Stage
+from training.parallel.process_group import World
+from training.parallel.randomness import RandomStreams
 
-PARTS = ("forward-backward", "forward", "backward", "gradients", "optimizer")
-"""What is timed of a step. Pipeline schedules mix forward and backward passes: there they are not told apart."""
+
+@dataclass
+class Session:
+    """What one process holds while it trains; built by `training.trainer.open_session`."""
+
+    experiment: Experiment
+    world: World
+    mesh: DeviceMesh | None
+    """(pp, dp, tp); None for a single process."""
+    stages: list[Stage]
+    pipeline: Pipeline | None
+    parameters: dict[str, nn.Parameter]
+    """This process's parameters by name, as the optimiser has them."""
+    optimizer: torch.optim.AdamW
+    streams: RandomStreams
+    timers: Timers
 
 
 class Step(NamedTuple):
-    """What came of an optimiser step; equal on all ranks."""
+    """The outcome of an optimiser step; equal on all ranks."""
 
     loss: float
     """Mean loss in nats over the global batch."""
     grad_norm: float
-    """Of the gradient before clipping."""
+    """Norm of the gradient before clipping."""
     taken: bool
-    """Whether the optimiser took it."""
+    """Whether the optimiser took the step."""
     stop: int
-    """The largest `stop` that a rank came with."""
+    """The largest `stop` of any rank."""
 
 
-def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:
-    """This process' micro-batches from sample `consumed` on, those of one optimiser step at a time, without end.
+def step_batches(session: Session, data: Blend, consumed: int) -> Generator[list[Batch], None, None]:
+    """This process's micro-batches from sample `consumed` on, one list per optimiser step, without end.
 
     Threads read two steps ahead. Close the iterator to stop them.
     """
-    experiment = session.plan.experiment
-    read = partial(
-        read_batch, session.plan.train, replace(session.plan.form, pinned=session.world.device.type == "cuda")
-    )
-    with closing(
-        threaded_map(read, _numbers(session, consumed), experiment.train.readers, 2 * experiment.accumulation)
-    ) as batches:
-        yield from batched(batches, experiment.accumulation)
+    accumulation = session.experiment.accumulation
+    read = partial(read_batch, data, _batch_form(session, data, pinned=session.world.device.type == "cuda"))
+    samples = _sample_ranges(session, consumed)
+    with closing(threaded_map(read, samples, session.experiment.train.readers, 2 * accumulation)) as batches:
+        yield from batched(batches, accumulation)
 
 
-def _numbers(session: Session, consumed: int) -> Iterator[range]:
-    experiment = session.plan.experiment
-    return micro_batches(consumed, experiment.train.micro_batch_size, session.data_rank, experiment.parallel.data)
+def _batch_form(session: Session, data: Blend, pinned: bool = False) -> BatchForm:
+    train = session.experiment.train
+    return BatchForm(data.end_of_text, train.reset_position_ids, train.eod_mask_loss, pinned)
+
+
+def _sample_ranges(session: Session, consumed: int) -> Iterator[range]:
+    """The samples of each of this process's micro-batches, from sample `consumed` on."""
+    _, data_rank, _ = coordinates(session.mesh)
+    experiment = session.experiment
+    return micro_batches(consumed, experiment.train.micro_batch_size, data_rank, experiment.parallel.data)
 
 
 def train_step(
@@ -65,49 +95,40 @@ def train_step(
     accepts: Callable[[float, float], bool] | None = None,
     stop: int = 0,
 ) -> Step:
-    """One optimiser step over this process' part of a global batch (a collective call).
+    """One optimiser step on this process's part of a global batch (a collective call).
 
-    `iteration` counts from 1. Every target of the global batch that counts weighs the same, in whatever micro-batch
-    and on whatever rank it is. The loss is multiplied by `scale` for the backward pass alone. `accepts` says of a loss
-    and a gradient norm whether the optimiser takes the step (else it always does); it must decide alike on all ranks.
-    The gradients of a step that is not taken stay until the next one.
+    `iteration` counts from 1. Every target of the global batch that counts has the same weight, whichever micro-batch
+    and rank it is on. The loss is multiplied by `scale` for the backward pass only. `accepts` decides from the loss and
+    the gradient norm whether the optimiser takes the step (default: always); all ranks must decide alike. The gradients
+    of a step that is not taken stay until the next one.
     """
-    experiment, mesh = session.plan.experiment, session.mesh
-    session.optimizer.zero_grad()  # of a step that was not taken
+    parallel, mesh = session.experiment.parallel, session.mesh
+    session.optimizer.zero_grad()  # a step that was not taken leaves its gradients
     session.streams.start_iteration(iteration)
-    counted = _over_data(session, torch.tensor(sum(batch.counted for batch in batches), device=session.world.device))
-    # gradients are averaged over data-parallel ranks, so that each must see `data` times its share
+    targets = torch.tensor(sum(batch.counted for batch in batches), device=session.world.device)
+    targets = _sum_over_data_ranks(session, targets)
     with session.timers("forward-backward"):
-        loss = run_micro_batches(session, batches, scale * experiment.parallel.data / counted, train=True)
+        # gradients are averaged over data-parallel ranks, so each rank's loss is multiplied by their number
+        loss = run_micro_batches(session, batches, scale * parallel.data / targets, train=True)
     with session.timers("gradients"):
-        settle(session.parameters, mesh)
+        sync_gradients(session.parameters, mesh)
         unscale(session.parameters, scale)
         norm = global_norm(session.parameters, mesh, session.world.device)
-        step = _agree(session, _over_all(session, loss) / (experiment.parallel.data * scale), norm, stop)
-    if accepts is None or accepts(step.loss, step.grad_norm):
-        with session.timers("optimizer"):
-            clip(session.parameters, experiment.train.clip_grad, norm)
-            set_learning_rate(session.optimizer, rate)
-            session.optimizer.step()
-            session.optimizer.zero_grad()
-        return step
-    return step._replace(taken=False)
-
-
-def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int) -> Step:
-    """The same numbers on every rank, and on the host: what follows from them must be the same everywhere."""
-    numbers = torch.stack([loss.double(), norm.double(), torch.full_like(loss, stop, dtype=torch.float64)])
-    if session.mesh is not None:
-        numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # the larger of NaN and 1 is either
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-    loss_now, norm_now, wanted = numbers.tolist()  # waits for the device
-    return Step(loss_now, norm_now, True, round(wanted))
+        step = _agree(session, _sum_over_all_ranks(session, loss) / (parallel.data * scale), norm, stop)
+    if accepts is not None and not accepts(step.loss, step.grad_norm):
+        return step._replace(taken=False)
+    with session.timers("optimizer"):
+        clip(session.parameters, session.experiment.train.clip_grad, norm)
+        set_learning_rate(session.optimizer, rate)
+        session.optimizer.step()
+        session.optimizer.zero_grad()
+    return step
 
 
 def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
-    """The micro-batches of one step forward and, to train, backward; their summed losses times `factor`, shape ().
+    """Run one step's micro-batches forward and, if `train`, backward; the sum of their losses times `factor`, shape ().
 
-    Zero on every process but those of the pipeline's last stage.
+    Zero except on the processes of the last pipeline stage.
     """
     device = session.world.device
     timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
@@ -117,9 +138,9 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
             return session.pipeline.run(batches, factor, train)
         (stage,) = session.stages
         total = torch.zeros((), device=device)
-        for number, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             if train:
-                before_backward(stage, number == len(batches) - 1, session.plan.experiment.parallel.zero_stage)
+                before_backward(stage, index == len(batches) - 1, session.experiment.parallel.zero_stage)
             with timed("forward"):
                 loss = stage(batch.tokens, batch.positions, batch.targets).sum() * factor
             if train:
@@ -129,40 +150,51 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     return total
 
 
-def _over_data(session: Session, value: Tensor) -> Tensor:
-    """The sum over data-parallel ranks (a collective call)."""
-    if session.mesh is not None and session.plan.experiment.parallel.data > 1:
+def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int) -> Step:
+    """The largest loss, norm and stop request of all ranks: every rank decides on the same numbers."""
+    numbers = torch.stack([loss.double(), norm.double(), torch.full_like(loss, stop, dtype=torch.float64)])
+    if session.mesh is not None:
+        numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # MAX of NaN and a number may be either
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    largest_loss, largest_norm, largest_stop = numbers.tolist()  # waits for the device
+    return Step(largest_loss, largest_norm, True, round(largest_stop))
+
+
+def _sum_over_data_ranks(session: Session, value: Tensor) -> Tensor:
+    """The sum over data-parallel ranks, in place (a collective call)."""
+    if session.mesh is not None and session.experiment.parallel.data > 1:
         dist.all_reduce(value, group=session.mesh.get_group("dp"))
     return value
 
 
-def _over_all(session: Session, value: Tensor) -> Tensor:
-    """The sum over data-parallel ranks and pipeline stages (a collective call)."""
-    if session.mesh is not None and session.plan.experiment.parallel.pipeline > 1:
+def _sum_over_all_ranks(session: Session, value: Tensor) -> Tensor:
+    """The sum over data-parallel ranks and pipeline stages, in place (a collective call)."""
+    if session.mesh is not None and session.experiment.parallel.pipeline > 1:
         dist.all_reduce(value, group=session.mesh.get_group("pp"))
-    return _over_data(session, value)
+    return _sum_over_data_ranks(session, value)
 
 
-def validate(session: Session, part: Readable, count: int) -> float:
-    """Mean loss in nats a token over the first `count` samples of a part (a collective call, equal on all ranks).
+def validate(session: Session, data: Blend, samples: int) -> float:
+    """Mean loss in nats per token over the first `samples` samples (a collective call, equal on all ranks).
 
-    Whole global batches pass through the layout; what goes past `count` weighs nothing.
+    Whole global batches pass through the layout; samples past `samples` are masked.
     """
-    experiment, form = session.plan.experiment, session.plan.form
+    accumulation = session.experiment.accumulation
+    form = _batch_form(session, data)
 
     def read(numbers: range) -> Batch:
-        return masked(read_batch(part, form, numbers), max(0, count - numbers.start))
+        return masked(read_batch(data, form, numbers), max(0, samples - numbers.start))
 
-    steps = -(-count // experiment.train.global_batch_size)
-    numbers = islice(_numbers(session, 0), steps * experiment.accumulation)
+    steps = -(-samples // session.experiment.train.global_batch_size)
+    ranges = islice(_sample_ranges(session, 0), steps * accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
     for stage in session.stages:
         stage.eval()
-    with closing(threaded_map(read, numbers, 1, 2 * experiment.accumulation)) as batches:
-        for step in batched(batches, experiment.accumulation):
-            total[0] += _over_all(session, run_micro_batches(session, step, 1.0, train=False))
-            counted = torch.tensor(sum(batch.counted for batch in step), device=total.device)
-            total[1] += _over_data(session, counted)
+    with closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
+        for step in batched(batches, accumulation):
+            total[0] += _sum_over_all_ranks(session, run_micro_batches(session, step, 1.0, train=False))
+            targets = torch.tensor(sum(batch.counted for batch in step), device=total.device)
+            total[1] += _sum_over_data_ranks(session, targets)
     for stage in session.stages:
         stage.train()
         reshard(stage)

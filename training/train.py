@@ -3,40 +3,45 @@
     python -m training.train --config config.yaml --model tiny parallel.tensor=1
     torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
 
-Results are in <run>/models/<name>: iter_* checkpoints, train.csv, valid.csv, settings.yaml, done.json at the end. The
-same command continues a run that was stopped, from its newest complete checkpoint. Ctrl-C, SIGTERM, SIGHUP, SIGUSR2
-or a file named `stop` in that folder end it after the current step, with a checkpoint and exit code 75 (torchrun
-turns it into 1): start it again. A second Ctrl-C ends it at once.
+Results are in the model folder, RUN/models/NAME: iter_* checkpoints, train.csv, valid.csv, settings.yaml, and done.json
+at the end. The same command resumes a run that was stopped from its newest complete checkpoint. Ctrl-C, SIGTERM,
+SIGHUP, SIGUSR2 or a file named `stop` in the model folder end it after the current step, with a checkpoint and exit
+code 75 (torchrun turns it into 1): start it again to continue. A second Ctrl-C ends it at once.
 """
 
 import sys
 from collections.abc import Sequence
 
 from common import cli
+from common.config import settings_text
 from common.settings import Settings
 from training.metrics.boards import check_boards
 from training.monitoring.stop import RESUME_ME
-from training.parallel.distributed import before_start, check_offload, check_world_size, read_launch, started
+from training.parallel.device import check_offload
+from training.parallel.launch import check_world_size, read_launch
+from training.parallel.process_group import before_start, started
 from training.plan import make_plan
 
 
 def train(settings: Settings, name: str) -> int:
-    """Train the model `name`; every process of the job calls this, and finds out itself which one it is.
+    """Train the model `name`; every process of the job calls this and reads its rank from its environment.
 
-    Returns the exit code: 0, or RESUME_ME where the run was asked to stop before its end.
+    Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end.
     """
     launch = read_launch()
     folder = settings.model_folder(name)
     with before_start(launch, folder):
         plan = make_plan(settings, name)
-        check_world_size(launch, plan.experiment.parallel, name)
-        check_offload(plan.experiment.parallel, name)
-        check_boards(plan.experiment, name)
+        experiment = plan.experiment
+        check_world_size(launch, experiment.parallel, name)
+        check_offload(experiment.parallel, name)
+        check_boards(experiment.log, name)
         folder.mkdir(parents=True, exist_ok=True)
     with started(launch, folder) as world:
-        from training.loop import run_training  # torch, seconds of import: after all that can be wrong without it
+        from training.trainer import run_training  # imports torch for seconds: after every check that needs none
 
-        return 0 if run_training(settings, plan, world) else RESUME_ME
+        texts = {"plan": str(plan), "settings": settings_text(settings)}
+        return 0 if run_training(experiment, plan.data, plan.tokenize, folder, world, **texts) else RESUME_ME
 
 
 def main(argv: Sequence[str] | None = None) -> int:

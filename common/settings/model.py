@@ -76,7 +76,11 @@ class ParallelSettings(Section):
         return micro_batches % max(1, micro_batches // self.pipeline) == 0
 
     @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return self.pipeline * self.data * self.tensor
+
+    @property
     def factors(self) -> str:
         """`pipeline 1 x data 2 x tensor 4 = 8 processes`."""
-        size = self.pipeline * self.data * self.tensor
-        return f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor} = {size} processes"
+        return f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor} = {self.world_size} processes"

@@ -198,7 +198,7 @@ class Experiment(Section):
     @property
     def world_size(self) -> int:
         """Processes of the job."""
-        return self.parallel.pipeline * self.parallel.data * self.parallel.tensor
+        return self.parallel.world_size
 
     @property
     def accumulation(self) -> int:

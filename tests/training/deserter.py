@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from training.parallel.distributed import read_launch, started
+from training.parallel.launch import read_launch
+from training.parallel.process_group import started
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A training job in which rank 1 fails alone, or all ranks do, at the place that the last argument names."""
+"""A training job in which only rank 1 fails, or all ranks do; the last argument says where."""
 
 import errno
 from pathlib import Path
@@ -7,11 +7,16 @@ from typing import Any
 import torch
 
 from common.errors import ConfigError, InputError
-from training import loop, train
-from training.checkpoint import saver, saving
-from training.parallel.distributed import read_launch
+from training import train, trainer
+from training.checkpoint import saving
+from training.parallel.launch import read_launch
 
-GOOD = {"start": train.make_plan, "build": loop.open_session, "data": loop.step_batches, "step": loop.train_step}
+GOOD = {
+    "start": train.make_plan,
+    "build": trainer.open_session,
+    "data": trainer.step_batches,
+    "step": trainer.train_step,
+}
 
 
 def main(argv: list[str]) -> int:
@@ -38,10 +43,10 @@ def main(argv: list[str]) -> int:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd so on.")
         return GOOD["step"](*arguments)
 
-    def save(folder: Path, *_rest: Any) -> Any:
+    def save(folder: Path, *rest: Any) -> Any:
         if alone:
             raise OSError(errno.ENOSPC, "No space left on device", str(folder / "__1_0.distcp"))
-        return write(folder, *_rest)
+        return write(folder, *rest)
 
     def defect(*arguments: Any) -> Any:
         if alone:
@@ -52,12 +57,11 @@ def main(argv: list[str]) -> int:
     if where == "start":
         train.make_plan = start
     elif where == "build":
-        loop.open_session = build
+        trainer.open_session = build
     elif where == "data":
-        loop.step_batches = data  # type: ignore[assignment]
+        trainer.step_batches = data  # type: ignore[assignment]
     elif where in ("step", "defect"):
-        loop.train_step = {"step": step, "defect": defect}[where]
+        trainer.train_step = {"step": step, "defect": defect}[where]
     elif where == "save":
         saving._write_tensors = save
-    assert saver.checkpoint is not None
     return train.main(argv)

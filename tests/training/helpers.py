@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -21,15 +21,18 @@ from common import cli
 from common.config import load_settings
 from common.settings import Settings
 from corpus.index import IndexWriter, Meta
-from training import checkpoint
+from training import checkpoint, step, trainer
 from training.checkpoint import Progress
+from training.checkpoint.async_save import CheckpointWriter
+from training.dataset.batches import Batch
+from training.parallel.process_group import World
 from training.plan import Plan
 
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
 
 
 def byte_documents(count: int) -> list[np.ndarray]:
-    """English documents of different lengths, each a byte a token, each ended by 256."""
+    """English documents of different lengths, one token per byte, each ended by token 256."""
     text = "".join(topics[key] for key in sorted(topics)).encode()
     lengths = np.random.RandomState(0).randint(20, 400, size=count)
     starts = np.cumsum(lengths) - lengths
@@ -41,7 +44,7 @@ def byte_documents(count: int) -> list[np.ndarray]:
 
 
 def write_corpus(prefix: Path, documents: list[np.ndarray], vocab_size: int | None = BYTE_VOCABULARY) -> None:
-    """A dataset of `documents`; without a vocabulary it looks like one made by other tools."""
+    """Write a dataset of `documents`; without a vocabulary it looks like another tool's."""
     meta = Meta(vocab_size, vocab_size - 1) if vocab_size else None
     with IndexWriter(prefix, np.uint16, meta) as writer:
         for document in documents:
@@ -88,14 +91,50 @@ def settings_of(config: Path) -> Settings:
 def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
-    """A checkpoint in a run folder, as a run writes it (a collective call)."""
+    """A checkpoint in a model folder, as a run writes it (a collective call)."""
     tensors = checkpoint.tensors_of(parameters, optimizer, plan.experiment.model.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    return checkpoint.write(folder, tensors, progress, plan, checkpoint.compare_replicas(parameters))
+    return checkpoint.write(
+        folder,
+        tensors,
+        progress,
+        experiment=plan.experiment,
+        tokenize=plan.tokenize,
+        data=plan.data.train,
+        replicas=checkpoint.compare_replicas(parameters),
+    )
+
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@dataclass
+class Session(step.Session):
+    """A session with the plan that it was opened for."""
+
+    plan: Plan
+
+
+def open_session(plan: Plan, world: World = ALONE) -> Session:
+    """The model of a plan, built as the trainer builds it (a collective call)."""
+    return Session(**vars(trainer.open_session(plan.experiment, world)), plan=plan)
+
+
+def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:
+    """Micro-batches of the plan's training data."""
+    return step.step_batches(session, session.plan.data.train, consumed)
+
+
+def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], None] = lambda: None) -> CheckpointWriter:
+    """The writer that saves a session's checkpoints."""
+    plan = session.plan
+    return CheckpointWriter(
+        folder, session.parameters, session.optimizer, plan.experiment, plan.tokenize, plan.data.train, may_write
+    )
 
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
-    """A command in this process, as its `__main__` runs it; returns the exit code. Saves the seconds of an import."""
+    """Run a command in this process, as its `__main__` does, without another import of torch; returns the exit code."""
     try:
         return cli.run(lambda: main([str(argument) for argument in arguments]))
     except SystemExit as leaving:  # options that cannot be parsed
@@ -105,12 +144,12 @@ def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
 
 # Processes are forked from one server that has imported torch already: an import costs more than most tests.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["training.loop", "training.train"])
+_PROCESSES.set_forkserver_preload(["training.trainer", "training.train"])
 
 
 @dataclass
 class Finished:
-    """How one process of a job ended."""
+    """How one process of a job ended: its exit code and output."""
 
     returncode: int | None
     stdout: str
@@ -118,7 +157,7 @@ class Finished:
 
 
 def _task(rank: int, size: int, module: str, arguments: list[str], output: Path) -> None:
-    """In a process of its own: `python -m MODULE ARGUMENTS…` as submitit's local executor starts a task."""
+    """In a new process: run `python -m MODULE ARGUMENTS…` as submitit's local executor starts a task."""
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(output / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ |= {
@@ -132,7 +171,7 @@ def _task(rank: int, size: int, module: str, arguments: list[str], output: Path)
 
 
 class Job:
-    """A command running as the `size` tasks of one job; what is left of it is killed at the end of `with`."""
+    """A command running as the `size` tasks of one job; tasks still running at the end of `with` are killed."""
 
     def __init__(self, size: int, module: str, *arguments: object) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -181,15 +220,15 @@ def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> 
 
 
 def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
-    """Look until something is so."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + timeout
     while not what():
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
 def launch_ok(size: int, module: str, *arguments: object) -> list[Finished]:
-    """`launch`, where every process must end well."""
+    """`launch`, asserting that every process exits with 0."""
     results = launch(size, module, *arguments)
     for result in results:
         assert result.returncode == 0, result.stdout + result.stderr

@@ -23,6 +23,7 @@ from tests.training.helpers import (
     byte_documents,
     launch_ok,
     make_run,
+    open_session,
     save_checkpoint,
     settings_of,
     write_corpus,
@@ -30,9 +31,8 @@ from tests.training.helpers import (
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
-from training.session import open_session
 
 ALONE = World(0, 1, torch.device("cpu"))
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4}
@@ -42,7 +42,7 @@ TRAIN = {"iterations": 20, "global_batch_size": 8, "micro_batch_size": 2, "lr": 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to spread the model."""
+    """One parallel layout."""
 
     tensor: int = 1
     sequence: bool = False
@@ -118,14 +118,14 @@ LAYOUTS = [
 
 @dataclass
 class Seen:
-    """What the ranks of a run saw, and the weights it ended with."""
+    """The losses, norms and shapes that each rank saw, and the final weights."""
 
     ranks: list[dict[str, Any]]
     weights: dict[str, torch.Tensor] = field(repr=False)
 
 
 def _configuration(folder: Path, vocab_size: int, **sections: Any) -> Path:
-    """A corpus of bytes that says it has this vocabulary, and a run of the model on it."""
+    """A byte corpus labelled with this vocabulary, and the configuration of a run on it."""
     config = make_run(folder, model={**MODEL, "vocab_size": vocab_size}, **sections)
     write_corpus(settings_of(config).dataset_prefix, byte_documents(60), vocab_size)
     return config
@@ -138,7 +138,7 @@ def write_seed(folder: Path, vocab_size: int = BYTE_VOCABULARY) -> Path:
 
 
 def run_layout(layout: Layout, seed: Path, folder: Path) -> Seen:
-    """20 steps of a layout from the seed checkpoint."""
+    """Train a layout for 20 steps from the seed checkpoint."""
     config = _configuration(folder, layout.vocab_size, **layout.sections())
     shutil.copytree(seed, folder / "models" / "tiny" / seed.name)
     last = TRAIN["iterations"]
@@ -179,7 +179,7 @@ def _without_key_bias(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 
 def expected_shapes(layout: Layout, rank: int) -> dict[str, list[int]]:
-    """What rank `rank` must hold: ranks are (pp, dp, tp) with tp fastest."""
+    """The shapes that rank `rank` must hold; ranks are (pp, dp, tp) with tp fastest."""
     tensor = layout.tensor
     data_rank, pipeline_rank = rank // tensor % layout.data, rank // tensor // layout.data
     stages = layout.pipeline * layout.virtual

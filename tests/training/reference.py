@@ -1,4 +1,4 @@
-"""A random GPT-2 with GPT-2's vocabulary, made and saved by transformers alone, to compare measures with."""
+"""A random GPT-2 with GPT-2's vocabulary, built and saved by transformers, to compare with."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ SEQ_LEN = 24
 
 
 class Reference(NamedTuple):
-    """A folder, and what transformers has in it."""
+    """A folder, and the model and tokenizer that transformers saved there."""
 
     folder: Path
     model: GPT2LMHeadModel

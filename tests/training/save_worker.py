@@ -1,4 +1,4 @@
-"""One process of a job that trains and saves with `Saver`; what goes wrong on its last rank is an argument.
+"""One process of a job that trains and saves with `CheckpointWriter`; arguments name faults of its last rank.
 
 `nudge`: one number of a LayerNorm differs there by 0.5 before the save at step 1.
 `full`: no file may grow there after step 1, as on a full disk.
@@ -9,14 +9,13 @@ from pathlib import Path
 
 import torch
 
-from tests.training.helpers import settings_of
+from tests.training.helpers import checkpoint_writer, open_session, settings_of, step_batches
 from training.checkpoint import Progress
-from training.checkpoint.saver import Saver
-from training.parallel.distributed import read_launch, started
 from training.parallel.dtensor import local_shard
+from training.parallel.launch import read_launch
+from training.parallel.process_group import started
 from training.plan import make_plan
-from training.session import open_session
-from training.step import step_batches, train_step
+from training.step import train_step
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         calls: list[int] = []
         steps = step_batches(session, 0)
-        with Saver(session, folder, lambda: calls.append(1)) as saver:
+        with checkpoint_writer(session, folder, lambda: calls.append(1)) as saver:
             for iteration in range(1, plan.experiment.train.iterations + 1):
                 train_step(session, iteration, next(steps), 0.01)
                 if "nudge" in faults and last_rank and iteration == 1:

@@ -1,4 +1,4 @@
-"""One process of a job in which numbers stop being finite; prints what it makes of that.
+"""One process of a job in which numbers become non-finite; prints what it finds.
 
 `forward`: a layer on each of two pipeline stages overflows; where does it begin?
 `gradient`: one number in one gradient of the last rank does; is the step taken?
@@ -8,37 +8,36 @@ from pathlib import Path
 
 import torch
 
-from tests.training.helpers import settings_of
-from training import step
-from training.monitoring.diagnosis import first_non_finite
+from tests.training.helpers import Session, open_session, settings_of, step_batches
+from training import step, trainer
 from training.monitoring.guard import Guard
-from training.parallel.distributed import read_launch, started
 from training.parallel.dtensor import local_shard
+from training.parallel.launch import read_launch
+from training.parallel.process_group import started
 from training.plan import make_plan
-from training.session import Session, open_session
 
 
 def overflow_forward(session: Session) -> str:
     with torch.no_grad():
         for name in {"h.1.mlp.c_fc.weight", "h.3.mlp.c_fc.weight"} & session.parameters.keys():
             session.parameters[name].fill_(1e38)
-    steps = step.step_batches(session, 0)
+    steps = step_batches(session, 0)
     batches = next(steps)
     steps.close()
     step.train_step(session, 1, batches, 0.01, accepts=lambda loss, norm: False)
-    return first_non_finite(session, batches)
+    return trainer._find_non_finite(session, batches)
 
 
 def overflow_gradient(session: Session) -> str:
-    real, guard = step.settle, Guard(session.plan.experiment)
+    real, guard = step.sync_gradients, Guard(session.experiment.train, session.experiment.watch)
 
-    def settle(parameters, mesh):  # type: ignore[no-untyped-def]
+    def sync_gradients(parameters, mesh):  # type: ignore[no-untyped-def]
         real(parameters, mesh)
         if session.world.rank == session.world.size - 1:
             local_shard([*parameters.values()][-1].grad).view(-1)[0] = torch.inf
 
-    step.settle = settle  # type: ignore[assignment]
-    steps = step.step_batches(session, 0)
+    step.sync_gradients = sync_gradients  # type: ignore[assignment]
+    steps = step_batches(session, 0)
     before = {name: local_shard(value).detach().clone() for name, value in session.parameters.items()}
     taken = step.train_step(session, 1, next(steps), 0.01, guard.scale, guard.accepts).taken
     steps.close()

@@ -1,4 +1,4 @@
-"""A training job that stops half-way, inside a function of an unmistakable name: its rank 1, or its only one.
+"""A training job whose last rank hangs in its third step, inside a function with a recognisable name.
 
 `--nohup`: it ignores SIGHUP from the beginning.
 """
@@ -8,9 +8,9 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from training import loop, train
+from training import train, trainer
 from training.monitoring.stop import Stop
-from training.parallel.distributed import read_launch
+from training.parallel.launch import read_launch
 
 
 def rank_1_hangs_here() -> None:
@@ -19,11 +19,11 @@ def rank_1_hangs_here() -> None:
 
 
 def main(argv: list[str]) -> int:
-    real, handle = loop.step_batches, Stop._handle
+    real, handle = trainer.step_batches, Stop._handle
 
-    def stalling(session: Any, consumed: int) -> Generator[Any, None, None]:
-        for number, batches in enumerate(real(session, consumed)):
-            if number == 2 and read_launch().rank == read_launch().size - 1:
+    def stalling(session: Any, data: Any, consumed: int) -> Generator[Any, None, None]:
+        for number, batches in enumerate(real(session, data, consumed)):
+            if number == 2 and read_launch().rank == read_launch().world_size - 1:
                 rank_1_hangs_here()
             yield batches
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         handle(self, number, frame)
         print(f"asked: {self.reason}", flush=True)
 
-    loop.step_batches = stalling  # type: ignore[assignment]
+    trainer.step_batches = stalling  # type: ignore[assignment]
     Stop._handle = telling  # type: ignore[method-assign]
     if "--nohup" in argv:
         argv.remove("--nohup")

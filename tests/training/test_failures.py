@@ -1,4 +1,4 @@
-"""When one process of a job fails alone, its error is told with its number, and the others do not wait for it."""
+"""If one process of a job fails alone, its error is printed with its rank, and the others do not wait for it."""
 
 import socket
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_defect_on_one_rank_shows_its_traceback_and_rank(tmp_path: Path) -> No
         ("name", "config.yaml: no model 'none' under models"),
     ],
 )
-def test_what_all_ranks_fail_of_is_printed_once(tmp_path: Path, where: str, says: str) -> None:
+def test_an_error_that_all_ranks_share_is_printed_once(tmp_path: Path, where: str, says: str) -> None:
     config = make_run(tmp_path, model=TINY, parallel={"data": 2})
     model = "none" if where == "name" else "tiny"
     results = launch(2, "tests.training.failing", "--config", config, "--model", model, where)
@@ -57,7 +57,7 @@ def test_what_all_ranks_fail_of_is_printed_once(tmp_path: Path, where: str, says
     assert results[1].stderr == ""
 
 
-def test_a_process_that_dies_is_named_to_all_and_a_stranger_at_the_port_is_nobody() -> None:
+def test_all_ranks_learn_which_process_died_and_a_port_scanner_is_ignored() -> None:
     hub = Hub("127.0.0.1", 4)
     ranks = [Lifeline(rank, "127.0.0.1", hub.port) for rank in range(4)]
     with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
@@ -67,8 +67,8 @@ def test_a_process_that_dies_is_named_to_all_and_a_stranger_at_the_port_is_nobod
         ranks[2]._leaving.set()  # in this process nobody may end hard
         ranks[2]._socket.shutdown(socket.SHUT_RDWR)
         for rank in (0, 1):
-            assert ranks[rank].lost()
-            assert ranks[rank].others() == (
+            assert ranks[rank].wait_for_failure()
+            assert ranks[rank].describe_failure() == (
                 f"rank {rank} leaves because rank 2 failed: it ended without a message (killed, or out of memory?); "
                 "its own log may say why"
             )

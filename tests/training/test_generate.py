@@ -87,7 +87,8 @@ def test_a_text_may_grow_past_the_context_and_stops_at_its_length() -> None:
 
 def test_a_text_ends_at_end_of_text() -> None:
     model, tokenizer = tiny_model(50257), Tokenizer()
-    model.head.vocab_bias[tokenizer.end_of_text] = torch.inf
+    end = torch.tensor([tokenizer.end_of_text])
+    model.head.register_forward_hook(lambda _head, _inputs, logits: logits.index_fill(-1, end, torch.inf))
     assert list(generate(model, tokenizer, ["Nothing"], GenerateSettings(temperature=0))) == ["Nothing"]
 
 

@@ -1,4 +1,4 @@
-"""The same run on a GPU: every precision, compiled, saved beside the training, resumed, read again on the CPU."""
+"""The same run on a GPU: every precision, compiled, saved in the background, resumed, read again on the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,12 @@ def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
     manifest = checkpoint.resolve(tmp_path / "models/tiny")
     model = model_from(manifest.experiment.model, checkpoint.read_weights(manifest))
     plan = make_plan(settings_of(tmp_path / "config.yaml"), "tiny")
-    count = min(plan.valid.per_epoch, 8)
-    loss = sum_of_losses(model, plan.valid, count, 4, "float32") / (count * MODEL["seq_len"])
+    count = min(plan.data.valid.per_epoch, 8)
+    loss = sum_of_losses(model, plan.data.valid, count, 4, "float32") / (count * MODEL["seq_len"])
     assert loss == pytest.approx(float(read_rows(tmp_path / "models/tiny/valid.csv")[-1]["loss"]), rel=1e-3)
 
 
-def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_where_it_was(tmp_path: Path) -> None:
     straight = run(tmp_path, precision="bfloat16")
     last = tmp_path / "models/tiny/iter_0000020"
     last.rename(tmp_path / "aside")

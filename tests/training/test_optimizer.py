@@ -1,4 +1,4 @@
-"""Learning rate, decay groups, and the step that AdamW takes with them."""
+"""The learning-rate schedules, the weight-decay groups, and AdamW's step."""
 
 import math
 from itertools import pairwise
@@ -57,8 +57,8 @@ def test_every_schedule_rises_to_the_peak_and_never_again(train: TrainSettings) 
 
 
 @given(schedules)
-def test_no_schedule_leaps(train: TrainSettings) -> None:
-    """One step between two rates is the steepest slope of the curve at most."""
+def test_no_schedule_jumps(train: TrainSettings) -> None:
+    """The rate changes between two steps by at most the steepest slope of the curve."""
     first, last = train.warmup_end, train.iterations - 1
     slopes = {
         "cosine": math.pi / 2 / max(1, last - first),
@@ -71,7 +71,7 @@ def test_no_schedule_leaps(train: TrainSettings) -> None:
     assert all(earlier - later <= steepest for earlier, later in pairwise(rates))
 
 
-def test_a_line_halves_the_rate_half_way() -> None:
+def test_linear_decay_halves_the_rate_half_way() -> None:
     train = TrainSettings(iterations=21, lr=1.0, min_lr=0.0, warmup=0, lr_decay="linear")
     assert [learning_rate(iteration, train) for iteration in (0, 5, 10, 20)] == [1.0, 0.75, 0.5, 0.0]
 
@@ -110,9 +110,7 @@ def test_rates_that_contradict_each_other_are_refused(given: dict[str, Any], say
 
 
 @given(schedules, st.integers(1, 3), st.integers(0, 300))
-def test_the_keys_that_are_offered_hold_the_rate_of_an_extended_run(
-    before: TrainSettings, longer: int, taken: int
-) -> None:
+def test_the_suggested_keys_keep_the_rate_of_an_extended_run(before: TrainSettings, longer: int, taken: int) -> None:
     assume(before.warmup_end <= before.iterations)
     given = {key: getattr(before, key) for key in before.model_fields_set} | {"iterations": before.iterations * longer}
     now, taken = TrainSettings(**given), min(taken, before.iterations)
@@ -127,7 +125,7 @@ def test_the_keys_that_are_offered_hold_the_rate_of_an_extended_run(
         assert learning_rate(step, held) == pytest.approx(learning_rate(step, before)), step
 
 
-def test_biases_and_norms_do_not_decay() -> None:
+def test_biases_and_layer_norms_do_not_decay() -> None:
     model = GPT2(TINY)
     optimizer = make_optimizer(model.parameters(), TrainSettings(iterations=1, weight_decay=0.5))
     decayed, spared = optimizer.param_groups
@@ -137,7 +135,7 @@ def test_biases_and_norms_do_not_decay() -> None:
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
 
 
-def test_the_ready_made_state_is_the_one_that_adamw_would_make() -> None:
+def test_the_preallocated_state_equals_the_one_that_adamw_makes() -> None:
     weights = GPT2(TINY).state_dict()
     results = []
     for ready in (True, False):
@@ -154,7 +152,7 @@ def test_the_ready_made_state_is_the_one_that_adamw_would_make() -> None:
     assert all(torch.equal(results[0][name], results[1][name]) for name in weights)
 
 
-def test_two_steps_are_those_of_the_paper_with_the_configured_betas_eps_and_decay() -> None:
+def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay() -> None:
     """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows."""
     train = TrainSettings(iterations=1, lr=0.1, betas=(0.5, 0.75), eps=0.3, weight_decay=0.2)
     matrix, bias = nn.Parameter(torch.full((2, 2), 3.0)), nn.Parameter(torch.full((2,), 3.0))
@@ -170,7 +168,7 @@ def test_two_steps_are_those_of_the_paper_with_the_configured_betas_eps_and_deca
     assert bias.tolist() == pytest.approx([expected[0.0]] * 2)
 
 
-def test_the_fused_kernel_is_asked_for_only_where_a_device_has_it() -> None:
+def test_the_fused_kernel_is_used_only_on_devices_that_have_it() -> None:
     train = TrainSettings(iterations=1)
     assert make_optimizer([nn.Parameter(torch.ones(2))], train).defaults["fused"] is True
     assert make_optimizer([nn.Parameter(torch.ones(2, device="meta"))], train).defaults["fused"] is False

@@ -1,4 +1,4 @@
-"""Every layout is the single process, cut: same losses, norms and weights, and each rank holds only its part."""
+"""Every layout equals the single process in losses, norms and weights, and each rank holds only its shard."""
 
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +15,7 @@ GATHERED = {0: (0, 0), 1: (6, 6), 2: (6, 12), 3: (2 * (6 + 5), 12)}
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path, Seen]]:
-    """The seed checkpoint of a vocabulary, and what the single process made of it."""
+    """The seed checkpoint of a vocabulary, and the single process's results from it."""
 
     @cache
     def made(vocab_size: int) -> tuple[Path, Seen]:

@@ -1,4 +1,4 @@
-"""The plan: what a run will do with which data, and what is wrong with them, before anything is computed."""
+"""The plan shows what a run will do with which data; wrong data are refused before anything is computed."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def corpora(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "books", tmp_path / "web"
 
 
-def test_a_table_says_what_the_run_makes_of_each_corpus(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
+def test_a_table_shows_how_the_run_uses_each_corpus(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
     books, web = corpora
     plan = blended(tmp_path, (books, 0.75), (web, 0.25), iterations=1000, split="90,5,5")
     rows = [line.split() for line in str(plan).splitlines()]
@@ -52,16 +52,16 @@ def test_a_table_says_what_the_run_makes_of_each_corpus(tmp_path: Path, corpora:
 
 
 def test_the_test_part_is_the_last_documents_in_their_own_order(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
-    test = blended(tmp_path, (corpora[0], 1), split="90,5,5").test
+    test = blended(tmp_path, (corpora[0], 1), split="90,5,5").data.test
     assert test is not None
     assert np.array_equal(test.sample(0), np.concatenate(byte_documents(40)[-2:])[:17])
 
 
 @pytest.mark.parametrize("split", ["90,10,0", "39,0,1"])
-def test_a_run_without_one_whole_test_sample_has_no_test_part_and_says_so(tmp_path: Path, split: str) -> None:
+def test_a_run_without_a_whole_test_sample_says_that_it_has_no_test_part(tmp_path: Path, split: str) -> None:
     write_corpus(tmp_path / "web", [*byte_documents(39), np.array([1, 2, 256], np.uint16)])
     plan = blended(tmp_path, (tmp_path / "web", 1), split=split)
-    assert plan.test is None
+    assert plan.data.test is None
     assert str(plan).splitlines()[-1] == f"no test part: train.split {split} leaves no sample"
 
 
@@ -69,9 +69,9 @@ def test_the_validation_of_a_blend_ends_before_a_corpus_is_seen_twice(
     tmp_path: Path, corpora: tuple[Path, Path]
 ) -> None:
     plan = blended(tmp_path, (corpora[0], 1), (corpora[1], 1), split="90,5,5")
-    smallest = plan.valid.parts[0].per_epoch
-    assert smallest < plan.valid.parts[1].per_epoch
-    assert plan.valid.taken(plan.valid.per_epoch, 0) == smallest
+    smallest = plan.data.valid.parts[0].per_epoch
+    assert smallest < plan.data.valid.parts[1].per_epoch
+    assert plan.data.valid.taken(plan.data.valid.per_epoch, 0) == smallest
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_run_needs_no_urls_when_every_model_brings_its_data(tmp_path: Path, co
         load_settings(config)
     models["tiny"]["data"] = [{"prefix": str(corpora[0]), "weight": 1}]
     config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
-    assert make_plan(settings_of(config), "tiny").train.parts[0].corpus.prefix == corpora[0]
+    assert make_plan(settings_of(config), "tiny").data.train.parts[0].corpus.prefix == corpora[0]
     (tmp_path / "books.idx").unlink()
     with pytest.raises(InputError, match=r"books\.idx: no such file"):
         make_plan(settings_of(config), "tiny")

@@ -1,4 +1,4 @@
-"""float16 trains like float32, and its loss scale changes nothing but what underflows."""
+"""float16 trains like float32, and its loss scale changes only what underflows."""
 
 import math
 from pathlib import Path
@@ -8,12 +8,19 @@ import pytest
 import torch
 
 from common.files import read_rows
-from tests.training.helpers import launch_ok, make_run, run_main, settings_of
-from training.parallel.distributed import World
+from tests.training.helpers import (
+    Session,
+    launch_ok,
+    make_run,
+    open_session,
+    run_main,
+    settings_of,
+    step_batches,
+)
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.precision import autocast
-from training.session import Session, open_session
-from training.step import step_batches, train_step
+from training.step import train_step
 from training.train import main
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -36,7 +43,7 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit_of_a_float32_step(tm
         assert torch.equal(value, weights[1][1][name]), name
 
 
-def test_a_step_that_is_not_taken_changes_neither_weights_nor_moments(tmp_path: Path) -> None:
+def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     steps = step_batches(session, 0)
     train_step(session, 1, next(steps), 0.01)
@@ -52,7 +59,7 @@ def test_a_step_that_is_not_taken_changes_neither_weights_nor_moments(tmp_path: 
     steps.close()
 
 
-def test_products_are_of_the_type_that_is_asked_for() -> None:
+def test_matrix_products_have_the_configured_type() -> None:
     for precision, wanted in (("float16", torch.float16), ("bfloat16", torch.bfloat16), ("auto", torch.float32)):
         with autocast(precision, torch.device("cpu")):
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == wanted
@@ -78,7 +85,7 @@ def test_float16_finds_its_scale_skips_overflows_and_follows_float32(tmp_path: P
     assert losses["float16"][-1] < losses["float32"][0] - 0.2
 
 
-def test_a_resumed_float16_run_goes_on_with_the_scale_of_the_stopped_one(tmp_path: Path) -> None:
+def test_a_resumed_float16_run_continues_with_the_same_loss_scale(tmp_path: Path) -> None:
     train = {"iterations": 12, "save_interval": 6, "precision": "float16", "initial_loss_scale": 2.0**22}
     configs = [make_run(tmp_path / name, model={"dropout": 0.1}, train=train) for name in ("straight", "resumed")]
     assert run_main(main, "--config", configs[0], "--model", "tiny") == 0

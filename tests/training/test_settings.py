@@ -18,7 +18,7 @@ from common.settings import Experiment, GenerateSettings, ParallelSettings
 from tests.training.helpers import BYTE_VOCABULARY, byte_documents, write_corpus
 from training.dataset.corpus import split_documents
 from training.optimizer import learning_rate
-from training.parallel.distributed import check_offload
+from training.parallel.device import check_offload
 from training.plan import make_plan
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY}
@@ -84,7 +84,7 @@ def test_a_split_on_the_command_line_obeys_the_same_rules() -> None:
         split_documents("1e308,0,0", 10)
 
 
-def test_offloading_without_a_gpu_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloading_without_a_gpu_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"models\.m\.parallel\.offload .* set it to false"):
         check_offload(ParallelSettings(data=2, zero_stage=1, offload=True), "m")
@@ -105,7 +105,7 @@ batches = st.fixed_dictionaries(
 
 
 @given(batches)
-def test_whoever_follows_the_messages_about_batches_arrives(given: dict[str, Any]) -> None:
+def test_following_the_messages_about_batches_leads_to_valid_settings(given: dict[str, Any]) -> None:
     parallel = {**given.pop("parallel"), "data": given.pop("data")}
     train = {"iterations": 1, **given}
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_no_value_of_any_key_gives_anything_but_one_line_or_a_plan(
 
 
 @given(st.dictionaries(st.sampled_from([path[-1] for path in leaves(GenerateSettings)]), ODD, max_size=3))
-def test_no_value_of_the_closing_sample_gives_a_traceback(given: dict[str, Any]) -> None:
+def test_no_value_of_a_generate_key_gives_a_traceback(given: dict[str, Any]) -> None:
     try:
         validate({"run": "r", "urls": ["u"], "generate": given}, "config.yaml")
     except ConfigError as error:

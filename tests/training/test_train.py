@@ -22,7 +22,7 @@ TRAIN = {"iterations": 20, "save_interval": 10, "eval_interval": 10}
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of 20 iterations over two tensor-parallel processes, dropout on, never stopped."""
+    """The model folder after 20 iterations on two tensor-parallel processes with dropout, never stopped."""
     folder = tmp_path_factory.mktemp("straight")
     config = make_run(folder, **TWO_RANKS, train=TRAIN)
     results = launch_ok(2, "training.train", "--config", config, "--model", "tiny")
@@ -45,7 +45,7 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_run_leaves_its_curves_settings_and_end(straight: Path) -> None:
+def test_a_run_writes_its_curves_settings_and_done_json(straight: Path) -> None:
     rows = read_rows(straight / "train.csv")
     losses = [float(row["lm_loss"]) for row in rows]
     assert len(losses) == 20 and losses[-1] < losses[0] - 1
@@ -127,14 +127,14 @@ def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_as
     assert float(read_rows(folder / "train.csv")[-1]["learning_rate"]) == 1e-5
 
 
-def test_a_finished_run_is_finished_whatever_fails_afterwards(
+def test_a_finished_run_stays_finished_whatever_fails_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_arguments: object) -> None:
         raise OSError(5, "Input/output error")
 
     config, folder = make_run(tmp_path), tmp_path / "models/tiny"
-    for tidying in ("metrics.boards.TensorBoard.close", "monitoring.run_claim.RunClaim.leave"):
+    for tidying in ("metrics.boards.TensorBoard.close", "monitoring.run_claim.RunClaim.release"):
         monkeypatch.setattr(f"training.{tidying}", refuse)
     assert run_main(main, "--config", config, "--model", "tiny") == 0
     assert json.loads((folder / "done.json").read_text())["iteration"] == 4

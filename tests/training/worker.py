@@ -1,4 +1,4 @@
-"""One process of a job under test: trains a few steps and writes what it saw to <output>.<rank>.json."""
+"""One process of a job under test: trains a few steps and writes its results to <output>.<rank>.json."""
 
 import argparse
 import json
@@ -10,18 +10,18 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.helpers import save_checkpoint, settings_of
+from tests.training.helpers import open_session, save_checkpoint, settings_of, step_batches
 from training import checkpoint
 from training.checkpoint import Progress
 from training.optimizer import learning_rate
-from training.parallel.distributed import World, read_launch, started
+from training.parallel.launch import read_launch
+from training.parallel.process_group import World, started
 from training.plan import make_plan
-from training.session import open_session
-from training.step import step_batches, train_step, validate
+from training.step import train_step, validate
 
 
 class Collectives(TorchDispatchMode):
-    """Counts what processes send each other, by the operator's name."""
+    """Counts collective operations by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
             save_checkpoint(folder, session.parameters, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
     seen["collectives"] = counter.counts if counter else {}
-    seen["valid"] = validate(session, plan.valid, 7)
+    seen["valid"] = validate(session, plan.data.valid, 7)
     seen["shapes"] = {
         name: list((parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape)
         for name, parameter in session.parameters.items()

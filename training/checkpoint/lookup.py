@@ -8,12 +8,13 @@ import torch.distributed as dist
 
 from common.console import warn
 from common.errors import CheckpointError
+from common.settings import Experiment
 from training.checkpoint import manifest as manifests
 from training.checkpoint.manifest import Manifest, read_manifest, verify
 from training.checkpoint.versions import OtherVersion
+from training.dataset.blend import Blend
 from training.model_folder import is_iteration, iterations
-from training.parallel.distributed import all_gather
-from training.plan import Plan
+from training.parallel.collectives import all_gather
 
 _NAMED = 3  # problems in a message; with more, the first ones
 
@@ -86,15 +87,15 @@ def resolve(path: Path) -> Manifest:
     return found
 
 
-def check_fits(manifest: Manifest, plan: Plan) -> str:
+def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: Blend) -> str:
     """CheckpointError when going on from a checkpoint would train another model, or on another order of data.
 
     Returns a note, empty in most cases, on what could not be compared.
     """
     note = ""
-    held = " and ".join(str(part.corpus.prefix) for part in plan.train.parts)
-    if manifest.data != plan.train.identity:
-        blended = " (or on other weights)" if len(plan.train.parts) > 1 else ""
+    held = " and ".join(str(part.corpus.prefix) for part in data.parts)
+    if manifest.data != data.identity:
+        blended = " (or on other weights)" if len(data.parts) > 1 else ""
         raise CheckpointError(
             f"{manifest.path}: was trained on another dataset than {held} holds now{blended}; "
             f"train under another name, or remove {manifest.path.parent} to begin anew"
@@ -104,7 +105,7 @@ def check_fits(manifest: Manifest, plan: Plan) -> str:
             f"{manifest.path} is from before checkpoints knew their text: that {held} still holds the same text was "
             "not checked (the lengths of its documents were)"
         )
-    elif manifest.content != plan.train.content:
+    elif manifest.content != data.content:
         raise CheckpointError(
             f"{manifest.path}: was trained on another text than {held} holds now, in documents of the same lengths; "
             f"restore the dataset, train under another name, or remove {manifest.path.parent} to begin anew"
@@ -112,12 +113,10 @@ def check_fits(manifest: Manifest, plan: Plan) -> str:
     # What may change in the middle of a run is left out: dropout, layout, batch, learning rate, length.
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]
     for section, key in (*fixed, ("train", "seed"), ("train", "split")):
-        saved, wanted = (
-            getattr(getattr(experiment, section), key) for experiment in (manifest.experiment, plan.experiment)
-        )
+        saved, wanted = (getattr(getattr(settings, section), key) for settings in (manifest.experiment, experiment))
         if saved != wanted:
             raise CheckpointError(
-                f"{manifest.path}: models.{plan.name}.{section}.{key} is {wanted} in the configuration, but the "
+                f"{manifest.path}: models.{name}.{section}.{key} is {wanted} in the configuration, but the "
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
     return note

@@ -22,8 +22,8 @@ from common.settings import Experiment, ModelSettings, ParallelSettings, Section
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
 from training.checkpoint.versions import FORMAT, OtherVersion, read_section
-from training.model import padded_vocab_size
-from training.plan import Plan
+from training.dataset.blend import Blend
+from training.parallel.vocabulary import padded_vocab_size
 
 NAME = "manifest.json"
 _DIGESTS: dict[str, Callable[[], Any]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
@@ -83,10 +83,14 @@ class _Raw(BaseModel):
 
 
 def describe(
-    progress: Progress, plan: Plan, tokenize: TokenizeSettings, replicas: Replicas, files: Mapping[str, Any]
+    progress: Progress,
+    experiment: Experiment,
+    tokenize: TokenizeSettings,
+    data: Blend,
+    replicas: Replicas,
+    files: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of manifest.json."""
-    experiment = plan.experiment
     return {
         "format": FORMAT,
         "iteration": progress.iteration,
@@ -99,9 +103,9 @@ def describe(
         "parallel": experiment.parallel.model_dump(mode="json"),
         "train": experiment.train.model_dump(mode="json"),
         "tokenize": tokenize.model_dump(mode="json"),
-        "data": plan.train.identity,
-        "content": plan.train.content,
-        "end_of_text": plan.form.end_of_text,
+        "data": data.identity,
+        "content": data.content,
+        "end_of_text": data.end_of_text,
         "topology": topology(experiment.parallel),
         "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
         "torch": torch.__version__,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 from training.parallel.dtensor import local_shard
 
 _MEASURED = 20  # differences measured; more names are only named

@@ -12,7 +12,7 @@ from common.errors import TrainingError
 from training.checkpoint.lookup import find_damage
 from training.checkpoint.own import discard, stranger_in
 from training.model_folder import iteration_of, iterations
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 
 
 def prune(

@@ -23,17 +23,18 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from common.errors import CheckpointError, ToolkitError
 from common.files import fsync, write_json, write_text
+from common.settings import Experiment, TokenizeSettings
 from training.checkpoint import manifest as manifests
 from training.checkpoint.files import Digests, Reader, Writer
 from training.checkpoint.lookup import find_damage
 from training.checkpoint.manifest import Manifest, Progress, describe, keep_vocabulary
 from training.checkpoint.own import discard
 from training.checkpoint.replicas import Replicas
+from training.dataset.blend import Blend
 from training.model import GPT2
 from training.model_folder import iteration_folder, iterations
-from training.parallel.distributed import all_gather, run_on_all_ranks
+from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.dtensor import copy_shard_, full_tensor, local_shard, true_shape
-from training.plan import Plan
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = dict[str, Tensor]
@@ -43,9 +44,11 @@ def write(
     model_folder: Path,
     tensors: Tensors,
     progress: Progress,
-    plan: Plan,
-    replicas: Replicas,
     *,
+    experiment: Experiment,
+    tokenize: TokenizeSettings,
+    data: Blend,
+    replicas: Replicas,
     copies: Tensors | None = None,
     group: Any = None,
     may_write: Callable[[], None] = lambda: None,
@@ -74,8 +77,8 @@ def write(
     def publish() -> None:
         if rank == 0:
             may_write()
-            tokenize = keep_vocabulary(model_folder, plan.tokenize)
-            write_json(temporary / manifests.NAME, describe(progress, plan, tokenize, replicas, files))
+            kept = keep_vocabulary(model_folder, tokenize)
+            write_json(temporary / manifests.NAME, describe(progress, experiment, kept, data, replicas, files))
             _replace(temporary, final)
             write_text(model_folder / "latest", final.name + "\n")
 

@@ -17,7 +17,7 @@ from training.huggingface import folder as hf
 from training.huggingface import origin as hf_origin
 from training.huggingface.tokenizer import true_vocabulary
 from training.model import GPT2
-from training.parallel.distributed import keep_freed_memory
+from training.parallel.device import keep_freed_memory
 
 
 def model_from(settings: ModelSettings, weights: dict[str, Tensor]) -> GPT2:
@@ -25,7 +25,6 @@ def model_from(settings: ModelSettings, weights: dict[str, Tensor]) -> GPT2:
     with torch.device("meta"):
         model = GPT2(settings)
     model.load_state_dict(weights, assign=True)
-    model.head.vocab_bias = torch.zeros(settings.vocab_size)  # no padding rows, nothing to mask
     return model.eval()
 
 

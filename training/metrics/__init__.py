@@ -1,1 +1,1 @@
-"""What a training run measures: curves, FLOPs, memory, timers, TensorBoard and W&B."""
+"""Measures and reports a training run: curves, FLOPs, memory, timers, TensorBoard and W&B."""

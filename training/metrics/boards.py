@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.console import say
+from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
-from common.settings import Experiment
-from training.parallel.distributed import all_gather
-from training.plan import Plan
+from common.settings import Experiment, LogSettings
+from training.parallel.collectives import all_gather
 
 
 class Board(Protocol):
@@ -24,34 +23,31 @@ class Board(Protocol):
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
         """Figures of one iteration by their names (`train/lm_loss`)."""
 
-    def close(self, well: bool) -> None:
-        """Bring everything home; `well`: the run was not ended by an error."""
+    def close(self, success: bool) -> None:
+        """Bring everything home; `success` sets the run's status."""
 
 
-def check_boards(experiment: Experiment, name: str) -> None:
+def check_boards(log: LogSettings, name: str) -> None:
     """ConfigError when the model `name` asks for a board that is not installed."""
-    if experiment.log.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            f"models.{name}.log.wandb is {experiment.log.wandb!r}, but wandb is not installed: pip install wandb"
-        )
+    if log.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f"models.{name}.log.wandb is {log.wandb!r}, but wandb is not installed: pip install wandb")
 
 
-def open_boards(plan: Plan, folder: Path, iteration: int, speaks: bool) -> list[Board]:
+def open_boards(experiment: Experiment, name: str, folder: Path, iteration: int, *, on_rank0: bool) -> list[Board]:
     """The boards of a run that goes on after `iteration`, on the rank that speaks (a collective call).
 
     Raises ConfigError on all ranks when Weights & Biases refuses, for want of a login, say.
     """
     boards: list[Board] = []
     problem = ""
-    log = plan.experiment.log
-    if speaks and log.tensorboard:
+    if on_rank0 and experiment.log.tensorboard:
         try:
             boards.append(TensorBoard(folder, iteration))
         except ImportError as error:
-            say(f"warning: no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
-    if speaks and log.wandb:
+            warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
+    if on_rank0 and experiment.log.wandb:
         try:
-            boards.append(WeightsAndBiases(folder, plan.experiment, plan.name))
+            boards.append(WeightsAndBiases(folder, experiment, name))
         except ConfigError as error:
             problem = str(error)
     if any(problems := all_gather(problem)):
@@ -81,7 +77,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
-    def close(self, well: bool) -> None:
+    def close(self, success: bool) -> None:
         """See Board."""
         threading.excepthook = self._hook
         self._writer.close()
@@ -117,6 +113,6 @@ class WeightsAndBiases:
         """See Board."""
         self._run.log({**figures, "iteration": iteration})
 
-    def close(self, well: bool) -> None:
+    def close(self, success: bool) -> None:
         """See Board."""
-        self._run.finish(exit_code=0 if well else 1)
+        self._run.finish(exit_code=0 if success else 1)

@@ -1,13 +1,13 @@
-"""What a run tells: its log lines, its curves, its progress.
+"""Reports a training run: log lines, curves, progress.
 
-    with Journal(session, folder, progress) as journal:
-        journal.step(step, rate, waited)                # after every step
-        journal.report(progress, guard)                 # at intervals
-        journal.validated(progress, loss)
-        journal.state()                                 # with a checkpoint: what is not reported yet
+    with MetricsLogger(folder, "tiny", experiment, world, timers) as logger:
+        logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)     # after every step
+        logger.report(iteration, consumed_samples, loss_scale)                      # every log_interval
+        logger.report_validation(iteration, consumed_samples, loss)
+        logger.state()                                                              # saved with a checkpoint
 
-Every process has one; rank 0's speaks: lines on stdout, rows of train.csv and valid.csv, TensorBoard, Weights & Biases,
-and on a terminal a progress bar on stderr.
+Every rank has a logger; rank 0 writes: lines on stdout, rows of train.csv and valid.csv, TensorBoard, Weights & Biases,
+and a progress bar on stderr if that is a terminal.
 """
 
 import math
@@ -25,49 +25,55 @@ import torch.distributed as dist
 from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
-from training.checkpoint import Progress
+from common.settings import Experiment
 from training.metrics.boards import Board, open_boards
 from training.metrics.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 from training.metrics.flops import CONVENTION, flops_per_token, peak_tflops
 from training.metrics.memory import memory
-from training.metrics.since import Since
-from training.monitoring.guard import Guard
-from training.parallel.distributed import all_gather
+from training.metrics.step_totals import StepTotals
+from training.metrics.timers import PARTS, Timers
+from training.parallel.collectives import all_gather
+from training.parallel.process_group import World
 from training.precision import precision_type
-from training.session import Session
-from training.step import PARTS, Step
 
 
-class Journal:
-    """The figures of a run since its last report, and where they go.
+class MetricsLogger:
+    """The figures of the steps since the last report, and where reports go.
 
-    `mine` says on rank 0 whether the run's folder is still this job's; nothing is written there when it is not.
+    `iteration` and `state` are those of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
+    the model folder is still this job's; nothing is written there otherwise.
     """
 
     def __init__(
-        self, session: Session, folder: Path, progress: Progress, mine: Callable[[], bool] = lambda: True
+        self,
+        folder: Path,
+        name: str,
+        experiment: Experiment,
+        world: World,
+        timers: Timers,
+        iteration: int = 0,
+        state: Mapping[str, Any] | None = None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.session, self.folder, self._mine = session, folder, mine
-        experiment, device = session.plan.experiment, session.world.device
-        self.speaks = session.world.rank == 0
-        self._flops, self._peak = flops_per_token(experiment.model), peak_tflops(device, experiment)
-        self._boards: list[Board] = open_boards(session.plan, folder, progress.iteration, self.speaks)
+        self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
+        self._train, self._seq_len = experiment.train, experiment.model.seq_len
+        self._world, self._timers = world, timers
+        self._flops, self._peak = flops_per_token(experiment.model), peak_tflops(world.device, experiment)
+        self._boards: list[Board] = open_boards(experiment, name, folder, iteration, on_rank0=self.on_rank0)
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
-        if self.speaks:
-            for name, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
-                self._curves[name] = Curve(folder / f"{name}.csv", columns, progress.iteration)
+        if self.on_rank0:
+            for part, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
+                self._curves[part] = Curve(folder / f"{part}.csv", columns, iteration)
             if sys.stderr.isatty():
-                self._meter = Meter(
-                    f"train {session.plan.name}", "iterations", experiment.train.iterations, progress.iteration
-                )
-        self.say(self._arithmetic())
-        self._memory_told = False
-        self._first: tuple[float, int] | None = None  # when this start's first step was done, and steps since
-        self._start()
-        self._since.restore(progress.journal)
+                self._meter = Meter(f"train {name}", "iterations", self._train.iterations, iteration)
+        self.say(self._describe_device(name))
+        self._memory_reported = False
+        self._first_step: tuple[float, int] | None = None  # when this start's first step ended, and steps since
+        self._reset()
+        self._totals.restore(state or {})
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "MetricsLogger":
         if self._meter is not None:
             self._meter.__enter__()
         return self
@@ -80,99 +86,100 @@ class Journal:
         for board in self._boards:
             try:
                 board.close(kind is None)
-            except Exception as problem:  # the run is at its end: what it has to show is in its files
+            except Exception as problem:  # the run is over, and the CSV files have all figures
                 warn(f"{type(board).__name__}: {problem}")
 
-    def _start(self) -> None:
-        self._since = Since()
-        self._steps = 0  # of them, those of this start
+    def _reset(self) -> None:
+        self._totals = StepTotals()
+        self._steps = 0  # how many of the steps in the totals this start has done
         self._rate = self._waited = 0.0
         self._started = time.perf_counter()
 
-    def _arithmetic(self) -> str:
-        """What TFLOPs and MFU mean in this run."""
-        device, experiment = self.session.world.device, self.session.plan.experiment
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        precision = str(precision_type(experiment.train.precision, device)).removeprefix("torch.")
+    def _describe_device(self, name: str) -> str:
+        """The devices, and how TFLOPs and MFU are computed."""
+        device = self._world.device
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        precision = str(precision_type(self._train.precision, device)).removeprefix("torch.")
         peak = f"peak {self._peak:g} TFLOP/s each"
         if not self._peak:
-            peak = f"no known peak, so no MFU (models.{self.session.plan.name}.log.peak_tflops sets one)"
+            peak = f"no known peak, so no MFU (models.{name}.log.peak_tflops sets one)"
         return (
-            f"{'device':<12}{self.session.world.size} x {name}, {precision}, {peak}\n"
-            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP a token ({CONVENTION}: without wpe, attention in full, "
+            f"{'device':<12}{self._world.size} x {device_name}, {precision}, {peak}\n"
+            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP per token ({CONVENTION}: without wpe, full attention, "
             "no recompute)"
         )
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Around what is no training: only training counts as time per iteration."""
+        """Leave out the time inside `with`: only training counts as time per iteration."""
         paused = time.perf_counter()
         yield
         self._started += time.perf_counter() - paused
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know for its first row: JSON, empty right after a report."""
-        return self._since.state()
+        """What a resumed run needs for its first row: JSON, empty right after a report."""
+        return self._totals.state()
 
-    def step(self, step: Step, rate: float, waited: float) -> None:
-        """Note a step, its learning rate, and the seconds that it waited for data."""
-        self._since.add(step)
+    def record_step(self, loss: float, grad_norm: float, taken: bool, rate: float, waited: float) -> None:
+        """Add a step, with its learning rate and the seconds it waited for data."""
+        self._totals.add(loss, grad_norm, taken)
         self._steps += 1
         self._rate = rate
         self._waited += waited
-        self.session.timers.collect()
-        begun, count = self._first or (time.perf_counter(), -1)
-        self._first = begun, count + 1
+        self._timers.collect()
+        ended, count = self._first_step or (time.perf_counter(), -1)
+        self._first_step = ended, count + 1
         if self._meter is not None:
-            self._meter.advance(note=f"loss {step.loss:.4f}")
+            self._meter.advance(note=f"loss {loss:.4f}")
 
-    def report(self, progress: Progress, guard: Guard) -> None:
-        """Log lines, and a row of train.csv, about the steps since the last report (a collective call).
+    def report(self, iteration: int, consumed_samples: int, loss_scale: float) -> None:
+        """Write log lines and a row of train.csv on the steps since the last report (a collective call).
 
-        Loss and counts are of all of them, times of those that this start has done.
+        Loss and counts cover all of them, times only the steps of this start.
         """
         count = self._steps
-        parts = self.session.timers.take()  # waits for the device
+        parts = self._timers.take()  # waits for the device
         seconds = (time.perf_counter() - self._started) / count
-        used = memory(self.session.world.device)
+        used = memory(self._world.device)
         *slowest, waited, most = self._largest(
             [*(parts.get(part, 0.0) / count for part in PARTS), self._waited / count, list(used.values())[-1]]
         )
-        everyone = [] if self._memory_told else all_gather(used)
-        self._memory_told = True
-        if self.speaks:
-            train = self.session.plan.experiment.train
-            row = self._row(progress, guard, seconds, waited, most)
-            if self._mine():
+        used_by_rank = [] if self._memory_reported else all_gather(used)
+        self._memory_reported = True
+        if self.on_rank0:
+            row = self._row(iteration, consumed_samples, loss_scale, seconds, waited, most)
+            if self._may_write():
                 self._curves["train"].append(row)
-            self.say(log_line(row, train.iterations, train.global_batch_size, self._left(progress, seconds)))
+            left = self._seconds_left(iteration, seconds)
+            self.say(log_line(row, self._train.iterations, self._train.global_batch_size, left))
             times = {part: value * 1000 for part, value in zip(PARTS, slowest, strict=True) if value}
             self.say(figures_line("time (ms)", {**times, "batch generator": waited * 1000}, 2))
-            if everyone:
-                rank = max(range(len(everyone)), key=lambda rank: list(everyone[rank].values())[-1])  # has taken most
-                head = f"[Rank {rank}] (after {progress.iteration} iterations) memory (MB)"
-                self.say(figures_line(head, everyone[rank], 1))
-            self._show(progress.iteration, train=row, time=times)
-        self._start()
+            if used_by_rank:
+                rank = max(range(len(used_by_rank)), key=lambda rank: list(used_by_rank[rank].values())[-1])
+                head = f"[Rank {rank}] (after {iteration} iterations) memory (MB)"
+                self.say(figures_line(head, used_by_rank[rank], 1))
+            self._show(iteration, train=row, time=times)
+        self._reset()
 
-    def _row(self, progress: Progress, guard: Guard, seconds: float, waited: float, memory_mb: float) -> dict[str, Any]:
-        """TRAIN_COLUMNS about the steps since the last report: seconds an iteration, and waiting for data in them."""
-        experiment, since = self.session.plan.experiment, self._since
-        tokens_per_second = experiment.train.global_batch_size * experiment.model.seq_len / seconds
-        tflops = self._flops * tokens_per_second / self.session.world.size / 1e12
+    def _row(
+        self, iteration: int, consumed_samples: int, loss_scale: float, seconds: float, waited: float, memory_mb: float
+    ) -> dict[str, Any]:
+        """TRAIN_COLUMNS for the steps since the last report; `seconds` and `waited` are per iteration."""
+        tokens_per_second = self._train.global_batch_size * self._seq_len / seconds
+        tflops = self._flops * tokens_per_second / self._world.size / 1e12
         return {
-            "iteration": progress.iteration,
-            "consumed_samples": progress.consumed_samples,
-            "consumed_tokens": progress.consumed_samples * experiment.model.seq_len,
+            "iteration": iteration,
+            "consumed_samples": consumed_samples,
+            "consumed_tokens": consumed_samples * self._seq_len,
             "learning_rate": self._rate,
-            "lm_loss": since.loss,
-            "grad_norm": since.grad_norm,
+            "lm_loss": self._totals.loss,
+            "grad_norm": self._totals.grad_norm,
             "ms_per_iteration": round(seconds * 1000, 3),
             "tokens_per_second": round(tokens_per_second, 1),
             "data_wait_ms": round(waited * 1000, 3),
-            "loss_scale": guard.scale,
-            "skipped": since.skipped,
-            "non_finite": since.non_finite,
+            "loss_scale": loss_scale,
+            "skipped": self._totals.skipped,
+            "non_finite": self._totals.non_finite,
             "tflops": float(f"{tflops:.5g}"),
             "mfu": round(tflops / self._peak, 5) if self._peak else None,
             "memory_mb": round(memory_mb, 1),
@@ -180,31 +187,31 @@ class Journal:
 
     def _largest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks (a collective call)."""
-        if self.session.world.size == 1:
+        if self._world.size == 1:
             return values
-        numbers = torch.tensor(values, dtype=torch.float64, device=self.session.world.device)
+        numbers = torch.tensor(values, dtype=torch.float64, device=self._world.device)
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         largest: list[float] = numbers.tolist()
         return largest
 
-    def _left(self, progress: Progress, seconds: float) -> float:
-        """Seconds to the last iteration, at the pace since this start's first step, with validation and saving."""
-        begun, count = self._first or (0.0, 0)
+    def _seconds_left(self, iteration: int, seconds: float) -> float:
+        """Seconds to the last iteration, at the pace since this start's first step, validation and saving included."""
+        ended, count = self._first_step or (0.0, 0)
         if count:
-            seconds = (time.perf_counter() - begun) / count
-        return seconds * (self.session.plan.experiment.train.iterations - progress.iteration)
+            seconds = (time.perf_counter() - ended) / count
+        return seconds * (self._train.iterations - iteration)
 
-    def validated(self, progress: Progress, loss: float, part: str = "valid") -> None:
-        """The loss on a part of the data: a line, and a row of valid.csv, or for another part RUN/<part>.json."""
-        if not self.speaks:
+    def report_validation(self, iteration: int, consumed_samples: int, loss: float, part: str = "valid") -> None:
+        """Write a line and a row of valid.csv; for another part of the data, MODEL_FOLDER/<part>.json instead."""
+        if not self.on_rank0:
             return
         row: dict[str, Any] = {
-            "iteration": progress.iteration,
-            "consumed_samples": progress.consumed_samples,
+            "iteration": iteration,
+            "consumed_samples": consumed_samples,
             "loss": loss,
             "perplexity": math.exp(min(loss, 700)),  # e^710 is beyond a float
         }
-        if not self._mine():
+        if not self._may_write():
             pass
         elif part in self._curves:
             self._curves[part].append(row)
@@ -212,28 +219,28 @@ class Journal:
             write_json(self.folder / f"{part}.json", row)
         name = "validation" if part == "valid" else part
         figures = f"lm loss: {loss:.6E} | perplexity: {row['perplexity']:.6g}"
-        self.say(f"{name} at iteration {progress.iteration} | {figures}")
-        self._show(progress.iteration, **{part: row})
+        self.say(f"{name} at iteration {iteration} | {figures}")
+        self._show(iteration, **{part: row})
 
     def _show(self, iteration: int, **parts: Mapping[str, Any]) -> None:
-        """Bring the figures of an iteration to the boards, those that are finite."""
+        """Send the finite figures of an iteration to the boards."""
         figures = {
             f"{part}/{name}": value
             for part, row in parts.items()
             for name, value in row.items()
             if name != "iteration" and value is not None and math.isfinite(value)
         }
-        for board in list(self._boards) if self._mine() else ():
+        for board in list(self._boards) if self._may_write() else ():
             try:
                 board.show(figures, iteration)
-            except OSError as error:  # the curves are in the CSV files, too
+            except OSError as error:  # the CSV files have all figures
                 self._boards.remove(board)
                 with suppress(OSError):
                     board.close(False)
                 where = error.filename or f"{self.folder}/{type(board).__name__.lower()}"
-                self.say(f"warning: {where}: {error.strerror or error}; {type(board).__name__} shows no more")
+                warn(f"{where}: {error.strerror or error}; {type(board).__name__} shows no more")
 
     def say(self, text: str) -> None:
-        """One line of rank 0."""
-        if self.speaks:
+        """Print a line on rank 0."""
+        if self.on_rank0:
             say(text)

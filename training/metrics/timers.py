@@ -1,13 +1,13 @@
-"""How long the parts of a step take, measured without slowing the step down.
+"""Measures how long the parts of a step take, without slowing the step down.
 
     with timers("forward"):
         loss = model(batch)
-    timers.collect()            # once a step
+    timers.collect()            # once per step
     timers.take()               # {"forward": seconds since the last take, …}
 
-On a GPU a part lies between two events of its stream, which are read when the GPU has long passed them: nothing waits
-inside a step. On a CPU it is the clock. Communication that goes on beside the backward pass is part of it here: only
-a profile tells them apart.
+On a GPU a part is measured by two events in its stream, which are read after the GPU has passed them: nothing waits
+inside a step. On a CPU it is measured by the clock. Communication that overlaps with the backward pass counts as part
+of it: only a profiler can separate them.
 """
 
 import time
@@ -18,19 +18,22 @@ from contextlib import contextmanager
 import torch
 from torch.cuda import Event
 
+PARTS = ("forward-backward", "forward", "backward", "gradients", "optimizer")
+"""The timed parts of a step. A pipeline schedule interleaves forward and backward passes and times only their sum."""
+
 
 class Timers:
-    """Seconds by the name of a part; parts may lie inside one another."""
+    """Seconds by the name of a part; parts may be nested."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._passing: deque[tuple[str, Event, Event]] = deque()  # begin and end, in the order of the ends
+        self._pending: deque[tuple[str, Event, Event]] = deque()  # begin and end, in the order of the ends
         self._spare: list[Event] = []
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Around one part."""
+        """Measure the part inside `with`."""
         if not self._on_gpu:
             begun = time.perf_counter()
             yield
@@ -40,22 +43,22 @@ class Timers:
         begin.record()
         yield
         end.record()
-        self._passing.append((part, begin, end))
+        self._pending.append((part, begin, end))
 
     def _event(self) -> Event:
         return self._spare.pop() if self._spare else Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def collect(self) -> None:
-        """Read the events that the GPU has passed, and use them again; waits for none."""
-        while self._passing and self._passing[0][2].query():  # type: ignore[no-untyped-call]
-            part, begin, end = self._passing.popleft()
+        """Read the events that the GPU has passed, without waiting, and reuse them."""
+        while self._pending and self._pending[0][2].query():  # type: ignore[no-untyped-call]
+            part, begin, end = self._pending.popleft()
             self._seconds[part] += begin.elapsed_time(end) / 1000
             self._spare += begin, end
 
     def take(self) -> dict[str, float]:
-        """Seconds of every part since the last call; waits until the GPU has done what was asked of it."""
-        if self._passing:
-            self._passing[-1][2].synchronize()
+        """Return the seconds of each part since the last call, and start from 0; waits for the GPU."""
+        if self._pending:
+            self._pending[-1][2].synchronize()
             self.collect()
         taken, self._seconds = self._seconds, defaultdict(float)
         return dict(taken)

@@ -1,1 +1,1 @@
-"""What watches a training run: stop requests, heartbeats, spikes, the claim on a model folder."""
+"""Watches a training run: stop requests, heartbeats, loss spikes, non-finite numbers, the claim on a model folder."""

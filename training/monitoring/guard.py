@@ -1,98 +1,114 @@
-"""Which steps are taken: overflows, numbers that are not finite, and losses that leap.
+"""Decides which steps the optimiser takes: overflows, numbers that are not finite, and loss spikes.
 
     step = train_step(session, iteration, batches, rate, guard.scale, guard.accepts)
-    guard.check(iteration, first_non_finite)        # TrainingError where the run must not go on
+    guard.record_step(step.loss, step.grad_norm)
+    guard.check(iteration, find_non_finite)        # raises TrainingError if the run must stop
 
-All processes see the same loss and gradient norm, so that all decide alike.
+All processes see the same loss and gradient norm, so they all decide alike.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import TrainingError
-from common.settings import Experiment
+from common.settings import TrainSettings, WatchSettings
 from training.precision import LossScale
 
 _WINDOW = 100  # losses whose mean a spike is measured against
-_LIMIT = 10  # steps in a row, none of which could be taken
+_LIMIT = 10  # steps in a row that may be left out
+
+
+class Verdict(NamedTuple):
+    """What to do with a step."""
+
+    taken: bool = True
+    """Whether the optimiser takes it."""
+    finite: bool = True
+    """Whether its loss and gradient norm are finite."""
+    problem: str = ""
+    """What is wrong with it; a spike may be taken all the same."""
+
+
+def judge(loss: float, grad_norm: float, losses: Sequence[float], watch: WatchSettings) -> Verdict:
+    """The verdict on a step with this loss and gradient norm, after steps with these `losses`."""
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        return Verdict(False, False, f"loss {loss:g}, gradient norm {grad_norm:g}")
+    if watch.spike and len(losses) == _WINDOW:
+        above = loss - fmean(losses)
+        if above > watch.spike:
+            spike = f"loss {loss:.4f} is {above:.4f} nats above the mean of the {_WINDOW} before it"
+            return Verdict(watch.spike_reaction == "warn", True, spike)
+    return Verdict()
 
 
 class Guard:
-    """Judges each step by its loss and gradient norm, between the backward pass and the optimiser."""
+    """The recent losses and the loss scale: what the verdict on the next step depends on."""
 
-    def __init__(self, experiment: Experiment, state: Mapping[str, Any] | None = None) -> None:
-        self.train, self.watch = experiment.train, experiment.watch
-        self.half = experiment.train.precision == "float16"
+    def __init__(self, train: TrainSettings, watch: WatchSettings, state: Mapping[str, Any] | None = None) -> None:
+        self._train, self._watch = train, watch
+        self._float16 = train.precision == "float16"
         state = state or {}
-        self.loss_scale = (
+        self._loss_scale = (
             LossScale(**{key: value for key, value in state["loss_scale"].items() if key in LossScale.__annotations__})
-            if self.half and "loss_scale" in state
-            else LossScale.of(experiment.train)
+            if self._float16 and "loss_scale" in state
+            else LossScale.initial(train)
         )
-        self.losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
-        self.in_a_row: int = state.get("in_a_row", 0)
-        self.spike = ""
-        """What there is to say of a spike in this step."""
+        self._losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
+        self._in_a_row: int = state.get("in_a_row", 0)  # steps left out since the last one taken
+        self._verdict = Verdict()
         self._stop = ""
 
     @property
     def scale(self) -> float:
-        """What the loss of the next step is multiplied by."""
-        return self.loss_scale.scale
+        """The factor for the loss of the next step."""
+        return self._loss_scale.scale
+
+    @property
+    def spike(self) -> str:
+        """A description of the last step's loss if it is a spike, otherwise empty."""
+        return self._verdict.problem if self._verdict.finite else ""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know to decide as this one would: JSON."""
-        scale = {"loss_scale": asdict(self.loss_scale)} if self.half else {}
-        return {
-            "losses": list(self.losses),
-            "in_a_row": self.in_a_row,
-            **scale,
-        }
+        """What a resumed run needs to decide in the same way: JSON."""
+        scale = {"loss_scale": asdict(self._loss_scale)} if self._float16 else {}
+        return {"losses": list(self._losses), "in_a_row": self._in_a_row, **scale}
 
     def accepts(self, loss: float, grad_norm: float) -> bool:
-        """Whether the optimiser takes this step."""
-        finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        problem, harmless = self._problem(loss, grad_norm, finite)
-        self.spike = problem if finite else ""
-        taken = not problem or harmless
-        self.in_a_row = 0 if taken else self.in_a_row + 1
-        reaction = self.watch.spike_reaction if finite else self.watch.non_finite
-        if self.half:
-            self.loss_scale = self.loss_scale.after(not finite, self.train)
-        if self.half and not finite:
-            if self.loss_scale.at_floor >= _LIMIT:
+        """Whether the optimiser should take a step with this loss and gradient norm."""
+        return judge(loss, grad_norm, self._losses, self._watch).taken
+
+    def record_step(self, loss: float, grad_norm: float) -> Verdict:
+        """Add a step to what later verdicts depend on; returns the verdict on this one."""
+        verdict = self._verdict = judge(loss, grad_norm, self._losses, self._watch)
+        self._in_a_row = 0 if verdict.taken else self._in_a_row + 1
+        if self._float16:
+            self._loss_scale = self._loss_scale.after(not verdict.finite, self._train)
+        if self._float16 and not verdict.finite:
+            if self._loss_scale.at_floor >= _LIMIT:
                 self._stop = f"{_LIMIT} overflows in a row with the loss scale at {self.scale:g}"
-        elif not taken and (reaction == "stop" or self.in_a_row >= _LIMIT):
-            self._stop = problem + (f", the {self.in_a_row}th step in a row" if self.in_a_row > 1 else "")
-        if taken:
-            self.losses.append(loss)
-        return taken
+        elif not verdict.taken:
+            reaction = self._watch.spike_reaction if verdict.finite else self._watch.non_finite
+            if reaction == "stop" or self._in_a_row >= _LIMIT:
+                in_a_row = f", the {self._in_a_row}th step in a row" if self._in_a_row > 1 else ""
+                self._stop = verdict.problem + in_a_row
+        if verdict.taken:
+            self._losses.append(loss)
+        return verdict
 
-    def _problem(self, loss: float, grad_norm: float, finite: bool) -> tuple[str, bool]:
-        """What is wrong with a step, and whether it is taken all the same."""
-        if not finite:
-            return f"loss {loss:g}, gradient norm {grad_norm:g}", False
-        if self.watch.spike and len(self.losses) == _WINDOW:
-            above = loss - fmean(self.losses)
-            if above > self.watch.spike:
-                leap = f"loss {loss:.4f} is {above:.4f} nats above the mean of the {_WINDOW} before it"
-                return leap, self.watch.spike_reaction == "warn"
-        return "", True
+    def check(self, iteration: int, find_non_finite: Callable[[], str]) -> None:
+        """Raises TrainingError if the run must stop; the weights are still those of the step before.
 
-    def check(self, iteration: int, first_non_finite: Callable[[], str]) -> None:
-        """TrainingError when the run must not go on; the weights are still those of the step before.
-
-        `first_non_finite` (a collective call) says where the numbers stop being finite.
+        `find_non_finite` (a collective call) names the first module whose numbers are not finite.
         """
         if not self._stop:
             return
-        where = f", first in {first_non_finite()}" if not self.spike else ""
+        where = "" if self.spike else f", first in {find_non_finite()}"
         cure = "lower train.lr" if self.spike else "lower train.lr, or train in bfloat16 or float32"
         raise TrainingError(
             f"iteration {iteration}: {self._stop}{where}; nothing was saved after the last checkpoint: "
-            f"start again from it with another setting ({cure}; models.NAME.watch says what the trainer reacts to)"
+            f"start again from it with another setting ({cure}; models.NAME.watch sets how the trainer reacts)"
         )

@@ -1,7 +1,8 @@
-"""Only one job writes into a run folder: the one that started last.
+"""Lets only one job write to a model folder: the one that started last.
 
-RUN/owner.json names it. A job that Slurm gave up for dead may live on, and no lock of a network file system outlives
-its node: so each newcomer simply takes the folder, and the one before it finds that out before it writes again.
+MODEL_FOLDER/owner.json names it. A job that Slurm has given up for dead may still be alive, and a lock on a network
+file system does not survive its node. So each new job simply takes the folder, and the one before it notices that
+before it writes again.
 """
 
 import os
@@ -13,73 +14,73 @@ from typing import Any
 
 from common.errors import InputError, TrainingError
 from common.files import read_json, write_json
-from training.parallel.distributed import all_gather
+from training.parallel.collectives import all_gather
 
-_INTERVAL = 1.0  # seconds between two looks while training
+_INTERVAL = 1.0  # seconds between two looks at the file while training
 
 
 class RunClaim:
-    """The claim of this job on a run folder; rank 0 makes it and looks after it.
+    """This job's claim on a model folder; rank 0 makes it and checks it.
 
-    token       differs between two jobs, equal on all ranks: what unfinished files of this job have in their names
+    token       different for each job, equal on all ranks: part of the names of this job's unfinished files
     """
 
     def __init__(self, folder: Path, rank: int, job: str) -> None:
         self.path, self.rank = folder / "owner.json", rank
         self.job, self.token = job, uuid.uuid4().hex[:12]
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         self._lost = False
 
     def take(self) -> None:
-        """Make the folder this job's, whoever had it (a collective call)."""
+        """Claim the folder, whichever job had it before (a collective call)."""
         self.token = all_gather(self.token)[0]
         if self.rank == 0:
             claim = {"job": self.job, "host": socket.gethostname(), "pid": os.getpid(), "token": self.token}
             write_json(self.path, claim)
 
-    def _other(self) -> dict[str, Any] | None:
-        """The claim of another job, empty where that one has left again; None while the folder is ours."""
+    def release(self) -> None:
+        """Give the folder up at the end of the job, unless another job has claimed it already."""
+        if self.rank == 0 and self.is_held():
+            self.path.unlink(missing_ok=True)
+
+    def is_held(self) -> bool:
+        """Whether the folder is still this job's (rank 0): asked before writing a file that two jobs could share."""
+        return self._other_claim() is None
+
+    def require(self) -> None:
+        """Raises TrainingError if another job has the folder (rank 0 only, from any thread)."""
+        other = self._other_claim()
+        if other is not None:
+            raise self._taken_over(other)
+
+    def require_on_all_ranks(self) -> None:
+        """Raises TrainingError on all ranks if another job has the folder (a collective call)."""
+        other = all_gather(self._other_claim() if self.rank == 0 else None)[0]
+        if other is not None:
+            raise self._taken_over(other)
+
+    def poll(self) -> bool:
+        """Look at the file if the last look is more than a second ago; returns whether another job has the folder."""
+        now = time.monotonic()
+        if not self._lost and now - self._polled >= _INTERVAL:
+            self._polled = now
+            self._lost = not self.is_held()
+        return self._lost
+
+    def _other_claim(self) -> dict[str, Any] | None:
+        """Another job's claim, empty if that job has ended; None while the folder is ours."""
         try:
             claim = read_json(self.path)
         except InputError:
             return {}
         except OSError:
-            return None  # a network folder that is away says nothing about the job
+            return None  # an unreachable network folder says nothing about the claim
         if not isinstance(claim, dict):
             return {}
         return claim if claim.get("token") != self.token else None
 
-    def mine(self) -> bool:
-        """Whether the folder is still this job's (rank 0): what a job asks before it touches a file that two share."""
-        return self._other() is None
-
-    def require(self) -> None:
-        """TrainingError when another job has the folder (rank 0 only, from any thread)."""
-        other = self._other()
-        if other is not None:
-            raise self._gone(other)
-
-    def lost(self) -> bool:
-        """Whether another job has the folder, as of some seconds ago."""
-        now = time.monotonic()
-        if not self._lost and now - self._looked >= _INTERVAL:
-            self._looked = now
-            self._lost = not self.mine()
-        return self._lost
-
-    def check(self) -> None:
-        """TrainingError on all ranks when another job has the folder (a collective call)."""
-        other = all_gather(self._other() if self.rank == 0 else None)[0]
-        if other is not None:
-            raise self._gone(other)
-
-    def _gone(self, other: dict[str, Any]) -> TrainingError:
+    def _taken_over(self, other: dict[str, Any]) -> TrainingError:
         if not other:
-            return TrainingError(f"{self.path}: removed, by another job at its end or by hand; this one ends here")
+            return TrainingError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
         who = f"job {other.get('job')} (process {other.get('pid')} on {other.get('host')})"
-        return TrainingError(f"{self.path}: {who} has taken over this run; this one ends without saving")
-
-    def leave(self) -> None:
-        """At the end: the folder is nobody's again, unless it is another's already."""
-        if self.rank == 0 and self.mine():
-            self.path.unlink(missing_ok=True)
+        return TrainingError(f"{self.path}: {who} has taken over this run; this job ends without saving")

@@ -1,10 +1,11 @@
-"""A clean end before the last iteration: SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR2, or a file.
+"""Stops training early but cleanly: on SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR2, or a file named `stop`.
 
-    touch results/demo/models/tiny/stop         # finish the step, save, leave
+    touch results/demo/models/tiny/stop         # finish the step, save, exit
     scancel --signal=TERM --full JOBID          # the same
 
-The handler sets a flag and no more: processes agree on it at the end of a step, save together, and exit with RESUME_ME.
-A second Ctrl-C ends the process at once, wherever it is: a thread that needs no turn of the main one sees to that.
+The signal handler only sets a flag: the processes agree on it at the end of a step, save together, and exit with
+RESUME_ME. A second Ctrl-C ends the process at once, whatever it is doing: a thread that does not need the main thread
+takes care of that.
 """
 
 import os
@@ -18,28 +19,28 @@ from types import FrameType
 
 from training.monitoring.run_claim import RunClaim
 
-RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h: start the same command again, and it goes on
+RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
 INTERRUPTED = 130
-# Slurm's at scancel and preemption; submitit's before the time limit; a person's; a terminal's that is closed
+# sent by Slurm at scancel and preemption; by submitit before the time limit; by Ctrl-C; by a closed terminal
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-_FORWARDED = 2.0  # seconds in which torchrun repeats the Ctrl-C that its workers have had already
+_FORWARDED = 2.0  # seconds in which torchrun repeats a Ctrl-C that its workers have received already
 
-NOT, SAVE, LEAVE = range(3)  # what `wanted` says; the most urgent one of all ranks is followed
+CONTINUE, SAVE, LEAVE = range(3)  # requests; the most urgent one of all ranks is followed
 
 
 class Stop:
-    """Whether this process has been asked to stop.
+    """Handles the signals inside `with`, and records whether this process was asked to stop.
 
-    A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with` the signals have
-    their old meaning again, but for a run that has stopped: it is on its way out, and srun, which ends all tasks when
-    the first one leaves with a code, must not change the code of the others.
+    A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with` the old handlers
+    are restored, unless the run has stopped: then the signals are ignored, because srun ends all tasks when the first
+    one exits with a code, and that must not change the exit codes of the others.
     """
 
-    def __init__(self, folder: Path, owner: RunClaim) -> None:
-        self.file, self.owner = folder / "stop", owner
+    def __init__(self, folder: Path, claim: RunClaim) -> None:
+        self.file, self._claim = folder / "stop", claim
         self.reason = ""
-        """What asked for it; empty on processes that were not asked themselves."""
+        """The signal's name or the file's path; empty on processes that were not asked themselves."""
         self._stopped = False
 
     def __enter__(self) -> "Stop":
@@ -62,40 +63,43 @@ class Stop:
         self.reason = signal.Signals(number).name
 
     def _watch(self) -> None:
-        """The thread: gets each signal as a byte, from the handler that the system calls."""
+        """The thread: receives each signal as a byte, written by the C-level handler."""
         interrupted = 0.0
         with self._reader:
             while byte := self._reader.recv(1):
                 if byte[0] == signal.SIGHUP:
-                    self._leave_terminals()
+                    self._detach_from_terminals()
                 if byte[0] != signal.SIGINT:
                     continue
                 now = time.monotonic()
                 if not interrupted:
                     interrupted = now
-                    if self.owner.rank == 0 and os.isatty(2):
+                    if self._claim.rank == 0 and os.isatty(2):
                         print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr)
                 elif now - interrupted > (_FORWARDED if "TORCHELASTIC_RUN_ID" in os.environ else 0):
                     print("interrupted", file=sys.stderr, flush=True)
                     os._exit(INTERRUPTED)
 
-    def _leave_terminals(self) -> None:
-        """What is still to be said must go somewhere when the terminal is gone."""
+    def _detach_from_terminals(self) -> None:
+        """Send further output to /dev/null if its terminal is gone."""
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
-    def wanted(self) -> int:
-        """NOT, SAVE (and leave), or LEAVE without saving because another job has the folder now."""
-        if self.owner.rank == 0:
-            if self.owner.lost():
+    def poll(self) -> int:
+        """Look for the file and the claim (rank 0); returns CONTINUE, SAVE (then exit), or LEAVE without saving.
+
+        LEAVE: another job has claimed the folder.
+        """
+        if self._claim.rank == 0:
+            if self._claim.poll():
                 return LEAVE
             if self.file.exists():
                 self.reason = str(self.file)
-        return SAVE if self.reason else NOT
+        return SAVE if self.reason else CONTINUE
 
-    def followed(self) -> None:
-        """The run has stopped. A file has had its effect then: the next start is not meant."""
+    def mark_stopped(self) -> None:
+        """Note that the run has stopped, and remove the file: it must not stop the next start."""
         self._stopped = True
-        if self.owner.rank == 0 and self.owner.mine():
+        if self._claim.rank == 0 and self._claim.is_held():
             self.file.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""One GPT-2 over many processes, applied from outside: `layout` does it all in order, the others are its parts."""
+"""Parallel layouts, applied to the model from outside, and the processes of a job. Start at `layout.parallelize`."""

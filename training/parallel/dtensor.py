@@ -1,4 +1,4 @@
-"""Whole tensors and the parts of them that a process holds."""
+"""Whole tensors and the shards that a process holds, for plain tensors and DTensors alike."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
-    """The shape of a parameter (or a moment of it) without the padding rows that wte carries in a layout."""
+    """The shape of a parameter (or a moment of it) without the padding rows of wte."""
     return torch.Size((vocab_size, *tensor.shape[1:])) if name == "wte.weight" else tensor.shape
 
 
 def copy_shard_(target: Tensor, whole: Tensor) -> None:
-    """Copy this process' part of `whole` into `target`; rows that `whole` lacks (vocabulary padding) become zero."""
+    """Copy this process's shard of `whole` into `target`; rows missing in `whole` (vocabulary padding) become zero."""
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
@@ -31,5 +31,5 @@ def full_tensor(tensor: Any) -> Tensor:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds, or the tensor itself."""
+    """This process's shard of a DTensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""Between the backward pass and the optimiser: gradients that more than one rank has a part of, and their norm."""
+"""Gradients between the backward pass and the optimiser: synchronise, unscale, measure and clip them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from torch.distributed.tensor import DTensor
 
 from training.parallel.dtensor import local_shard
 
-_PIECE = 1 << 14  # elements
-TIED = "wte.weight"  # the first pipeline stage looks tokens up in it, the last one makes logits of it
+_CHUNK = 1 << 14  # elements
+TIED = "wte.weight"  # the first pipeline stage looks up tokens in it, the last one computes logits with it
 
 
-def settle(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> None:
-    """Make every gradient that of the whole batch (a collective call).
+def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> None:
+    """Complete the gradients that several ranks hold parts of (a collective call).
 
-    Gradients come to lie like their parameters: under sequence parallelism each rank has the LayerNorms' of its slice,
-    which are summed. Under pipeline parallelism the first and the last stage each have the tied embedding's gradient
-    of their use: they swap and add.
+    Redistribute each gradient to its parameter's placements: under sequence parallelism this sums the LayerNorm
+    gradients of the ranks' slices. Under pipeline parallelism the first and the last stage each have a gradient of the
+    tied embedding; they exchange and add them.
     """
     for parameter in parameters.values():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
             parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    stages = _pipeline(mesh)
+    stages = _pipeline_axis(mesh)
     if stages is None or TIED not in parameters:
         return
     other = dist.get_global_rank(stages.get_group(), stages.size() - 1 - stages.get_local_rank())
@@ -49,11 +49,11 @@ def unscale(parameters: Mapping[str, nn.Parameter], scale: float) -> None:
 def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, device: torch.device) -> Tensor:
     """The 2-norm of the whole model's gradient, float64 on `device`, equal on all ranks (a collective call).
 
-    Each rank sums the squares of what it holds. What several ranks hold copies of counts for its share on each of them,
-    so that one sum over all ranks gives the whole.
+    Each rank sums the squares of its shards, divided by the number of ranks that hold a copy, so that one sum over all
+    ranks gives the total.
     """
-    stages = _pipeline(mesh)
-    repeated = stages is not None and stages.get_local_rank() > 0  # the last stage's copy counts once
+    stages = _pipeline_axis(mesh)
+    repeated = stages is not None and stages.get_local_rank() > 0  # the tied embedding counts once
     squares = torch.zeros((), dtype=torch.float64, device=device)
     by_copies: defaultdict[int, list[Tensor]] = defaultdict(list)
     for name, parameter in parameters.items():
@@ -69,23 +69,23 @@ def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None,
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of the squares of all elements, float64, shape ().
 
-    On CPUs torch adds a float32 norm up in a few running sums, which is 1e-3 too low at the 38 million elements of a
-    GPT-2 embedding. Norms of 2^14 elements are right to 2e-8; their squares are added in float64. This costs 50 ms at
-    124M parameters on two cores, where float64 throughout costs half a second. GPUs add up in a tree, which is exact
-    enough as it is.
+    On CPUs torch accumulates a float32 norm in a few running sums, which is 1e-3 too low at the 38 million elements of
+    a GPT-2 embedding. Norms of 2^14 elements are accurate to 2e-8; their squares are summed in float64. This costs 50
+    ms at 124M parameters on two cores; float64 throughout would cost half a second. GPUs sum in a tree, which is
+    accurate enough.
     """
-    pieces = [piece for tensor in tensors for piece in _pieces(tensor) if piece.numel()]
-    if not pieces:
+    chunks = [chunk for tensor in tensors for chunk in _chunks(tensor) if chunk.numel()]
+    if not chunks:
         return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(pieces)).double().square().sum()
+    return torch.stack(torch._foreach_norm(chunks)).double().square().sum()
 
 
-def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    return torch.split(tensor.reshape(-1), _PIECE) if tensor.device.type == "cpu" else (tensor,)
+def _chunks(tensor: Tensor) -> Sequence[Tensor]:
+    return torch.split(tensor.reshape(-1), _CHUNK) if tensor.device.type == "cpu" else (tensor,)
 
 
 def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:
-    """On how many ranks of a pipeline stage the elements of a gradient lie that this rank holds."""
+    """How many ranks of a pipeline stage hold a copy of this rank's shard of a gradient."""
     if mesh is None:
         return 1
     copies = mesh["dp"].size() * mesh["tp"].size()
@@ -97,10 +97,10 @@ def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:
 
 
 def clip(parameters: Mapping[str, nn.Parameter], largest: float, norm: Tensor) -> None:
-    """Scale the gradient, whose global norm is `norm`, to a norm of at most `largest`."""
-    torch.nn.utils.clip_grads_with_norm_(parameters.values(), largest, norm.float())  # of the gradients' type
+    """Scale the gradients, whose global norm is `norm`, down to a norm of at most `largest`."""
+    torch.nn.utils.clip_grads_with_norm_(parameters.values(), largest, norm.float())  # the gradients' type
 
 
-def _pipeline(mesh: DeviceMesh | None) -> DeviceMesh | None:
-    """The axis of pipeline stages; None where there is one stage."""
+def _pipeline_axis(mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """The mesh axis of pipeline stages; None if there is only one stage."""
     return mesh["pp"] if mesh is not None and mesh["pp"].size() > 1 else None

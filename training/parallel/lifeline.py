@@ -1,12 +1,12 @@
-"""When one process of a job fails, the others hear of it at once, and leave.
+"""Tells all processes of a job at once when one of them fails, so that they exit instead of waiting for it.
 
 Without this, they wait in a collective call until the process group's time-out. Each process holds a connection to a
-hub, a thread of rank 0. Who fails sends its message there; a connection that closes without a word is a process that
-died. The hub tells everybody what it collected. A process that is still stuck in a library some seconds later ends
-hard: it has nothing to save.
+hub, a thread of rank 0. A process that fails sends its message there; a connection that closes without a message means
+that the process died. The hub sends the collected messages to all. A process that is still stuck in a library some
+seconds later is ended hard: it has nothing to save.
 
 The messages are lines of JSON. To the hub: {"rank": 3}, then {"failed": "…"} or {"bye": true}. From the hub:
-{"failed": {"3": "…"}}, or {"bye": true} when rank 0 has reached its end.
+{"failed": {"3": "…"}}, or {"bye": true} when rank 0 has finished.
 """
 
 import json
@@ -20,29 +20,29 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-_COLLECT = 2.0  # seconds after the first failure in which others of the same cause arrive
-_GRACE = 4.0  # seconds in which a process that has heard of a failure should leave by itself
-_LEAVING = 60.0  # seconds that a failed process may take to close its files and libraries
-_CONNECT = 30.0  # seconds for connections to the hub
+_COLLECT = 2.0  # seconds after the first failure to wait for others with the same cause
+_GRACE = 4.0  # seconds a process gets to exit by itself after it has been told of a failure
+_LEAVING = 60.0  # seconds a failed process gets to close its files and libraries
+_CONNECT = 30.0  # seconds to connect to the hub
 DIED = "it ended without a message (killed, or out of memory?); its own log may say why"
 
 
 def _send(connection: socket.socket, **message: Any) -> None:
-    """One line. A reader that is gone already has nothing to learn."""
+    """Send one line. A closed connection is ignored: that process has exited already."""
     with suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 class Hub:
-    """Rank 0's end of all lifelines, served by a thread on a port that the system chose."""
+    """Rank 0's end of all lifelines, served by a thread on a port chosen by the system."""
 
-    def __init__(self, host: str, size: int) -> None:
-        self._size = size
-        self._listener = socket.create_server((host, 0), backlog=size)
+    def __init__(self, host: str, world_size: int) -> None:
+        self._world_size = world_size
+        self._listener = socket.create_server((host, 0), backlog=world_size)
         self.port: int = self._listener.getsockname()[1]
         self._ranks: dict[socket.socket, int] = {}
-        self._rest: dict[socket.socket, bytes] = {}  # of a line that has not arrived in full
-        self._known = 0  # ranks that have connected so far
+        self._partial: dict[socket.socket, bytes] = {}  # the beginning of a line that has not arrived completely
+        self._connected = 0  # ranks that have connected so far
         self._failed: dict[int, str] = {}
         self._over = False
         threading.Thread(target=self._serve, name="hub", daemon=True).start()
@@ -55,40 +55,40 @@ class Hub:
                 left = 0.1 if first else None
                 for key, _ in selector.select(left):
                     if key.fileobj is self._listener:
-                        with suppress(OSError):  # it is gone already
+                        with suppress(OSError):  # the process has exited already
                             connection = self._listener.accept()[0]
-                            self._rest[connection] = b""
+                            self._partial[connection] = b""
                             selector.register(connection, selectors.EVENT_READ)
                     elif isinstance(key.fileobj, socket.socket) and not self._read(key.fileobj):
                         selector.unregister(key.fileobj)
                         key.fileobj.close()
                 first = first or (time.monotonic() if self._failed else 0.0)
                 waited = time.monotonic() - first if first else 0.0
-                complete = self._known == self._size or waited >= _CONNECT  # some may still be on their way here
-                if first and (len(self._failed) == self._size or (complete and waited >= _COLLECT)):
+                complete = self._connected == self._world_size or waited >= _CONNECT  # some may not have connected yet
+                if first and (len(self._failed) == self._world_size or (complete and waited >= _COLLECT)):
                     break
-        for connection in self._rest:
+        for connection in self._partial:
             _send(connection, **({"failed": self._failed} if self._failed else {"bye": True}))
-        for connection in self._rest:  # closed with something unread, it would take back what was sent
+        for connection in self._partial:  # closing with unread data would discard what was sent
             with connection, suppress(OSError):
                 while connection.recv(1 << 16):
                     pass
 
     def _read(self, connection: socket.socket) -> bool:
-        """Take what has arrived; False when the connection is at its end."""
+        """Read what has arrived; False if the connection is closed."""
         try:
             data = connection.recv(1 << 16)
         except OSError:
             data = b""
-        *lines, self._rest[connection] = (self._rest[connection] + data).split(b"\n")
+        *lines, self._partial[connection] = (self._partial[connection] + data).split(b"\n")
         try:
             for line in lines:
                 self._hear(connection, json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError):
-            data = b""  # no process of ours: somebody who looks for open ports
-        if data and connection in self._rest:
+            data = b""  # not one of our processes: a port scanner
+        if data and connection in self._partial:
             return True
-        self._rest.pop(connection, None)
+        self._partial.pop(connection, None)
         if connection in self._ranks:
             self._failed.setdefault(self._ranks[connection], DIED)
         return False
@@ -96,33 +96,33 @@ class Hub:
     def _hear(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
         if "rank" in message:
             self._ranks[connection] = message["rank"]
-            self._known += 1
+            self._connected += 1
         rank = self._ranks[connection]
         if "failed" in message:
             self._failed[rank] = message["failed"]
         if "bye" in message:
             self._over = self._over or rank == 0
-            del self._ranks[connection], self._rest[connection]
+            del self._ranks[connection], self._partial[connection]
 
 
 class Lifeline:
-    """One process' connection to the hub.
+    """One process's connection to the hub.
 
     with Lifeline(rank, host, port) as lifeline:
-        …                       # an error in here: lifeline.fail(message) says which ranks have failed
+        …                       # after an error: lifeline.fail(message) returns which ranks have failed
     """
 
     def __init__(self, rank: int, host: str, port: int) -> None:
         self.rank = rank
         self.failed: dict[int, str] = {}
-        """Messages by rank, once the hub has told."""
+        """Messages by rank, once the hub has sent them."""
         self._heard, self._leaving = threading.Event(), threading.Event()
         self._over = False
         self._socket = socket.create_connection((host, port), _CONNECT)
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-            if hasattr(socket, option):  # a node without power is found out in 90 seconds
+            if hasattr(socket, option):  # a node without power is detected after 90 seconds
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
         _send(self._socket, rank=rank)
         threading.Thread(target=self._listen, name="lifeline", daemon=True).start()
@@ -135,13 +135,13 @@ class Lifeline:
         if kind is None:
             self._over = True
             _send(self._socket, bye=True)
-        else:  # what is left of the way out may hang in a library that waits for other processes
+        else:  # the clean-up may hang in a library that waits for other processes
             timer = threading.Timer(_LEAVING, os._exit, [2])
             timer.daemon = True
             timer.start()
 
     def _listen(self) -> None:
-        """The thread: wait for the one message of the hub, and end a process that does not follow it."""
+        """The thread: wait for the hub's single message, and end this process if it does not exit by itself."""
         line = b""
         with self._socket, suppress(OSError), self._socket.makefile("rb") as lines:
             line = lines.readline()
@@ -152,24 +152,24 @@ class Lifeline:
         self._heard.set()
         if not self._leaving.wait(_GRACE):
             sys.stdout.flush()
-            print(f"error: {self.others()}", file=sys.stderr, flush=True)
+            print(f"error: {self.describe_failure()}", file=sys.stderr, flush=True)
             os._exit(2)
 
     def fail(self, message: str, wait: bool = True) -> dict[int, str]:
-        """Tell the others why this process ends; returns the messages of all ranks that failed, this one's included."""
+        """Tell the others why this process ends; returns the messages of all failed ranks, including this one."""
         self._leaving.set()
         _send(self._socket, failed=message)
         if wait:
             self._heard.wait(_CONNECT + _GRACE)
         return {self.rank: message, **self.failed}
 
-    def lost(self) -> bool:
-        """Whether another process failed, for one that lost contact with it: the cause arrives within seconds."""
+    def wait_for_failure(self) -> bool:
+        """Wait some seconds for the cause of a lost connection; returns whether another process failed."""
         self._leaving.set()
         return self._heard.wait(_COLLECT + _GRACE)
 
-    def others(self) -> str:
-        """What a process that is well says when it leaves because others failed."""
+    def describe_failure(self) -> str:
+        """The message of a healthy process that exits because others failed."""
         first = min(self.failed)
         more = f" (and {len(self.failed) - 1} more)" if len(self.failed) > 1 else ""
         return f"rank {self.rank} leaves because rank {first}{more} failed: {self.failed[first]}"

@@ -1,11 +1,11 @@
 """Pipeline parallelism: which layers a process holds, and the schedule of its micro-batches.
 
-    pipeline = Pipeline(stages, run, mesh, device)
+    pipeline = Pipeline(stages, experiment, mesh, device)
     loss = pipeline.run(batches, factor, train=True)
 
-A stage is some consecutive layers of a GPT-2; the first one also embeds, the last one computes the loss. The
-schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B with several stages a
-process (Narayanan et al. 2021), where stage i is on process i modulo their number.
+A stage holds consecutive layers of a GPT-2; the first one also embeds, the last one computes the loss. The schedules
+are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019) and interleaved 1F1B with several stages per
+process (Narayanan et al. 2021), where stage i is on process i modulo the number of processes.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from training.precision import autocast
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:
-    """The layers of each stage, as even as can be; earlier stages get the odd ones, the last one has the head to do."""
+    """The layers of each stage, spread evenly; earlier stages get the remainder, because the last one has the head."""
     edges = [-(-n_layer * stage // stages) for stage in range(stages + 1)]
     return [range(edges[stage], edges[stage + 1]) for stage in range(stages)]
 
@@ -35,21 +35,21 @@ def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> floa
 
 
 class Stage(nn.Module):
-    """A GPT-2 from which everything is gone that other stages do."""
+    """A GPT-2 reduced to the layers of one stage."""
 
     def __init__(
         self, model: GPT2, layers: range, first: bool = True, last: bool = True, precision: str = "float32"
     ) -> None:
         super().__init__()
         self.model, self.first, self.last, self.precision = model, first, last, precision
-        gone = [f"h.{layer}" for layer in model.h if int(layer) not in layers]
-        gone += ["wpe", "drop"] * (not first) + ["ln_f", "head"] * (not last) + ["wte"] * (not first and not last)
-        for name in gone:
+        removed = [f"h.{layer}" for layer in model.h if int(layer) not in layers]
+        removed += ["wpe"] * (not first) + ["ln_f", "head"] * (not last) + ["wte"] * (not first and not last)
+        for name in removed:
             parent, _, child = name.rpartition(".")
             delattr(model.get_submodule(parent), child)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        """(B, T) tokens or (B, T, C) of the stage before -> (B, T, C), or the summed loss, shape (1,)."""
+        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,)."""
         with autocast(self.precision, x.device):
             if self.first:
                 x = self.model.embed(x, positions)
@@ -61,7 +61,7 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """The stages of all processes at work together: `run` is a collective call over the `pp` axis."""
+    """Runs the stages of all processes together: `run` is a collective call over the `pp` axis."""
 
     def __init__(self, stages: Sequence[Stage], experiment: Experiment, mesh: DeviceMesh, device: torch.device) -> None:
         parallel, rank = experiment.parallel, mesh.get_local_rank("pp")
@@ -73,18 +73,18 @@ class Pipeline:
         parts = [
             PipelineStage(
                 stage,
-                rank + place * parallel.pipeline,
+                rank + index * parallel.pipeline,
                 parallel.pipeline * parallel.virtual_stages,
                 device,
                 input_args=(tokens if stage.first else hidden,),
                 output_args=(torch.empty(1, device="meta", requires_grad=True) if stage.last else hidden,),
                 group=mesh.get_group("pp"),
             )
-            for place, stage in enumerate(stages)
+            for index, stage in enumerate(stages)
         ]
         self.first, self.last = stages[0].first, stages[-1].last
         self._factor: Tensor | float = 1.0
-        self._nothing = torch.zeros((), device=device)
+        self._zero = torch.zeros((), device=device)
         options: dict[str, Any] = {
             "n_microbatches": experiment.accumulation,
             "loss_fn": lambda loss, _targets: loss.sum() * self._factor,
@@ -97,9 +97,9 @@ class Pipeline:
             self._schedule = kind(parts[0], **options)
 
     def run(self, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
-        """One step's micro-batches forward and, to train, backward: their losses times `factor`, summed, shape ().
+        """Run one step's micro-batches forward and, if `train`, backward; their summed losses times `factor`, shape ().
 
-        Zero on every process but those of the last stage.
+        Zero except on the processes of the last stage.
         """
         self._factor = factor
         arguments: list[Tensor] = []
@@ -116,4 +116,4 @@ class Pipeline:
             self._schedule.step(*arguments, **options, return_outputs=False)
         else:
             self._schedule.eval(*arguments, **options, return_outputs=False)
-        return torch.stack([loss.detach() for loss in losses]).sum() if losses else self._nothing.clone()
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else self._zero.clone()

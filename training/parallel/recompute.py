@@ -1,4 +1,7 @@
-"""Activation recompute: what a layer keeps for its backward pass, and what it computes anew (Chen et al. 2016)."""
+"""Activation recompute: trades memory for computing a layer's activations again in the backward pass.
+
+Chen et al. 2016, "Training deep nets with sublinear memory cost".
+"""
 
 from functools import partial
 from typing import Any
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 _aten = torch.ops.aten
-_KEPT = frozenset(
+_SAVED = frozenset(
     {  # results of matrix products and attention: most of the work, little of the memory
         _aten.mm.default,
         _aten.addmm.default,
@@ -23,19 +26,19 @@ _KEPT = frozenset(
 
 
 def _policy(_context: object, operator: object, *_arguments: object, **_options: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def recompute(block: nn.Module, kind: str) -> None:
-    """Let a layer recompute, in place: `selective` all but the products above, `full` everything."""
+    """Make a layer recompute its activations, in place: `selective` all except _SAVED, `full` everything."""
     options: dict[str, Any] = {}
     if kind == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    once = block.forward
+    original = block.forward
 
     def forward(*inputs: Tensor) -> Tensor:
-        out: Tensor = checkpoint(once, *inputs, use_reentrant=False, **options)
+        out: Tensor = checkpoint(original, *inputs, use_reentrant=False, **options)
         return out
 
-    # the method, not a wrapper around the module: names of parameters stay as they are
+    # replaces the method instead of wrapping the module, which would rename the parameters
     setattr(block, "forward", forward)  # noqa: B010

@@ -1,7 +1,7 @@
-"""Where the processes of a job meet: a store, and the lifelines that tell each of the others' end.
+"""Lets the processes of a job find each other: a shared store, and the lifelines that report failures.
 
-No port is ever guessed. Rank 0 binds a free one, and its address travels in a file in the run folder whose name carries
-the job id and restart count; torchrun brings a meeting point of its own.
+No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model folder, whose name
+contains the job id and restart count; torchrun provides its own store.
 """
 
 import socket
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 from common.errors import JobError
 from common.files import write_text
+from training.parallel.launch import Launch
 from training.parallel.lifeline import Hub, Lifeline
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from training.parallel.distributed import Launch
-
 START_TIMEOUT = 300.0  # seconds for all processes to meet: slow nodes import torch from a cold network file system
 
 
-def meet(launch: "Launch", folder: Path, timeout: float = START_TIMEOUT) -> "Store":
-    """A store shared by all processes of the job, served by rank 0 on a port that the system chose.
+def meet(launch: Launch, folder: Path, timeout: float = START_TIMEOUT) -> "Store":
+    """Returns a store shared by all processes of the job, served by rank 0 on a port chosen by the system.
 
-    Rank 0 writes "host:port" to a file in `folder`, the others wait for it; once all have come the file is removed.
+    Rank 0 writes "host:port" to a file in `folder` and the others wait for it; once all have joined, the file is
+    removed.
     """
     from torch.distributed import DistNetworkError, DistStoreError
 
@@ -37,10 +37,10 @@ def meet(launch: "Launch", folder: Path, timeout: float = START_TIMEOUT) -> "Sto
         store = _serve(launch, meeting, timeout) if launch.rank == 0 else _join(launch, meeting, deadline)
         store.set(f"here/{launch.rank}", "yes")
         if launch.rank == 0:
-            store.wait([f"here/{rank}" for rank in range(launch.size)], timedelta(seconds=timeout))
+            store.wait([f"here/{rank}" for rank in range(launch.world_size)], timedelta(seconds=timeout))
     except (DistStoreError, DistNetworkError, TimeoutError):
         raise JobError(
-            f"{meeting}: the {launch.size} processes of the job did not meet within {timeout:.0f} s "
+            f"{meeting}: the {launch.world_size} processes of the job did not meet within {timeout:.0f} s "
             f"(rank {launch.rank} waited); did they all start, and do they see the same folder?"
         ) from None
     finally:
@@ -50,7 +50,7 @@ def meet(launch: "Launch", folder: Path, timeout: float = START_TIMEOUT) -> "Sto
 
 
 def _torchrun_store(timeout: float) -> "Store":
-    """The store that torchrun brings; after a restart of the workers it is a new one."""
+    """The store that torchrun provides; a new one after each restart of the workers."""
     from torch.distributed import DistNetworkError, DistStoreError, PrefixStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
@@ -62,14 +62,14 @@ def _torchrun_store(timeout: float) -> "Store":
     return prefixed
 
 
-def _serve(launch: "Launch", meeting: Path, timeout: float) -> "Store":
+def _serve(launch: Launch, meeting: Path, timeout: float) -> "Store":
     """Rank 0: listen on a free port, then publish it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     one_node = launch.nodes == 1
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1" if one_node else "", 0))
-    listener.listen(launch.size)
+    listener.listen(launch.world_size)
     port = listener.getsockname()[1]
     # The host's name, not its address as seen from itself: Debian resolves a machine's own name to 127.0.1.1.
     host = "127.0.0.1" if one_node else socket.gethostname()
@@ -79,20 +79,20 @@ def _serve(launch: "Launch", meeting: Path, timeout: float) -> "Store":
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout),
-        master_listen_fd=listener.detach(),  # from here on the store owns the socket
+        master_listen_fd=listener.detach(),  # the store owns the socket now
     )
     write_text(meeting, f"{host}:{port}\n")
     return store
 
 
-def _join(launch: "Launch", meeting: Path, deadline: float) -> "Store":
-    """Ranks 1 and up: wait for the address; one left by a killed start is refused and read again."""
+def _join(launch: Launch, meeting: Path, deadline: float) -> "Store":
+    """Ranks 1 and up: wait for the address. One left behind by a killed start refuses connections and is read again."""
     from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
     while time.monotonic() < deadline:
         try:
             host, _, port = meeting.read_text(encoding="utf-8").strip().rpartition(":")
-            attempt = timedelta(seconds=2)  # an address that nobody serves is tried this long, then read again
+            attempt = timedelta(seconds=2)  # how long to try an address that may be stale
             store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=attempt)
             store.set_timeout(timedelta(seconds=START_TIMEOUT))
             return store
@@ -101,11 +101,11 @@ def _join(launch: "Launch", meeting: Path, deadline: float) -> "Store":
     raise TimeoutError
 
 
-def join_lifeline(launch: "Launch", store: "Store") -> Lifeline:
-    """Connect to the hub, which rank 0 starts; its address travels in the store."""
+def join_lifeline(launch: Launch, store: "Store") -> Lifeline:
+    """Connect to the hub, which rank 0 starts; the store passes its address on."""
     if launch.rank == 0:
         host = "127.0.0.1" if launch.nodes == 1 else ""
-        hub = Hub(host, launch.size)
+        hub = Hub(host, launch.world_size)
         store.set("hub", f"{host or socket.gethostname()} {hub.port}")
         return Lifeline(0, "127.0.0.1", hub.port)
     host, port = store.get("hub").decode().split()

@@ -17,11 +17,14 @@ from common.errors import CheckpointError
 from common.files import read_json, write_json
 from common.settings import Experiment
 from tests.training.helpers import (
+    Session,
     byte_documents,
     launch_ok,
     make_run,
+    open_session,
     save_checkpoint,
     settings_of,
+    step_batches,
     write_corpus,
 )
 from tests.training.worker import steps
@@ -29,10 +32,9 @@ from training import checkpoint
 from training.checkpoint import Manifest, Progress, files
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
-from training.parallel.distributed import World
-from training.plan import make_plan
-from training.session import Session, open_session
-from training.step import step_batches, train_step
+from training.parallel.process_group import World
+from training.plan import Plan, make_plan
+from training.step import train_step
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -44,6 +46,14 @@ def session(tmp_path: Path) -> Session:
     for iteration, batches in enumerate(islice(step_batches(session, 0), 2), start=1):
         train_step(session, iteration, batches, 0.01)
     return session
+
+
+def fits(manifest: Manifest, plan: Plan) -> str:
+    return checkpoint.check_fits(manifest, name=plan.name, experiment=plan.experiment, data=plan.data.train)
+
+
+def with_data(plan: Plan, blend: Blend) -> Plan:
+    return replace(plan, data=plan.data._replace(train=blend))
 
 
 def save(session: Session, folder: Path, iteration: int = 2) -> Manifest:
@@ -256,7 +266,7 @@ def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path
 
 def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
-    checkpoint.check_fits(manifest, session.plan)
+    fits(manifest, session.plan)
     for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
         run = session.plan.experiment.model_dump()
         was, run[section][key] = run[section][key], value
@@ -264,18 +274,18 @@ def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_pat
         with pytest.raises(
             CheckpointError, match=rf"models\.tiny\.{section}\.{key} is {value} .* checkpoint has {was}"
         ):
-            checkpoint.check_fits(manifest, other)
+            fits(manifest, other)
 
 
 def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
-    corpus = session.plan.train.parts[0].corpus
+    corpus = session.plan.data.train.parts[0].corpus
     other = Corpus(corpus.prefix, corpus.tokens, corpus.starts[1:], corpus.lengths[1:])
     samples = [Samples(corpus, range(corpus.documents), 8), Samples(other, range(other.documents), 8)]
     for blend in (Blend(samples[1:], [1]), Blend(samples, [1, 1])):
         with pytest.raises(CheckpointError, match="was trained on another dataset"):
-            checkpoint.check_fits(manifest, replace(session.plan, train=blend))
-    checkpoint.check_fits(manifest, replace(session.plan, train=Blend(samples[:1], [7])))
+            fits(manifest, with_data(session.plan, blend))
+    fits(manifest, with_data(session.plan, Blend(samples[:1], [7])))
 
 
 @pytest.mark.parametrize("vocab_size", [257, None], ids=["ours", "another tool's"])
@@ -289,16 +299,16 @@ def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
     plan = make_plan(settings_of(config), "tiny")
     manifest = save(open_session(plan, ALONE), tmp_path / "run")
-    assert checkpoint.check_fits(manifest, make_plan(settings_of(config), "tiny")) == ""
+    assert fits(manifest, make_plan(settings_of(config), "tiny")) == ""
     shutil.copytree(prefix.parent, tmp_path / "elsewhere")
     moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
-    checkpoint.check_fits(manifest, replace(plan, train=Blend([moved], [1])))
+    fits(manifest, with_data(plan, Blend([moved], [1])))
     documents = byte_documents(60)
     documents[7][3] ^= 1
     write_corpus(prefix, documents, vocab_size)
     changed = make_plan(settings_of(config), "tiny")
     with pytest.raises(CheckpointError, match=r"another text than .* documents of the same lengths"):
-        checkpoint.check_fits(manifest, changed)
+        fits(manifest, changed)
 
 
 def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.helpers import make_run, settings_of
+from tests.training.helpers import make_run, open_session, settings_of, step_batches
 from training.evaluation.scoring import sum_of_losses
-from training.parallel.distributed import World
+from training.parallel.process_group import World
 from training.plan import make_plan
 from training.precision import autocast
-from training.session import open_session
-from training.step import step_batches, train_step, validate
+from training.step import train_step, validate
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -22,8 +21,8 @@ def losses(config: Path, validates: bool) -> list[float]:
     steps = step_batches(session, 0)
     for iteration in (1, 2, 3):
         seen.append(train_step(session, iteration, next(steps), 0.01).loss)
-        if validate:
-            validate(session, session.plan.valid, 5)
+        if validates:
+            validate(session, session.plan.data.valid, 5)
     return seen
 
 
@@ -37,10 +36,10 @@ def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Pat
     seen = []
     for micro in (2, 4):
         plan = make_plan(settings_of(make_run(tmp_path / str(micro), train={"micro_batch_size": micro})), "tiny")
-        seen.append(validate(open_session(plan, ALONE), plan.valid, 11))
+        seen.append(validate(open_session(plan, ALONE), plan.data.valid, 11))
     assert seen[0] == pytest.approx(seen[1], rel=1e-6)
     model = open_session(plan, ALONE).stages[0].model
-    assert seen[0] == pytest.approx(sum_of_losses(model, plan.valid, 11, 3, "float32") / (11 * 16), rel=1e-6)
+    assert seen[0] == pytest.approx(sum_of_losses(model, plan.data.valid, 11, 3, "float32") / (11 * 16), rel=1e-6)
 
 
 def test_bfloat16_is_near_float32_and_auto_is_float32_on_a_cpu(tmp_path: Path) -> None:

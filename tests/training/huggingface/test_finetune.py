@@ -61,7 +61,7 @@ def first_loss(config: Path) -> float:
 
 def loss_of_transformers(model: GPT2LMHeadModel, config: Path) -> float:
     """On the first global batch of the run."""
-    samples = make_plan(settings_of(config), "tiny").train
+    samples = make_plan(settings_of(config), "tiny").data.train
     tokens = torch.stack([torch.from_numpy(samples.sample(number)) for number in range(8)])
     with torch.no_grad():
         logits = model(tokens[:, :-1]).logits

@@ -1,4 +1,4 @@
-"""FLOPs a token by the convention that the log names, and the peaks of devices."""
+"""FLOPs per token by the convention that the log names, and the peaks of devices."""
 
 import pytest
 import torch

@@ -1,23 +1,22 @@
-"""What a run tells, and to whom: means over good steps, memory once, the slowest parts, a bar on terminals only."""
+"""Reports: means over the steps taken, memory once, the slowest parts, a progress bar on terminals only."""
 
 import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from common.files import read_rows
-from tests.training.helpers import make_run, run_main, settings_of
-from training.checkpoint import Progress
-from training.metrics.logger import Journal
-from training.monitoring.guard import Guard
-from training.parallel.distributed import World
+from tests.training.helpers import Session, make_run, open_session, run_main, settings_of
+from training.metrics.logger import MetricsLogger
+from training.metrics.step_totals import StepTotals
+from training.parallel.process_group import World
 from training.plan import make_plan
-from training.session import Session, open_session
-from training.step import Step
 from training.train import main
 
 
@@ -29,27 +28,29 @@ def session(tmp_path: Path) -> Session:
     return open_session(make_plan(settings_of(config), "tiny"), World(0, 1, torch.device("cpu")))
 
 
-def journal_of(session: Session, folder: Path) -> Journal:
+def logger_of(
+    session: Session, folder: Path, iteration: int = 0, state: Mapping[str, Any] | None = None
+) -> MetricsLogger:
     folder.mkdir(exist_ok=True)
-    return Journal(session, folder, Progress(0, 0))
+    return MetricsLogger(folder, "tiny", session.plan.experiment, session.world, session.timers, iteration, state)
 
 
-def test_a_report_is_about_the_steps_that_were_taken(
+def test_a_report_covers_the_steps_that_were_taken(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nan, inf = float("nan"), float("inf")
-    with journal_of(session, tmp_path / "run") as journal:
+    with logger_of(session, tmp_path / "run") as logger:
         for step in (
-            Step(4.0, 1.5, True, 0),
-            Step(nan, nan, False, 0),
-            Step(2.0, 0.5, True, 0),
-            Step(9.0, 7.0, False, 0),  # a spike that was left out
-            Step(3.0, inf, False, 0),
+            (4.0, 1.5, True),
+            (nan, nan, False),
+            (2.0, 0.5, True),
+            (9.0, 7.0, False),  # a spike that was left out
+            (3.0, inf, False),
         ):
-            journal.step(step, 1e-3, 0.25)
-        journal.report(Progress(5, 40), Guard(session.plan.experiment))
-        journal.step(Step(inf, inf, False, 0), 1e-3, 0.0)
-        journal.report(Progress(6, 48), Guard(session.plan.experiment))
+            logger.record_step(*step, 1e-3, 0.25)
+        logger.report(5, 40, 1.0)
+        logger.record_step(inf, inf, False, 1e-3, 0.0)
+        logger.report(6, 48, 1.0)
     first, second = read_rows(tmp_path / "run" / "train.csv")
     assert (first["lm_loss"], first["grad_norm"], first["skipped"], first["non_finite"]) == ("3.0", "0.5", "3", "2")
     assert (second["lm_loss"], second["skipped"], second["non_finite"]) == ("nan", "1", "1")
@@ -60,41 +61,49 @@ def test_a_report_is_about_the_steps_that_were_taken(
     )
 
 
-def test_a_row_after_a_resume_is_about_the_steps_before_it_too(session: Session, tmp_path: Path) -> None:
+def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Session, tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
-    steps = [Step(4.1, 1.5, True, 0), Step(nan, inf, False, 0), Step(2.3, 0.5, True, 0), Step(7.7, 9.0, False, 0)]
+    steps = [(4.1, 1.5, True), (nan, inf, False), (2.3, 0.5, True), (7.7, 9.0, False)]
     last = ["lm_loss", "grad_norm", "skipped", "non_finite"]
     rows = []
     for cut in (0, 1, 2, 4):
         folder = tmp_path / f"run {cut}"
-        with journal_of(session, folder) as journal:
+        with logger_of(session, folder) as logger:
             for step in steps[:cut]:
-                journal.step(step, 1e-3, 0.0)
-            state = orjson.loads(orjson.dumps(journal.state()))  # as a manifest holds it
-        with Journal(session, folder, Progress(cut, 8 * cut, {}, state)) as journal:
-            for step in [*steps[cut:], Step(1.9, 0.25, True, 0)]:
-                journal.step(step, 1e-3, 0.0)
-            journal.report(Progress(5, 40), Guard(session.plan.experiment))
-            assert journal.state() == {}
+                logger.record_step(*step, 1e-3, 0.0)
+            state = orjson.loads(orjson.dumps(logger.state()))  # as a manifest holds it
+        with logger_of(session, folder, cut, state) as logger:
+            for step in [*steps[cut:], (1.9, 0.25, True)]:
+                logger.record_step(*step, 1e-3, 0.0)
+            logger.report(5, 40, 1.0)
+            assert logger.state() == {}
         rows.append([read_rows(folder / "train.csv")[-1][column] for column in last])
     assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
 
 
-def test_a_board_that_the_disk_refuses_is_named_and_left_out(
+def test_the_state_in_a_checkpoint_does_not_grow_while_it_is_written() -> None:
+    totals = StepTotals()
+    totals.add(4.0, 1.0, True)
+    saved = totals.state()
+    totals.add(3.0, 1.0, True)  # train.async_save: training continues
+    assert saved["losses"] == [4.0]
+
+
+def test_a_board_that_cannot_write_is_named_and_dropped(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Full:
         def show(self, figures: object, iteration: int) -> None:
             raise OSError(28, "No space left on device")
 
-        def close(self, well: bool) -> None:
+        def close(self, success: bool) -> None:
             raise OSError(28, "No space left on device")
 
-    with journal_of(session, tmp_path / "run") as journal:
-        journal._boards += [Full()]
+    with logger_of(session, tmp_path / "run") as logger:
+        logger._boards += [Full()]
         for iteration in (1, 2):
-            journal.validated(Progress(iteration, 8 * iteration), 2.0)
-    said = capsys.readouterr().out
+            logger.report_validation(iteration, 8 * iteration, 2.0)
+    said = capsys.readouterr().err
     assert (
         said.count("No space left on device") == 1 and "run/full: No space left on device; Full shows no more" in said
     )
@@ -104,15 +113,15 @@ def test_a_board_that_the_disk_refuses_is_named_and_left_out(
 def test_the_log_line_is_followed_by_times_and_the_first_time_by_memory(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with journal_of(session, tmp_path / "run") as journal:
+    with logger_of(session, tmp_path / "run") as logger:
         for iteration in (1, 2):
             with session.timers("forward-backward"):
                 pass
-            journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.5)
-            journal.report(Progress(iteration, 8), Guard(session.plan.experiment))
+            logger.record_step(4.0, 1.0, True, 1e-3, 0.5)
+            logger.report(iteration, 8, 1.0)
     device, arithmetic, first, times, memory, second, last = capsys.readouterr().out.splitlines()
     assert device.startswith("device") and "models.tiny.log.peak_tflops sets one" in device
-    assert "GFLOP a token (6N+12Lhs" in arithmetic
+    assert "GFLOP per token (6N+12Lhs" in arithmetic
     assert first.startswith("iteration        1/") and second.startswith("iteration        2/")
     assert times.startswith("time (ms) | forward-backward: 0.0") and times.endswith("| batch generator: 500.00")
     assert "forward:" not in times  # what was not timed, as with a pipeline, is not there
@@ -120,14 +129,14 @@ def test_the_log_line_is_followed_by_times_and_the_first_time_by_memory(
     assert last.startswith("time (ms)")
 
 
-def test_the_memory_told_is_that_of_the_rank_that_took_most(
+def test_the_memory_line_is_of_the_rank_that_used_most(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = [{"reserved": 9.0, "max reserved": most} for most in (10.0, 30.0, 20.0)]
-    with journal_of(session, tmp_path / "run") as journal:
+    with logger_of(session, tmp_path / "run") as logger:
         monkeypatch.setattr("training.metrics.logger.all_gather", lambda used: ranks)
-        journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.0)
-        journal.report(Progress(1, 8), Guard(session.plan.experiment))
+        logger.record_step(4.0, 1.0, True, 1e-3, 0.0)
+        logger.report(1, 8, 1.0)
     said = capsys.readouterr().out
     assert "[Rank 1] (after 1 iterations) memory (MB) | reserved: 9.0 | max reserved: 30.0\n" in said
 
@@ -135,9 +144,9 @@ def test_the_memory_told_is_that_of_the_rank_that_took_most(
 def test_a_known_peak_gives_the_mfu(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = session.plan.experiment.log.model_copy(update={"peak_tflops": 1e-3})
     object.__setattr__(session.plan, "experiment", session.plan.experiment.model_copy(update={"log": log}))
-    with journal_of(session, tmp_path / "run") as journal:
-        journal.step(Step(4.0, 1.0, True, 0), 1e-3, 0.0)
-        journal.report(Progress(1, 8), Guard(session.plan.experiment))
+    with logger_of(session, tmp_path / "run") as logger:
+        logger.record_step(4.0, 1.0, True, 1e-3, 0.0)
+        logger.report(1, 8, 1.0)
     (row,) = read_rows(tmp_path / "run" / "train.csv")
     # parameters without positions, 2 layers of width 32 over 16 tokens
     per_token = 6 * (34208 - 16 * 32) + 12 * 2 * 32 * 16
@@ -146,19 +155,19 @@ def test_a_known_peak_gives_the_mfu(session: Session, tmp_path: Path, capsys: py
     assert " | MFU (%, 6N+12Lhs): " in capsys.readouterr().out
 
 
-def test_a_test_loss_has_a_file_of_its_own_and_no_loss_is_too_large_to_tell(
+def test_a_test_loss_has_its_own_file_and_a_huge_loss_is_reported(
     session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with journal_of(session, tmp_path / "run") as journal:
-        journal.validated(Progress(3, 24), 1000.0)
-        journal.validated(Progress(3, 24), 2.0, "test")
+    with logger_of(session, tmp_path / "run") as logger:
+        logger.report_validation(3, 24, 1000.0)
+        logger.report_validation(3, 24, 2.0, "test")
     assert [row["loss"] for row in read_rows(tmp_path / "run" / "valid.csv")] == ["1000.0"]
     test = json.loads((tmp_path / "run" / "test.json").read_text())
     assert test == {"iteration": 3, "consumed_samples": 24, "loss": 2.0, "perplexity": pytest.approx(7.389, abs=1e-3)}
     assert "test at iteration 3 | lm loss: 2.000000E+00 | perplexity: 7.38906\n" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_after_its_output_pipe_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(tmp_path)
     reader, writer = os.pipe()
     os.close(reader)

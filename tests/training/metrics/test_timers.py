@@ -1,4 +1,4 @@
-"""Timers: the clock on a CPU, events on a GPU, and no waiting inside a step."""
+"""Timers use the clock on a CPU and events on a GPU, and never wait inside a step."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from training.metrics.timers import Timers
 
 
-def test_parts_add_up_by_name_and_may_lie_inside_one_another() -> None:
+def test_parts_add_up_by_name_and_may_be_nested() -> None:
     timers = Timers(torch.device("cpu"))
     for _ in range(2):
         with timers("both"):
@@ -21,11 +21,11 @@ def test_parts_add_up_by_name_and_may_lie_inside_one_another() -> None:
     taken = timers.take()
     assert taken["first"] >= 0.008 and taken["second"] >= 0.016
     assert taken["both"] >= taken["first"] + taken["second"]
-    assert timers.take() == {}  # begins anew
+    assert timers.take() == {}  # starts from 0 again
 
 
 class Events:
-    """A GPU's stream whose clock stands still until it is waited for: 10 ms from one event to the next."""
+    """A fake GPU stream whose clock advances only when it is synchronised: 10 ms per event."""
 
     def __init__(self) -> None:
         self.made = self.recorded = self.passed = 0
@@ -55,7 +55,7 @@ class Event:
         return 10.0 * (end.at - self.at)
 
 
-def test_a_gpu_is_waited_for_by_take_alone_and_its_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_take_waits_for_the_gpu_and_events_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Events()
     monkeypatch.setattr("training.metrics.timers.Event", stream)
     timers = Timers(torch.device("cuda"))

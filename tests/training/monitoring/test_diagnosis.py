@@ -1,16 +1,15 @@
-"""Numbers that are not finite are traced to where they begin."""
+"""Non-finite numbers are traced to the module where they begin."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.training.helpers import launch_ok, make_run, settings_of
-from training.monitoring.diagnosis import first_non_finite
-from training.parallel.distributed import World
+from tests.training.helpers import Session, launch_ok, make_run, open_session, settings_of, step_batches
+from training.parallel.process_group import World
 from training.plan import make_plan
-from training.session import Session, open_session
-from training.step import step_batches, train_step
+from training.step import train_step
+from training.trainer import _find_non_finite
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -22,12 +21,12 @@ def session(tmp_path: Path) -> Session:
 
 
 def after_a_step(session: Session) -> str:
-    """A step that is not taken, and what is said of it."""
+    """The diagnosis of a step that is not taken."""
     steps = step_batches(session, 0)
     batches = next(steps)
     steps.close()
     train_step(session, 1, batches, 0.01, accepts=lambda loss, norm: False)
-    return first_non_finite(session, batches)
+    return _find_non_finite(session, batches)
 
 
 def test_a_parameter_is_named_before_what_it_spoils(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Steps are judged by their loss and gradient norm: taken, left out, or the end of the run."""
+"""Steps are judged by their loss and gradient norm: taken, skipped, or stopping the run."""
 
 import json
 import math
@@ -17,7 +17,8 @@ from training.train import main
 def guard(precision: str = "float32", state: dict[str, Any] | None = None, **watch: object) -> Guard:
     model = {"n_layer": 1, "n_head": 1, "n_embd": 8}
     train = {"iterations": 10, "precision": precision, "initial_loss_scale": 8, "loss_scale_window": 3}
-    return Guard(Experiment.model_validate({"model": model, "train": train, "watch": watch}), state)
+    experiment = Experiment.model_validate({"model": model, "train": train, "watch": watch})
+    return Guard(experiment.train, experiment.watch, state)
 
 
 def where() -> str:
@@ -25,25 +26,25 @@ def where() -> str:
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (2.0, math.inf), (math.inf, math.nan)])
-def test_a_number_that_is_not_finite_stops_the_run_before_the_step(loss: float, norm: float) -> None:
+def test_a_non_finite_number_stops_the_run_before_the_step(loss: float, norm: float) -> None:
     judge = guard()
-    assert judge.accepts(3.0, 1.0)
+    assert judge.record_step(3.0, 1.0).taken
     judge.check(1, where)
-    assert not judge.accepts(loss, norm)
+    assert not judge.record_step(loss, norm).taken
     with pytest.raises(TrainingError, match=r"iteration 2: loss .*, gradient norm .*, first in the output of h\.3"):
         judge.check(2, where)
 
 
-def test_steps_that_are_not_finite_can_be_left_out_but_not_ten_in_a_row() -> None:
+def test_non_finite_steps_can_be_skipped_but_not_ten_in_a_row() -> None:
     judge = guard(non_finite="skip")
     for _ in range(9):
-        assert not judge.accepts(math.nan, 1.0)
+        assert not judge.record_step(math.nan, 1.0).taken
         judge.check(1, where)
-    assert judge.accepts(3.0, 1.0)
+    assert judge.record_step(3.0, 1.0).taken
     for _ in range(9):
-        assert not judge.accepts(math.nan, 1.0)
+        assert not judge.record_step(math.nan, 1.0).taken
         judge.check(1, where)
-    judge.accepts(math.nan, 1.0)
+    judge.record_step(math.nan, 1.0)
     with pytest.raises(TrainingError, match="the 10th step in a row"):
         judge.check(1, where)
 
@@ -52,9 +53,9 @@ def test_steps_that_are_not_finite_can_be_left_out_but_not_ten_in_a_row() -> Non
 def test_a_loss_that_leaps_is_a_spike(reaction: str, taken: bool) -> None:
     judge = guard(spike=0.5, spike_reaction=reaction)
     for _ in range(100):
-        assert judge.accepts(3.0, 1.0)
-    assert judge.accepts(3.4, 1.0) and not judge.spike
-    assert judge.accepts(3.6, 1.0) is taken
+        assert judge.record_step(3.0, 1.0).taken
+    assert judge.record_step(3.4, 1.0).taken and not judge.spike
+    assert judge.record_step(3.6, 1.0).taken is taken
     assert judge.spike.startswith("loss 3.6000 is 0.5960 nats above the mean of the 100")
     if reaction == "stop":
         with pytest.raises(TrainingError, match=r"iteration 102: loss 3\.6000 is") as raised:
@@ -62,13 +63,13 @@ def test_a_loss_that_leaps_is_a_spike(reaction: str, taken: bool) -> None:
         assert "h.3" not in str(raised.value)
     else:
         judge.check(102, where)
-    assert judge.accepts(3.0, 1.0) and not judge.spike
+    assert judge.record_step(3.0, 1.0).taken and not judge.spike
 
 
 def test_no_loss_is_a_spike_before_there_is_a_mean_or_when_it_is_switched_off() -> None:
     early, off = guard(spike=0.5, spike_reaction="skip"), guard(spike=0, spike_reaction="skip")
-    assert all(early.accepts(loss, 1.0) for loss in [3.0] * 99 + [100.0])
-    assert all(off.accepts(loss, 1.0) for loss in [3.0] * 200 + [100.0])
+    assert all(early.record_step(loss, 1.0).taken for loss in [3.0] * 99 + [100.0])
+    assert all(off.record_step(loss, 1.0).taken for loss in [3.0] * 200 + [100.0])
 
 
 def test_float16_skips_overflows_and_stops_at_the_tenth_with_the_scale_at_its_floor() -> None:
@@ -77,45 +78,52 @@ def test_float16_skips_overflows_and_stops_at_the_tenth_with_the_scale_at_its_fl
     for _ in range(14):
         judge.check(1, where)
         scales.append(judge.scale)
-        assert not judge.accepts(math.inf, math.nan)
+        assert not judge.record_step(math.inf, math.nan).taken
     assert scales[:5] == [8, 8, 4, 2, 1] and judge.scale == 1  # two overflows before the first halving
     with pytest.raises(TrainingError, match=r"10 overflows in a row with the loss scale at 1, first in .*c_fc"):
         judge.check(1, where)
 
 
-def test_a_clean_step_at_the_floor_counts_anew() -> None:
+def test_a_clean_step_at_the_floor_restarts_the_count() -> None:
     judge = guard("float16")
     for _ in range(3):
         for _ in range(9):
-            judge.accepts(math.inf, 1.0)
+            judge.record_step(math.inf, 1.0)
             judge.check(1, where)
-        assert judge.accepts(2.0, 1.0)
+        assert judge.record_step(2.0, 1.0).taken
 
 
-def test_the_scale_doubles_after_a_clean_window_and_its_patience_is_new_then() -> None:
+def test_the_scale_doubles_after_a_clean_window_and_the_hysteresis_restarts() -> None:
     judge = guard("float16")
-    judge.accepts(math.inf, 1.0)
+    judge.record_step(math.inf, 1.0)
     seen = []
     for _ in range(7):
-        judge.accepts(2.0, 1.0)
+        judge.record_step(2.0, 1.0)
         seen.append(judge.scale)
     assert seen == [8, 8, 16, 16, 16, 32, 32]
-    judge.accepts(math.inf, 1.0)
+    judge.record_step(math.inf, 1.0)
     assert judge.scale == 32
-    judge.accepts(math.inf, 1.0)
+    judge.record_step(math.inf, 1.0)
     assert judge.scale == 16
 
 
-def test_a_resumed_run_judges_as_the_one_that_went_on() -> None:
+def test_asking_whether_a_step_is_accepted_changes_nothing() -> None:
+    judge = guard("float16", spike=0.5, spike_reaction="skip")
+    before = judge.state()
+    assert judge.accepts(3.0, 1.0) and not judge.accepts(math.inf, 1.0)
+    assert judge.state() == before
+
+
+def test_a_resumed_run_judges_like_one_that_was_never_stopped() -> None:
     losses = [3.0] * 60 + [math.inf] + [2.9] * 60 + [math.nan, 9.0]
     straight = guard("float16", spike=0.5, spike_reaction="skip")
     resumed = guard("float16", spike=0.5, spike_reaction="skip")
     refused = 0
     for loss in losses:
-        expected = straight.accepts(loss, 1.0)
+        expected = straight.record_step(loss, 1.0).taken
         state = json.loads(json.dumps(resumed.state()))
         resumed = guard("float16", state, spike=0.5, spike_reaction="skip")
-        assert resumed.accepts(loss, 1.0) is expected
+        assert resumed.record_step(loss, 1.0).taken is expected
         assert resumed.state() == straight.state()
         refused += not expected
     assert refused == 3

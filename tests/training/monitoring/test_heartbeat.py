@@ -1,4 +1,4 @@
-"""A job in which nothing happens any more says where every process is."""
+"""A job that hangs reports where every process is."""
 
 import json
 import time
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import Job, make_run, wait_for
-from training.monitoring.heartbeat import Heartbeat, describe, read_lives
+from training.monitoring.heartbeat import Heartbeat, describe, read_heartbeats
 
 
-def test_a_run_that_goes_on_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_job_that_never_hangs_leaves_no_files(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, 3, 30, "a") as heartbeat:
         heartbeat.beat(7, "step")
-        (life,) = read_lives(tmp_path / "heartbeat/a")
+        (life,) = read_heartbeats(tmp_path / "heartbeat/a")
         assert life["rank"] == 3
     assert list(tmp_path.iterdir()) == []
 
@@ -28,7 +28,7 @@ def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: pytes
     assert told.count("nothing has happened for 0.2 s: 1 of 1 ranks at iteration 7 (save)") == 1
 
 
-def test_beats_and_a_silence_of_zero_dump_nothing(tmp_path: Path) -> None:
+def test_regular_beats_and_a_silence_of_zero_dump_nothing(tmp_path: Path) -> None:
     with Heartbeat(tmp_path / "beats", 0, 2, "a") as heartbeat:
         for iteration in range(23):
             heartbeat.beat(iteration, "step")

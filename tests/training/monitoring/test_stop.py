@@ -1,4 +1,4 @@
-"""A run that is asked to stop saves and leaves with a code of its own; a killed one loses no more than it must."""
+"""A run that is asked to stop saves and exits with its own code; a killed one loses only what it had not saved."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_00
 
 
 def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
-    """The exit code of a run in this process, to which something happens after its second iteration."""
+    """The exit code of a run in this process that is interrupted after its second iteration."""
     curve = config.parent / "models/tiny/train.csv"
 
     def watch() -> None:
@@ -38,7 +38,7 @@ def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGUSR2", "SIGINT", "SIGHUP", "stop"])
-def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
+def test_a_run_that_is_asked_to_stop_saves_and_exits_to_be_resumed(
     tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
@@ -54,7 +54,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_that_it_is_to_be_resumed(
     assert f"resumed from {saved}" in capsys.readouterr().out
 
 
-def test_a_second_interrupt_ends_at_once_and_an_ignored_one_is_none(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_the_process_at_once_and_an_ignored_signal_does_not(tmp_path: Path) -> None:
     config, curve = make_run(tmp_path, train=LONG), tmp_path / "models/tiny/train.csv"
     with Job(1, "tests.training.staller", "--config", config, "--model", "tiny", "--nohup") as job:
         wait_for(lambda: "stalls" in job.said(0, "out"))  # in a step that never ends
@@ -80,12 +80,12 @@ def test_a_job_whose_folder_was_taken_over_ends_without_saving(
 
 
 def course(run: Path) -> list[tuple[str, ...]]:
-    """What must be equal digit for digit in two runs."""
+    """The columns of train.csv that must be equal in two runs."""
     keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
     return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
 
 
-def test_two_ranks_killed_once_and_stopped_once_end_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_two_ranks_killed_once_and_stopped_once_end_like_a_run_never_stopped(tmp_path: Path) -> None:
     train = {"iterations": 48, "save_interval": 8, "eval_interval": 8, "log_interval": 5}  # rows straddle the resumes
     sections = {"parallel": {"data": 2, "zero_stage": 1}, "model": {"dropout": 0.1}, "train": train}
     config, folder = make_run(tmp_path / "tried", **sections), tmp_path / "tried/models/tiny"

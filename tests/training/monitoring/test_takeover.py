@@ -1,4 +1,4 @@
-"""Two jobs in one run folder: the one that came last ends as if it had been alone, the other touches nothing more."""
+"""Two jobs in one model folder: the later one ends as if it were alone, the earlier one writes nothing more."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Norms of gradients are those of exact sums, however many elements there are."""
+"""Gradient norms are accurate for any number of elements."""
 
 import pytest
 import torch
@@ -18,5 +18,5 @@ def test_a_sum_of_squares_is_exact_at_the_size_of_an_embedding() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_one_number_that_is_not_finite_makes_the_norm_so(number: float) -> None:
+def test_one_non_finite_number_makes_the_norm_non_finite(number: float) -> None:
     assert not torch.isfinite(sum_of_squares([torch.ones(40000), torch.tensor([1.0, number])]))

@@ -1,4 +1,4 @@
-"""Layouts beyond those of test_parity.py: masked losses, dropout, a change of layout in the middle."""
+"""Layouts beyond test_parity.py: masked losses, dropout, a change of layout between two starts."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ import torch
 from common.settings import ModelSettings
 from tests.training.helpers import launch_ok, make_run
 from tests.training.worker import steps
-from training.parallel.distributed import World
 from training.parallel.dtensor import copy_shard_
+from training.parallel.process_group import World
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4
@@ -22,7 +22,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 def run_layout(
     folder: Path, parallel: dict[str, Any], save_at: int = 0, dropout: float = 0.0, **train: object
 ) -> list[dict[str, Any]]:
-    """4 steps: the job's results by rank, in a fresh run folder or one that holds a checkpoint already."""
+    """4 steps: the results by rank, in a new folder or one that already holds a checkpoint."""
     config = make_run(folder, model={"dropout": dropout, "n_layer": 3}, parallel=parallel, train=train)
     size = parallel.get("pipeline", 1) * parallel.get("data", 1) * parallel.get("tensor", 1)
     if size == 1:
@@ -43,8 +43,8 @@ def test_the_single_process_learns(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_two_by_two_processes_equal_one_where_documents_keep_apart(tmp_path: Path) -> None:
-    """The masked targets differ in number from rank to rank and from micro-batch to micro-batch."""
+def test_two_by_two_processes_equal_one_with_separated_documents(tmp_path: Path) -> None:
+    """The number of masked targets differs between ranks and micro-batches."""
     apart = {"reset_position_ids": True, "eod_mask_loss": True}
     (single,) = run_layout(tmp_path / "1", {}, **apart)
     for seen in run_layout(tmp_path / "4", {"data": 2, "pipeline": 2, "zero_stage": 1}, **apart):
@@ -54,7 +54,7 @@ def test_two_by_two_processes_equal_one_where_documents_keep_apart(tmp_path: Pat
 
 
 def test_a_checkpoint_continues_on_any_other_layout(tmp_path: Path) -> None:
-    """Moments of the optimiser and the padded embedding included: 257 rows are 384 on one rank and 512 on two."""
+    """Includes the optimiser's moments and the padded embedding: 257 rows are 384 on one rank and 512 on two."""
     (single,) = run_layout(tmp_path / "single", {})
     first = {"tensor": 2, "pipeline": 2, "sequence_parallel": True}
     run_layout(tmp_path / "start", first, save_at=2)
@@ -72,9 +72,7 @@ def test_a_checkpoint_continues_on_any_other_layout(tmp_path: Path) -> None:
         {"parallel": {"pipeline": 2, "data": 2, "zero_stage": 3}, "recompute": "selective"},
     ],
 )
-def test_dropout_is_repeatable_bit_for_bit_and_the_same_when_layers_are_computed_anew(
-    tmp_path: Path, layout: dict[str, Any]
-) -> None:
+def test_dropout_is_repeatable_bit_for_bit_with_and_without_recompute(tmp_path: Path, layout: dict[str, Any]) -> None:
     courses = []
     for number, recompute in enumerate(("none", layout["recompute"], layout["recompute"])):
         seen = run_layout(tmp_path / str(number), layout["parallel"], dropout=0.2, recompute=recompute, iterations=2)
@@ -86,7 +84,7 @@ def test_dropout_is_repeatable_bit_for_bit_and_the_same_when_layers_are_computed
     assert courses[0]["loss"][1:] != pytest.approx(dry["loss"][1:], rel=TOLERANCE)
 
 
-def test_place_fills_missing_vocabulary_rows_with_zeros() -> None:
+def test_copy_shard_fills_missing_vocabulary_rows_with_zeros() -> None:
     settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, vocab_size=3)
     target = torch.full((4, settings.n_embd), 7.0)
     copy_shard_(target, torch.ones(settings.vocab_size, settings.n_embd))

@@ -1,4 +1,4 @@
-"""Which layers a stage holds, and how long the pipeline waits."""
+"""Which layers a stage holds, and how long the pipeline idles."""
 
 import pytest
 import torch
@@ -18,13 +18,13 @@ def test_layers_are_spread_evenly_and_in_order(n_layer: int, stages: int) -> Non
     assert max(sizes) - min(sizes) <= 1 and sizes[-1] == min(sizes)
 
 
-def test_the_bubble_is_that_of_the_papers() -> None:
+def test_the_bubble_is_as_in_the_papers() -> None:
     assert bubble_share(1, 1, 8) == 0
     assert bubble_share(4, 1, 8) == pytest.approx(3 / 11)
     assert bubble_share(4, 2, 8) == pytest.approx(3 / 19)
 
 
-def test_stages_one_after_the_other_are_the_model() -> None:
+def test_stages_in_sequence_equal_the_model() -> None:
     settings = ModelSettings(n_layer=3, n_head=2, n_embd=8, seq_len=6, vocab_size=20)
     torch.manual_seed(0)
     whole = GPT2(settings).eval()
@@ -34,7 +34,7 @@ def test_stages_one_after_the_other_are_the_model() -> None:
         model.load_state_dict(whole.state_dict())
         stages.append(Stage(model, layers, number == 0, number == 2).eval())
     assert [sorted(dict(stage.model.named_children())) for stage in stages] == [
-        ["drop", "h", "wpe", "wte"],
+        ["h", "wpe", "wte"],
         ["h"],
         ["h", "head", "ln_f", "wte"],
     ]

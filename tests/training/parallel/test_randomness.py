@@ -39,14 +39,14 @@ def test_data_ranks_iterations_and_seeds_all_differ() -> None:
         assert not torch.equal(first[0], other[0]) and not torch.equal(first[1], other[1])
 
 
-def test_numbers_depend_on_the_iteration_alone_not_on_what_was_drawn_before() -> None:
+def test_numbers_depend_on_the_iteration_not_on_earlier_draws() -> None:
     first = draws(0, 1, 5)
     torch.rand(1000)
     again = draws(0, 1, 5)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
-def test_a_layer_computed_anew_draws_the_same_numbers_in_its_split_region() -> None:
+def test_a_recomputed_layer_draws_the_same_numbers_in_its_split_region() -> None:
     model = GPT2(SETTINGS)
     streams = RandomStreams(1, (0, 0), torch.device("cpu"))
     streams.attach(model, 1)

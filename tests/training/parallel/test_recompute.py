@@ -1,16 +1,15 @@
-"""Layers computed anew, and compiled ones, give the same step."""
+"""Recomputed layers and compiled ones give the same step."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.training.helpers import make_run, settings_of
-from training.parallel.distributed import World
+from tests.training.helpers import make_run, open_session, settings_of, step_batches
+from training.parallel.process_group import World
 from training.parallel.recompute import recompute
 from training.plan import make_plan
-from training.session import open_session
-from training.step import step_batches, train_step
+from training.step import train_step
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -28,7 +27,7 @@ def test_a_step_is_the_same_bit_for_bit(tmp_path: Path, kind: str) -> None:
     assert course(tmp_path / kind, recompute=kind) == course(tmp_path / "none")
 
 
-def test_full_keeps_the_input_of_a_layer_alone_and_selective_the_matrix_products() -> None:
+def test_full_recompute_keeps_only_the_input_of_a_layer_and_selective_the_matrix_products() -> None:
     kept = {}
     for kind in ("none", "selective", "full"):
         torch.manual_seed(0)

@@ -1,0 +1,50 @@
+"""Processes of a job meet without a guessed port, and learn of each other's end."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from common.errors import JobError
+from tests.training.helpers import launch
+from training.parallel.launch import Launch
+from training.parallel.rendezvous import meet
+
+
+def two_ranks() -> list[Launch]:
+    return [Launch("submitit", rank, 2, rank, 2, 1, "local-1") for rank in range(2)]
+
+
+def test_processes_meet_and_leave_no_file_even_after_a_killed_start(tmp_path: Path) -> None:
+    with socket.socket() as unused:  # bound but not listening: whoever connects is refused
+        unused.bind(("127.0.0.1", 0))
+        stale = tmp_path / "meeting-local-1"
+        stale.write_text(f"127.0.0.1:{unused.getsockname()[1]}\n")
+        stores = {}
+
+        def come(launch: Launch) -> None:
+            stores[launch.rank] = meet(launch, tmp_path, timeout=30)
+
+        late = [threading.Timer(delay, come, [launch]) for launch, delay in zip(two_ranks(), (0.5, 0), strict=True)]
+        for thread in late:
+            thread.start()
+        for thread in late:
+            thread.join(timeout=40)
+        stores[1].set("greeting", "hello")
+        assert stores[0].get("greeting") == b"hello"
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_waits_for_nobody_raises_job_error(tmp_path: Path, rank: int) -> None:
+    with pytest.raises(JobError, match=rf"2 processes of the job did not meet within 1 s \(rank {rank} waited\)"):
+        meet(two_ranks()[rank], tmp_path, timeout=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_whose_peer_dies_stops_in_one_line(tmp_path: Path) -> None:
+    survivor, dead = launch(2, "tests.training.deserter", tmp_path)
+    assert (survivor.returncode, dead.returncode) == (2, 7)
+    assert "rank 0 leaves because rank 1 failed: it ended without a message" in survivor.stderr
+    assert survivor.stderr.count("\n") == 1

@@ -1,0 +1,31 @@
+"""Collective operations on Python objects; in a single process they need no process group."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Result = TypeVar("Result")
+
+
+def all_gather(value: Any, group: Any = None) -> list[Any]:
+    """Returns `value` of every rank, in rank order (a collective call over `group`, by default all ranks)."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def run_on_all_ranks(action: Callable[[], Result], group: Any = None) -> Result:
+    """Run `action` on every rank and return its result; an error on one rank is raised on all (a collective call)."""
+    problem: Exception | None = None
+    result: Result | None = None
+    try:
+        result = action()
+    except Exception as error:
+        problem = error
+    for found in all_gather(problem, group):
+        if found is not None:
+            raise found
+    return cast(Result, result)

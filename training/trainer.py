@@ -1,0 +1,262 @@
+"""Trains one model, from the start of a job to its last checkpoint: what every process of the job does, in order.
+
+`run_training` claims the model folder, builds the model, loads the newest checkpoint and runs the loop of `Trainer`,
+which reads top to bottom: a step (`training.step`), report, validate, save, end.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from common.console import note, say, warn
+from common.errors import InputError
+from common.files import read_rows, write_json, write_text
+from common.settings import Experiment, TokenizeSettings
+from training import checkpoint
+from training.checkpoint import Manifest, Progress
+from training.checkpoint.async_save import CheckpointWriter
+from training.dataset.batches import Batch
+from training.dataset.blend import Blend
+from training.dataset.splits import Splits
+from training.huggingface.finetune import load_start
+from training.metrics.logger import MetricsLogger
+from training.metrics.timers import Timers
+from training.monitoring.diagnosis import first_non_finite
+from training.monitoring.guard import Guard
+from training.monitoring.heartbeat import Heartbeat
+from training.monitoring.run_claim import RunClaim
+from training.monitoring.stop import LEAVE, SAVE, Stop
+from training.optimizer import learning_rate, make_optimizer, rate_change, steps_taken
+from training.parallel.collectives import all_gather, run_on_all_ranks
+from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
+from training.parallel.pipeline import Pipeline
+from training.parallel.process_group import World
+from training.parallel.randomness import RandomStreams
+from training.step import Session, Step, run_micro_batches, step_batches, train_step, validate
+
+
+def run_training(
+    experiment: Experiment,
+    data: Splits,
+    tokenize: TokenizeSettings,
+    folder: Path,
+    world: World,
+    *,
+    plan: str,
+    settings: str,
+) -> bool:
+    """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
+
+    If it was asked to stop before its last iteration, it has saved a checkpoint, from which the next start continues.
+    `plan` is printed and `settings` written to settings.yaml, unless the model is finished already.
+    """
+    train, on_rank0 = experiment.train, world.rank == 0
+    newest = checkpoint.newest(folder)
+    if newest is not None:
+        fits = partial(checkpoint.check_fits, newest, name=folder.name, experiment=experiment, data=data.train)
+        if remark := run_on_all_ranks(fits if on_rank0 else str):
+            note(remark)
+        if newest.progress.iteration >= train.iterations:
+            if on_rank0:
+                say(f"{newest.path}: already at iteration {newest.progress.iteration} of {train.iterations}")
+                _write_done(folder, newest)
+            return True
+
+    claim = RunClaim(folder, world.rank, world.job)
+    claim.take()
+    if on_rank0:
+        say(plan)
+        write_text(folder / "settings.yaml", settings)
+        _ = data.train.content  # cached now: the files may change during the run
+        (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised
+    job = f"{world.job}-{claim.token}"
+    with (
+        Stop(folder, claim) as stop,
+        Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat,
+    ):
+        session = open_session(experiment, world)
+        progress = _load(session, newest)
+        with (
+            CheckpointWriter(
+                folder,
+                session.parameters,
+                session.optimizer,
+                experiment,
+                tokenize,
+                data.train,
+                may_write=claim.require,
+                mark=claim.token,
+            ) as writer,
+            MetricsLogger(
+                folder,
+                folder.name,
+                experiment,
+                world,
+                session.timers,
+                progress.iteration,
+                progress.journal,
+                may_write=claim.is_held,
+            ) as logger,
+        ):
+            guard = Guard(train, experiment.watch, progress.guard)
+            trainer = Trainer(session, data, folder, claim, stop, heartbeat, guard, writer, logger, progress)
+            with closing(step_batches(session, data.train, progress.consumed_samples)) as batches:
+                trainer.run(batches)
+    with suppress(OSError):  # the run is over; its claim is only tidied up
+        claim.release()
+    return trainer.progress.iteration >= train.iterations
+
+
+def open_session(experiment: Experiment, world: World) -> Session:
+    """Build the model, its optimiser and its random streams in the experiment's layout (a collective call)."""
+    parallel = experiment.parallel
+    mesh = make_mesh(parallel, world.device.type)
+    stages = build_model(experiment, mesh, world.device)
+    pipeline = Pipeline(stages, experiment, mesh, world.device) if mesh and parallel.pipeline > 1 else None
+    pp, dp, tp = coordinates(mesh)
+    streams = RandomStreams(
+        experiment.train.seed, (pp, dp, tp) if parallel.sequence_parallel else (pp, dp), world.device
+    )
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        for stage in stages:
+            streams.attach(stage, tp)
+    parameters = named_parameters(stages)
+    optimizer = make_optimizer(parameters.values(), experiment.train)
+    return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))
+
+
+def _load(session: Session, newest: Manifest | None) -> Progress:
+    """Load the newest checkpoint, or the weights that a fine-tuning starts from; returns how far the run has come."""
+    experiment = session.experiment
+    if newest is not None:
+        checkpoint.load(newest, session.parameters, session.optimizer)
+        if session.world.rank == 0:
+            say(f"resumed from {newest.path}")
+            taken = steps_taken(session.optimizer)
+            if change := rate_change(newest.experiment.train, experiment.train, taken):
+                say(change)
+        return newest.progress
+    if experiment.finetune is not None:
+        load_start(session.parameters, experiment, experiment.finetune)
+    return Progress(0, 0)
+
+
+@dataclass
+class Trainer:
+    """The training loop and what it works with."""
+
+    session: Session
+    data: Splits
+    folder: Path
+    claim: RunClaim
+    stop: Stop
+    heartbeat: Heartbeat
+    guard: Guard
+    writer: CheckpointWriter
+    logger: MetricsLogger
+    progress: Progress
+
+    def run(self, batches: Iterator[list[Batch]]) -> None:
+        """Step, report, validate and save until the last iteration, or until asked to stop."""
+        train = self.session.experiment.train
+        taken = steps_taken(self.session.optimizer)  # position in the learning-rate schedule
+        for iteration in range(self.progress.iteration + 1, train.iterations + 1):
+            step = self._step(iteration, batches, learning_rate(taken, train))
+            taken += step.taken
+            last = iteration == train.iterations
+            if last or iteration % train.log_interval == 0:
+                self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
+            self.progress = replace(self.progress, journal=self.logger.state())
+            with self.logger.pause():
+                self._validate(last)
+                if last or step.stop == SAVE or iteration % train.save_interval == 0:
+                    self.heartbeat.beat(iteration, "save")
+                    self.writer.save(self.progress)
+            if step.stop == SAVE:
+                self._end_early(last)
+                break
+        self._end()
+
+    def _step(self, iteration: int, batches: Iterator[list[Batch]], rate: float) -> Step:
+        """Read one global batch and train on it. Raises TrainingError if the run must not continue."""
+        session, guard = self.session, self.guard
+        self.heartbeat.beat(iteration, "data")
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - asked
+        self.heartbeat.beat(iteration, "step")
+        step = train_step(session, iteration, batch, rate, guard.scale, guard.accepts, self.stop.poll())
+        guard.record_step(step.loss, step.grad_norm)
+        if step.stop == LEAVE:
+            self.claim.require_on_all_ranks()
+        guard.check(iteration, partial(_find_non_finite, session, batch))
+        self.logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)
+        if guard.spike and session.world.rank == 0:
+            warn(f"iteration {iteration}: {guard.spike}")
+        consumed = self.progress.consumed_samples + session.experiment.train.global_batch_size
+        self.progress = Progress(iteration, consumed, guard.state())
+        return step
+
+    def _validate(self, last: bool) -> None:
+        """Every eval_interval and at the end: the validation loss; at the end: the test loss."""
+        iteration, train = self.progress.iteration, self.session.experiment.train
+        if self.data.valid.per_epoch and (last or iteration % train.eval_interval == 0):
+            self.heartbeat.beat(iteration, "validation")
+            self._report_loss(self.data.valid, "valid")
+        if last and self.data.test:
+            self._report_loss(self.data.test, "test")
+
+    def _report_loss(self, blend: Blend, part: str) -> None:
+        """Report the loss on the first `train.eval_batches` global batches, or on all samples if there are fewer."""
+        train = self.session.experiment.train
+        count = min(blend.per_epoch, train.eval_batches * train.global_batch_size)
+        loss = validate(self.session, blend, count)
+        self.logger.report_validation(self.progress.iteration, self.progress.consumed_samples, loss, part)
+
+    def _end_early(self, last: bool) -> None:
+        """After the save that a stop request asked for: log who asked."""
+        reasons = " and ".join(sorted({reason for reason in all_gather(self.stop.reason) if reason}))
+        self.writer.wait()
+        if not last and self.session.world.rank == 0:
+            iteration = self.progress.iteration
+            say(f"asked to stop by {reasons}: stopped after iteration {iteration}; start again to go on")
+        self.stop.mark_stopped()
+
+    def _end(self) -> None:
+        """Wait for the last checkpoint; write done.json if the run is finished."""
+        self.writer.wait()
+        self.claim.require_on_all_ranks()
+        if self.progress.iteration >= self.session.experiment.train.iterations and self.session.world.rank == 0:
+            assert self.writer.newest is not None
+            _write_done(self.folder, checkpoint.read_manifest(self.writer.newest))
+
+
+def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
+    """The first module with non-finite numbers in the last step, on these micro-batches (a collective call)."""
+    models = [stage.model for stage in session.stages]
+    return first_non_finite(models, session.parameters, partial(run_micro_batches, session, batches, 1.0, train=False))
+
+
+def _write_done(folder: Path, last: Manifest) -> None:
+    """Write MODEL_FOLDER/done.json: where the run ended, taken from its files alone."""
+    write_json(
+        folder / "done.json",
+        {
+            "iteration": last.progress.iteration,
+            "checkpoint": last.path.name,
+            "consumed_samples": last.progress.consumed_samples,
+            "train_loss": _last_value(folder / "train.csv", "lm_loss"),
+            "valid_loss": _last_value(folder / "valid.csv", "loss"),
+        },
+    )
+
+
+def _last_value(curve: Path, column: str) -> float | None:
+    """The last value of a curve; None if the file is missing or damaged, which does not make a run unfinished."""
+    try:
+        return float(read_rows(curve)[-1][column])
+    except (LookupError, ValueError, TypeError, InputError):
+        return None
