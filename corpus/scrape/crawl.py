@@ -22,7 +22,8 @@ from corpus.scrape.network import NO_ANSWER
 from corpus.scrape.pages import page_outcome
 from corpus.scrape.queues import Plan
 from corpus.urls.public_suffix import registered_domain
-from corpus.urls.rules import UrlRules, parse_url
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import parse_url
 
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs of journal and archive
 _HOSTS_UNDER_WAY = 4096  # most of them wait for their delay; a task takes 3 KB

@@ -25,7 +25,8 @@ from corpus.scrape.network import NO_ANSWER, Addresses, open_session
 from corpus.scrape.robots import RobotsRules, fetch_robots
 from corpus.urls.hosts import is_private_host
 from corpus.urls.public_suffix import registered_domain
-from corpus.urls.rules import Url, UrlRules, parse_url
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import Url, parse_url
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

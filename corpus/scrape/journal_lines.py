@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from corpus.urls.rules import parse_url
+from corpus.urls.url import parse_url
 
 Made = dict[str, Any]
 """The settings that an outcome was made with, by key."""

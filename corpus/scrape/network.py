@@ -19,7 +19,7 @@ from yarl import URL
 from common.errors import ConfigError, PageError
 from common.settings import ScrapeSettings
 from corpus.urls.hosts import is_private_address
-from corpus.urls.rules import Url
+from corpus.urls.url import Url
 
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does; there may be one for every host
 _HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies

@@ -13,7 +13,7 @@ from common.files import Document, document_writer, reject_writer
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
 from corpus.scrape.fetch import Page
-from corpus.urls.rules import document_id
+from corpus.urls.url import document_id
 
 Outcome = Mapping[str, Any]
 """What became of a URL: `record` and `bytes` (of its decoded body), or `reason`."""

@@ -20,7 +20,7 @@ from yarl import URL
 
 from common.errors import PageError
 from common.settings.robot import product_token
-from corpus.urls.rules import Url, parse_url
+from corpus.urls.url import Url, parse_url
 
 _BYTES = 500 * 1024  # RFC 9309, section 2.5
 _REDIRECTS = 5  # RFC 9309, section 2.3.1.2

@@ -17,7 +17,7 @@ from corpus.scrape.archive import read_pages
 from corpus.scrape.fetch import Page
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.urls.rules import UrlRules
-from corpus.urls.seen import Seen
+from corpus.urls.seen_set import SeenSet
 
 _PAGES_PER_WORKER = 4  # in memory: one is extracted, the others are at hand
 _TEXTS = 1024  # that wait for a slower page before them
@@ -30,13 +30,13 @@ def candidates(
 
     Of pages with equal URLs the first is kept; 8 bytes of each are remembered.
     """
-    rules, seen = UrlRules(blacklist), Seen()
+    rules, seen = UrlRules(blacklist), SeenSet()
     for path in paths:
         for url, page in read_pages(path, settings.max_bytes):
             yield url, page if isinstance(page, str) else _reason(page, rules, seen) or page
 
 
-def _reason(page: Page, rules: UrlRules, seen: Seen) -> str | None:
+def _reason(page: Page, rules: UrlRules, seen: SeenSet) -> str | None:
     """Why a crawl would not have come to a page, or None."""
     parsed, reason = rules.check(page.requested)
     if parsed is None or reason:
@@ -44,7 +44,7 @@ def _reason(page: Page, rules: UrlRules, seen: Seen) -> str | None:
     if page.url != page.requested and rules.reason(page.url):
         return "redirect_refused"
     key = xxhash.xxh3_64_intdigest(parsed.canonical.encode())
-    return None if seen.first(np.array([key], dtype=np.uint64))[0] else "duplicate"
+    return None if seen.add(np.array([key], dtype=np.uint64))[0] else "duplicate"
 
 
 async def _settle_all(

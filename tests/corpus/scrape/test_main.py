@@ -19,7 +19,7 @@ from common.errors import ConfigError, EmptyResultError, InputError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.scrape.__main__ import scrape
-from corpus.urls.rules import document_id
+from corpus.urls.url import document_id
 from demo.build import build_site
 from demo.pages import Host, page_html
 from demo.serve import serve

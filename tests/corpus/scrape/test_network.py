@@ -2,7 +2,7 @@ import pytest
 
 from common.errors import ConfigError
 from corpus.scrape.network import Addresses
-from corpus.urls.rules import parse_url
+from corpus.urls.url import parse_url
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "host:80", "127.0.0.1:", "127.0.0.1:99999", "::1:80x", ""])

@@ -7,7 +7,7 @@ from common.stats import Stats
 from corpus.extract.extractors import Extracted
 from corpus.scrape.fetch import Page
 from corpus.scrape.pages import outcome_writer, page_outcome
-from corpus.urls.rules import document_id
+from corpus.urls.url import document_id
 from tests.helpers import read_shard
 
 PAGE = Page("https://one.example/new", 200, "OK", (), "text/html", b"zipped", b"", "http://one.example/old")

@@ -9,7 +9,7 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.robots import RobotsRules, fetch_robots, parse_robots
-from corpus.urls.rules import Url, parse_url
+from corpus.urls.url import Url, parse_url
 from tests.corpus.scrape.google_robots import CASES, DEPARTURES, Case
 
 ROBOT = "urls-to-gpt2"
