@@ -4,7 +4,8 @@ import pytest
 from lxml.etree import tostring
 
 from benchmarks.extract import overall, read_articles, score
-from corpus.extract.extractors import Extracted, Extractor, NothingExtracted, Page, extract, load_extractors
+from common.errors import PageError
+from corpus.extract.extractors import Extracted, Extractor, HtmlPage, extract, load_extractors
 from demo.pages import Host, page_html
 from tests.helpers import prose
 
@@ -31,7 +32,7 @@ def test_extractors_are_asked_until_one_holds_the_article_else_the_longest_answe
     asked: list[int] = []
 
     def answer(number: int, text: str | None) -> Extractor:
-        def run(page: Page) -> Extracted | None:
+        def run(page: HtmlPage) -> Extracted | None:
             asked.append(number)
             return None if text is None else found(text, f"x{number}")
 
@@ -47,17 +48,17 @@ def test_extractors_are_asked_until_one_holds_the_article_else_the_longest_answe
     assert answers(article, article + article) == ("x0", [0])
     assert answers(teaser, article, article) == ("x1", [0, 1])
     assert answers(None, teaser, " ", teaser[:10]) == ("x1", [0, 1, 2, 3])
-    with pytest.raises(NothingExtracted, match="extract_empty"):
+    with pytest.raises(PageError, match="extract_empty"):
         answers(None, "  \n")
 
 
 def test_an_extractor_that_fails_gives_way_to_the_next() -> None:
-    def fails(page: Page) -> Extracted:
+    def fails(page: HtmlPage) -> Extracted:
         raise RecursionError
 
     page = extract(b"<p>x</p>", "text/html", "http://one.example/", [fails, lambda page: found("text", "next")])
     assert page.extractor == "next"
-    with pytest.raises(NothingExtracted, match="extract_error"):
+    with pytest.raises(PageError, match="extract_error"):
         extract(b"<p>x</p>", "text/html", "http://one.example/", [fails])
 
 
@@ -72,7 +73,7 @@ def test_a_date_is_never_completed_from_the_clock(name: str, published: str) -> 
 
 @pytest.mark.parametrize("name", ["trafilatura", "newspaper3k"])
 def test_an_extractor_leaves_the_page_as_it_was(name: str) -> None:
-    page = Page(
+    page = HtmlPage(
         page_html(HOST, "A title", "\n\n".join(prose(n) for n in range(3)), related=["Another"]), "https://x.example/"
     )
     (extractor,) = load_extractors([name])
@@ -96,7 +97,7 @@ def test_plain_text_is_taken_as_it_is() -> None:
     body = "  <b>not HTML</b>\r\n\tcafé\x00".encode()
     page = extract(body, "text/plain; charset=utf-8", "http://one.example/", [])
     assert (page.text, page.extractor) == ("  <b>not HTML</b>\r\n\tcafé", "plain")
-    with pytest.raises(NothingExtracted, match="extract_empty"):
+    with pytest.raises(PageError, match="extract_empty"):
         extract(b" \n", "text/plain", "http://one.example/", [])
 
 

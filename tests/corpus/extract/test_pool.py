@@ -162,7 +162,7 @@ def test_a_death_is_named_in_the_rejects_of_a_scrape(tmp_path: Path) -> None:
 def test_processes_are_replaced_after_a_while_without_loading_the_libraries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(extract_pool, "PAGES_PER_WORKER", 2)
+    monkeypatch.setattr(extract_pool, "PAGES_PER_CHILD", 2)
     processes, loaders = zip(*(text.split()[:2] for text in outcomes(["page"] * 5, workers=1)), strict=True)
     assert processes[0] == processes[1] != processes[2] == processes[3] != processes[4]
     assert len(set(loaders)) == 1

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, EmptyResultError, InputError, OutageError, PageError
+from common.errors import ConfigError, EmptyResultError, InputError, OutageError
 from common.files import read_lines
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.extract.extractors import Extracted, NothingExtracted, extract, load_extractors
+from corpus.extract.extractors import Extracted, extract, load_extractors
 from corpus.scrape.__main__ import scrape
 from demo.pages import Host, page_html
 from tests import rude_server as rude
@@ -107,10 +107,7 @@ class Pool:
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
         await asyncio.sleep(0)
-        try:
-            return extract(body, content_type, url, self.extractors)
-        except NothingExtracted as nothing:
-            raise PageError(str(nothing)) from None
+        return extract(body, content_type, url, self.extractors)
 
 
 @pytest.fixture(autouse=True)

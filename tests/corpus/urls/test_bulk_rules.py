@@ -81,7 +81,7 @@ def submission(**fields: object) -> tuple[str, int | str]:
         (
             "http://a.example/?q=&amp;lt;&amp;amp;",
             "http://a.example/?q=&lt;&amp;",
-        ),  # unescaped once, as it was escaped once
+        ),  # unescaped only once
         ("  http://a.example/page \n", "http://a.example/page"),
     ],
 )
