@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 
 from common.errors import InputError
-from corpus.scrape.archive import Archive, read_pages
-from corpus.scrape.fetch import Page
+from corpus.scrape.archive import Archive
+from corpus.scrape.response import FetchedPage
+from corpus.scrape.warc import read_pages
 from tests.warc_records import http, record, write_warc
 
 HTML = b"<p>Hello</p>"
@@ -17,10 +18,10 @@ LIMIT = 100_000
 URL = "https://one.example/a"
 
 
-def page(name: str, requested: str = "") -> Page:
+def page(name: str, requested: str = "") -> FetchedPage:
     headers = (("Content-Type", "text/html"), ("Content-Encoding", "gzip"), ("Transfer-Encoding", "chunked"))
     url = f"https://one.example/{name}"
-    return Page(url, 200, "OK", headers, "text/html", gzip.compress(HTML, mtime=0), HTML, requested or url)
+    return FetchedPage(url, 200, "OK", headers, "text/html", gzip.compress(HTML, mtime=0), HTML, requested or url)
 
 
 def names(path: Path) -> list[str]:
@@ -40,7 +41,7 @@ def test_responses_are_read_back_as_they_were_and_by_other_readers(tmp_path: Pat
     without_chunks = [("Content-Type", "text/html"), ("Content-Encoding", "gzip")]
     for expected, (url, found) in zip(pages, read_pages(path, LIMIT), strict=True):
         assert url == expected.requested
-        assert isinstance(found, Page) and list(found.headers) == without_chunks
+        assert isinstance(found, FetchedPage) and list(found.headers) == without_chunks
         assert (found.url, found.requested, found.body) == (expected.url, expected.requested, HTML)
         assert (found.status, found.reason, found.raw) == (200, "OK", expected.raw)
     with path.open("rb") as file:
@@ -55,13 +56,13 @@ def test_a_torn_record_is_cut_off_before_the_next_one_and_a_whole_one_is_found(t
         later = archive.append(page("b", requested="http://old.example/"))
     whole = path.read_bytes()
     with Archive(path, later[1]) as archive:
-        assert archive.found == [] and archive.read(later[0], LIMIT)[0] == "http://old.example/"  # type: ignore[index]
+        assert archive.new_responses == [] and archive.read(later[0], LIMIT)[0] == "http://old.example/"  # type: ignore[index]
     for tail in (b"", whole[end[0] : end[1] - 9], b"\x1f", b"\x1f\x8b\x08 torn", bytes(5000), b"no gzip"):
         for known in (0, end[1]):
             path.write_bytes(whole + tail)
             with Archive(path, known) as archive:
                 expected = [("https://one.example/a", *end, True), ("http://old.example/", *later, True)]
-                assert archive.found == expected[1 if known else 0 :]
+                assert archive.new_responses == expected[1 if known else 0 :]
             assert path.read_bytes() == whole
     path.write_bytes(whole[:-9])
     with Archive(path, end[1]) as archive:
@@ -82,7 +83,7 @@ def test_a_damaged_record_is_told_from_a_torn_one(tmp_path: Path) -> None:
     content[places[1][0] + 60] ^= 0xFF
     path.write_bytes(content)
     with Archive(path, 0) as archive:
-        assert [(found.url[-1], found.obeyed) for found in archive.found] == [("a", False), ("c", False)]
+        assert [(found.url[-1], found.obeyed_robots) for found in archive.new_responses] == [("a", False), ("c", False)]
         assert archive.read(places[1][0], LIMIT) is None and archive.read(places[2][0], 1)[1] == "too_large"  # type: ignore[index]
     assert path.read_bytes() == content
 
@@ -130,7 +131,7 @@ def chunked(body: bytes) -> bytes:
 )
 def test_a_body_is_decoded_where_its_header_is_true(tmp_path: Path, answer: bytes) -> None:
     (found,) = read_pages(write_warc(tmp_path / "one.warc.gz", record(URL, answer)), LIMIT)
-    assert isinstance(found[1], Page) and found[1].body == HTML
+    assert isinstance(found[1], FetchedPage) and found[1].body == HTML
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from corpus.scrape.archive import Archive
 from corpus.scrape.crawl import Crawl
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import Journal
-from corpus.scrape.known import Known, made_with
-from corpus.scrape.queues import plan
+from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
+from corpus.scrape.queues import sort_into_queues
 from corpus.urls.rules import UrlRules
 from tests import rude_server as rude
 from tests.rude_server import Behaviour, Server, kept, reply, rude_server
@@ -44,22 +44,22 @@ def crawl(
     """What became of each URL, `ok` or the reason; the journal in `folder` is taken up where it is."""
     quick = {"host_delay": 0, "retries": 0, "retry_delay": 0.02, "page_timeout": 20, "obey_robots": False}
     settings = ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
-    planned = plan(urls, BlacklistSettings())
+    queues = sort_into_queues(urls, BlacklistSettings())
 
     async def run() -> list[str]:
         with contextlib.ExitStack() as stack:
-            journal = stack.enter_context(Journal(folder / "x", urls, planned.keys, made_with(settings)))
+            journal = stack.enter_context(Journal(folder / "x", urls, queues.keys, outcome_settings(settings)))
             raw = stack.enter_context(Archive(folder / "x.warc.gz", journal.archive_end)) if archive else None
-            journal.adopt(raw.found if raw else ())
-            known = Known(journal, settings, BlacklistSettings(), archive)
+            journal.adopt(raw.new_responses if raw else ())
+            cache = OutcomeCache(journal, settings, BlacklistSettings(), archive)
             meter = stack.enter_context(Meter("scrape", "pages"))
             async with Fetcher(settings, UrlRules(BlacklistSettings())) as fetcher:
-                crawling = Crawl(fetcher, InstantPool(), known, raw, meter)  # type: ignore[arg-type]
+                crawling = Crawl(fetcher, InstantPool(), cache, raw, meter)  # type: ignore[arg-type]
                 watching = asyncio.ensure_future(watch(crawling)) if watch is not None else None
-                await crawling.pages(planned.queues.values())
+                await crawling.crawl(queues.queues.values())
                 if watching is not None:
                     watching.cancel()
-            outcomes = [known.outcome(position).get("reason", "ok") for position in range(len(urls))]
+            outcomes = [cache.outcome(position).get("reason", "ok") for position in range(len(urls))]
             return ["host_parked" if n in crawling.parked else outcome for n, outcome in enumerate(outcomes)]
 
     return asyncio.run(run())

@@ -20,7 +20,8 @@ import pytest
 
 from common.errors import PageError
 from common.settings import BlacklistSettings, ScrapeSettings
-from corpus.scrape.fetch import Fetcher, Page
+from corpus.scrape.fetch import Fetcher
+from corpus.scrape.response import FetchedPage
 from corpus.urls.rules import UrlRules
 from tests import rude_server as rude
 from tests.rude_server import Server, redirect, reply, rude_server
@@ -33,10 +34,10 @@ def settings_for(server: Server, **changes: Any) -> ScrapeSettings:
     return ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
 
 
-def fetch(settings: ScrapeSettings, *urls: str, allow_private: bool = False) -> list[Page | str]:
+def fetch(settings: ScrapeSettings, *urls: str, allow_private: bool = False) -> list[FetchedPage | str]:
     """What became of each URL, all fetched at once: the page, or the name of the failure."""
 
-    async def one(fetcher: Fetcher, url: str) -> Page | str:
+    async def one(fetcher: Fetcher, url: str) -> FetchedPage | str:
         try:
             page = await fetcher.fetch(url)
         except PageError as error:
@@ -44,7 +45,7 @@ def fetch(settings: ScrapeSettings, *urls: str, allow_private: bool = False) -> 
         fetcher.slots.release()
         return page
 
-    async def every() -> list[Page | str]:
+    async def every() -> list[FetchedPage | str]:
         async with Fetcher(settings, UrlRules(BlacklistSettings()), allow_private) as fetcher:
             return await asyncio.gather(*(one(fetcher, url) for url in urls))
 
@@ -94,7 +95,7 @@ def test_every_rude_answer_ends_in_its_named_reason_within_its_deadline() -> Non
         **{f"https://{name}.example/": reason for name, (_, reason) in expected.items()},
         "https://chain.example/0": "too_many_redirects",
     }
-    assert [page.body for page in outcomes[len(urls) :] if isinstance(page, Page)] == [HTML] * 20
+    assert [page.body for page in outcomes[len(urls) :] if isinstance(page, FetchedPage)] == [HTML] * 20
 
 
 def test_a_page_keeps_its_logical_url_and_the_bytes_as_sent() -> None:
@@ -108,7 +109,7 @@ def test_a_page_keeps_its_logical_url_and_the_bytes_as_sent() -> None:
     with rude_server(behaviours) as server:
         urls = ["https://a.example/old#top", "http://c.example", "http://d.example/"]
         page, deflated, headless = fetch(settings_for(server), *urls)
-    assert isinstance(page, Page) and isinstance(deflated, Page) and isinstance(headless, Page)
+    assert isinstance(page, FetchedPage) and isinstance(deflated, FetchedPage) and isinstance(headless, FetchedPage)
     assert (page.url, page.raw, page.body) == ("https://b.example/new?x=1", packed, HTML)
     assert page.content_type == "text/html; charset=utf-8" and ("Content-Encoding", "gzip") in page.headers
     assert deflated.body == headless.body == HTML
@@ -127,7 +128,7 @@ def test_a_body_is_read_in_every_coding_also_robots_txt() -> None:
         for host in ("br", "two"):
             urls = [f"http://{host}.example/", f"http://{host}.example/private"]
             page, private = fetch(settings_for(server), *urls)
-            assert isinstance(page, Page) and page.body == HTML and private == "robots"
+            assert isinstance(page, FetchedPage) and page.body == HTML and private == "robots"
 
 
 def test_names_with_only_private_addresses_are_never_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +149,7 @@ def test_names_with_only_private_addresses_are_never_connected_to(monkeypatch: p
         assert server.connections == 1  # the front page; nothing behind it
         # the same lookup does lead to the server: only the rule stands between
         (page,) = fetch(settings, "http://inside.example/", allow_private=True)
-        assert isinstance(page, Page) and server.connections == 2
+        assert isinstance(page, FetchedPage) and server.connections == 2
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_robots_txt_leads_to_no_private_address_either() -> None:
         behaviours["sly.example/robots.txt"] = redirect(f"http://{server.address}/robots.txt")
         settings = settings_for(server, resolve={"sly.example": server.address}, contact="me@mail.example")
         (page,) = fetch(settings, "http://sly.example/page")
-        assert isinstance(page, Page)
+        assert isinstance(page, FetchedPage)
         assert server.requested == ["sly.example/robots.txt", "sly.example/page"]
 
 
@@ -236,7 +237,7 @@ def test_connections_are_used_again_and_names_looked_up_once(monkeypatch: pytest
         monkeypatch.setattr(socket, "getaddrinfo", lookup_at(server, looked_up))
         settings = settings_for(server, resolve={}, contact="me@mail.example", obey_robots=False)
         outcomes = fetch(settings, *(f"http://{name}" for name in (*kept, *closed)), allow_private=True)
-        assert all(isinstance(page, Page) for page in outcomes)
+        assert all(isinstance(page, FetchedPage) for page in outcomes)
         assert server.connections == 1 + 10
     assert sorted(looked_up) == ["closed.example", "kept.example"]
 
@@ -248,7 +249,7 @@ def test_a_connection_that_a_server_closed_meanwhile_is_no_failure() -> None:
     with rude_server(pages) as server:
         settings = settings_for(server, obey_robots=False, retries=0)
         outcomes = fetch(settings, *(f"http://{name}" for name in pages))
-    assert all(isinstance(page, Page) for page in outcomes)
+    assert all(isinstance(page, FetchedPage) for page in outcomes)
 
 
 def test_look_ups_that_hang_cost_their_own_pages_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +269,7 @@ def test_look_ups_that_hang_cost_their_own_pages_only(monkeypatch: pytest.Monkey
             *hung, good = fetch(settings, *urls, "http://good.example/", allow_private=True)
         finally:
             released.set()  # only now: nothing waited for them
-    assert hung == ["timeout"] * 100 and isinstance(good, Page)
+    assert hung == ["timeout"] * 100 and isinstance(good, FetchedPage)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
@@ -297,7 +298,7 @@ def test_failures_that_may_pass_are_tried_again() -> None:
         settings = settings_for(server, obey_robots=False)
         mended, stays, gone = fetch(settings, *(f"http://{name}" for name in behaviours))
         asked = {route: server.requested.count(route) for route in behaviours}
-    assert isinstance(mended, Page) and (stays, gone) == ("http_503", "http_404")
+    assert isinstance(mended, FetchedPage) and (stays, gone) == ("http_503", "http_404")
     assert asked == {"mends.example/": 3, "stays.example/": 3, "gone.example/": 1}
 
 
@@ -309,7 +310,7 @@ def test_retry_after_is_honoured(form: str) -> None:
     with rude_server({"busy.example/": rude.in_turn(busy, reply(HTML))}) as server:
         started = time.monotonic()
         (page,) = fetch(settings_for(server, obey_robots=False), "http://busy.example/")
-        assert isinstance(page, Page) and 0.9 < time.monotonic() - started < 30
+        assert isinstance(page, FetchedPage) and 0.9 < time.monotonic() - started < 30
 
 
 def test_nobody_waits_an_hour_for_one_page() -> None:
@@ -326,7 +327,7 @@ def test_a_nonsensical_retry_after_is_a_429_like_any_other(value: str) -> None:
 
 
 def test_a_busy_host_rests_as_long_as_anybody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus.scrape.fetch._LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("corpus.scrape.fetch._MAX_WAIT", 0.5)
     times: list[float] = []
 
     async def busy(writer: asyncio.StreamWriter) -> None:
@@ -352,7 +353,7 @@ def test_retries_back_off_by_a_jittered_delay_that_doubles(monkeypatch: pytest.M
         urls = ["http://busy.example/", "http://busy.example/other"]
         failed, other = fetch(settings, *urls)
         requested = server.requested
-    assert failed == "http_503" and isinstance(other, Page)
+    assert failed == "http_503" and isinstance(other, FetchedPage)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(gaps) == 3 and all(gap > 0.95 * 1.5 * 0.1 * 2**n for n, gap in enumerate(gaps)), gaps
     assert requested.count("busy.example/other") == 1
@@ -372,7 +373,7 @@ def test_robots_txt_is_obeyed_and_fetched_once_a_host() -> None:
         urls = [f"https://{name}" for name in pages]
         outcomes = fetch(settings_for(server, retries=1), *urls, *urls)
         asked = server.requested
-    results = ["page" if isinstance(outcome, Page) else outcome for outcome in outcomes]
+    results = ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]
     assert results == ["page", "robots", "robots", "page", "robots_unreachable", "robots_unreachable"] * 2
     assert asked.count("none.example/robots.txt") == asked.count("moved.example/robots.txt") == 1
     assert asked.count("broken.example/robots.txt") == 2 and "broken.example/" not in asked
@@ -391,7 +392,7 @@ def test_no_detour_leads_to_a_path_that_robots_txt_closes() -> None:
         *closed, opened = fetch(settings_for(server), *urls)
         requested = set(server.requested)
     assert closed == ["robots"] * len(detours)
-    assert isinstance(opened, Page) and opened.url == "http://one.example/q"
+    assert isinstance(opened, FetchedPage) and opened.url == "http://one.example/q"
     assert requested == set(behaviours)
 
 
@@ -414,7 +415,7 @@ def test_a_robot_that_looks_like_a_browser_obeys_the_rules_for_its_name() -> Non
     with rude_server(behaviours) as server:
         settings = settings_for(server, user_agent="Mozilla/5.0 (compatible; MyBot/1.0; +http://my.example/)")
         closed, opened = fetch(settings, "http://one.example/p", "http://one.example/q")
-    assert closed == "robots" and isinstance(opened, Page)
+    assert closed == "robots" and isinstance(opened, FetchedPage)
 
 
 def test_a_host_is_asked_one_page_at_a_time_with_its_delay_between() -> None:
@@ -434,7 +435,7 @@ def test_a_host_is_asked_one_page_at_a_time_with_its_delay_between() -> None:
     with rude_server(pages) as server:
         settings = settings_for(server, obey_robots=False, host_delay=0.15, page_timeout=20)
         outcomes = fetch(settings, *(f"http://{name}" for name in pages))
-    assert all(isinstance(page, Page) for page in outcomes)
+    assert all(isinstance(page, FetchedPage) for page in outcomes)
     assert busiest == 1
     waits = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     assert waits[len(waits) // 2] > 0.13  # the middle one: a busy machine sees some requests late
@@ -454,7 +455,7 @@ def test_so_many_requests_are_under_way_and_no_more() -> None:
     with rude_server({f"site{n}.example/": slow for n in range(30)}) as server:
         settings = settings_for(server, obey_robots=False, concurrency=6, page_timeout=20)
         outcomes = fetch(settings, *(f"http://site{n}.example/" for n in range(30)))
-    assert all(isinstance(page, Page) for page in outcomes) and busiest == 6
+    assert all(isinstance(page, FetchedPage) for page in outcomes) and busiest == 6
 
 
 def test_a_request_says_who_asks_and_brings_no_cookie_back() -> None:
@@ -489,7 +490,7 @@ def test_a_crawl_delay_is_honoured_unless_it_is_absurd() -> None:
         started = time.monotonic()
         first, second, never = fetch(settings_for(server), *(f"http://{name}" for name in pages))
         assert 0.35 < time.monotonic() - started < 30
-    assert isinstance(first, Page) and isinstance(second, Page) and never == "crawl_delay"
+    assert isinstance(first, FetchedPage) and isinstance(second, FetchedPage) and never == "crawl_delay"
 
 
 def test_robots_txt_that_never_ends_closes_its_host_within_the_deadline() -> None:
@@ -509,7 +510,7 @@ def test_a_robots_txt_that_leads_to_an_ill_host_is_no_permission() -> None:
 
 
 def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus.scrape.fetch._HOSTS_KEPT", 5)
+    monkeypatch.setattr("corpus.scrape.fetch._MAX_HOSTS", 5)
     pages = {f"site{n}.example/{k}": rude.kept(HTML) for n in range(40) for k in range(3)}
 
     async def one_after_the_other(settings: ScrapeSettings) -> int:
@@ -523,6 +524,6 @@ def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
         assert asyncio.run(one_after_the_other(settings_for(server))) == 5
         # all at once, none is forgotten while it is at work
         outcomes = fetch(settings_for(server), *(f"http://{name}" for name in pages))
-        assert all(isinstance(page, Page) for page in outcomes)
+        assert all(isinstance(page, FetchedPage) for page in outcomes)
         requested = server.requested
     assert requested.count("site7.example/robots.txt") == 2  # once a run

@@ -207,7 +207,7 @@ def test_a_scrape_that_is_told_to_stop_does_so_at_once_and_can_go_on(
             process.send_signal(signum)
             _, errors = process.communicate(timeout=60)
         assert process.returncode == code
-        assert errors.count("scrape: 20 of 30 URLs are settled") == 1 and "Traceback" not in errors
+        assert errors.count("note: 20 of 30 URLs are done") == 1 and "Traceback" not in errors
         assert not psutil.wait_procs(workers, timeout=30)[1]
         assert not output.exists() and all("record" in line for line in lines_of(journal))
         stats = run(server.address, urls, output, page_timeout=0.3)

@@ -5,12 +5,12 @@ import pytest
 from common.errors import EmptyResultError
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.scrape.fetch import Page
 from corpus.scrape.pages import outcome_writer, page_outcome
+from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
 from tests.helpers import read_shard
 
-PAGE = Page("https://one.example/new", 200, "OK", (), "text/html", b"zipped", b"", "http://one.example/old")
+PAGE = FetchedPage("https://one.example/new", 200, "OK", (), "text/html", b"zipped", b"", "http://one.example/old")
 
 
 def test_a_record_is_named_by_the_url_that_was_asked_for() -> None:

@@ -502,7 +502,11 @@ def test_a_network_that_goes_down_on_the_way_makes_no_page_a_failure(tmp_path: P
 
 @pytest.mark.parametrize(
     "place",
-    ["corpus.scrape.journal.write_frames", "corpus.scrape.frames.atomic_path", "corpus.scrape.__main__.Stats.finish"],
+    [
+        "corpus.scrape.journal.write_zstd_lines",
+        "corpus.scrape.zstd_lines.atomic_path",
+        "corpus.scrape.__main__.Stats.finish",
+    ],
 )
 def test_a_kill_while_the_shard_is_finished_changes_nothing(
     place: str, tmp_path: Path, server: Server, command: Command
@@ -518,7 +522,7 @@ def test_a_kill_while_the_shard_is_finished_changes_nothing(
     # kill -9 from inside, at the very call
     (tmp_path / "killed.py").write_text(
         "import os, signal, sys, importlib\n"
-        "from corpus.scrape import __main__ as scrape, frames, journal\n"
+        "from corpus.scrape import __main__ as scrape, journal, zstd_lines\n"
         f"path = {place!r}.split('.')\n"
         "target = importlib.import_module('.'.join(path[:2]))\n"
         "for part in path[2:-1]: target = getattr(target, part)\n"

@@ -8,11 +8,11 @@ from common.errors import EmptyResultError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.scrape import warc
+from corpus.scrape import offline
 from corpus.scrape.__main__ import scrape
-from corpus.scrape.fetch import Page
+from corpus.scrape.offline import checked_pages, extract_archives
 from corpus.scrape.pages import Outcome
-from corpus.scrape.warc import candidates, extract_archives
+from corpus.scrape.response import FetchedPage
 from demo.build import build_site
 from demo.pages import Host, page_html
 from demo.serve import serve
@@ -82,7 +82,7 @@ def test_pages_pass_the_rules_of_a_crawl_and_the_first_of_equal_urls_is_kept(tmp
         record("http://two.example/new", article(6)),
     )
     found = [
-        (url, page if isinstance(page, str) else "page") for url, page in candidates([path], ScrapeSettings(), RULES)
+        (url, page if isinstance(page, str) else "page") for url, page in checked_pages([path], ScrapeSettings(), RULES)
     ]
     assert found == [
         ("https://one.example/a", "http_503"),
@@ -99,7 +99,7 @@ def test_pages_pass_the_rules_of_a_crawl_and_the_first_of_equal_urls_is_kept(tmp
 def test_a_slow_page_holds_back_the_shard_but_neither_the_workers_nor_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(warc, "_TEXTS", 20)
+    monkeypatch.setattr(offline, "_MAX_WAITING", 20)
     first = asyncio.Event()
     read, written, ahead = [0], [""][:0], []
 
@@ -118,20 +118,20 @@ def test_a_slow_page_holds_back_the_shard_but_neither_the_workers_nor_the_memory
                 await first.wait()
             return Extracted(body.decode(), "", "", "plain")
 
-    def pages() -> Iterator[tuple[str, Page | str]]:
+    def pages() -> Iterator[tuple[str, FetchedPage | str]]:
         for number in range(100):
             read[0] += 1
             ahead.append(read[0] - len(written))
             if read[0] > 20:
                 first.set()
             url = f"http://one.example/{number}"
-            yield url, Page(url, 200, "", (), "text/plain", b"", b"%d" % number, url)
+            yield url, FetchedPage(url, 200, "", (), "text/plain", b"", b"%d" % number, url)
 
     def settle(url: str, outcome: Outcome) -> None:
         written.append(outcome["record"]["text"])
 
-    monkeypatch.setattr(warc, "ExtractPool", Pool)
-    asyncio.run(asyncio.wait_for(warc._settle_all(pages(), ScrapeSettings(), 1, settle), 60))
+    monkeypatch.setattr(offline, "ExtractPool", Pool)
+    asyncio.run(asyncio.wait_for(offline._extract_all(pages(), ScrapeSettings(), 1, settle), 60))
     assert written == [str(number) for number in range(100)]
     assert 20 < max(ahead) <= 20 + 4
 
