@@ -17,7 +17,7 @@ def found(text: str, name: str) -> Extracted:
 
 
 @pytest.mark.parametrize("name", ["trafilatura", "newspaper3k"])
-def test_each_extractor_finds_the_article_and_leaves_out_what_surrounds_it(name: str) -> None:
+def test_each_extractor_finds_the_article_without_its_surroundings(name: str) -> None:
     paragraphs = [prose(seed, 120) for seed in range(4)]
     html = page_html(HOST, "A title of its own", "\n\n".join(paragraphs), number=3, related=["Another story"])
     page = extract(html.encode(), "text/html; charset=utf-8", "https://one.example/a", load_extractors([name]))
@@ -28,7 +28,7 @@ def test_each_extractor_finds_the_article_and_leaves_out_what_surrounds_it(name:
         assert noise not in page.text
 
 
-def test_extractors_are_asked_until_one_holds_the_article_else_the_longest_answer_wins() -> None:
+def test_the_first_result_with_the_article_wins_else_the_longest() -> None:
     asked: list[int] = []
 
     def answer(number: int, text: str | None) -> Extractor:
@@ -52,7 +52,7 @@ def test_extractors_are_asked_until_one_holds_the_article_else_the_longest_answe
         answers(None, "  \n")
 
 
-def test_an_extractor_that_fails_gives_way_to_the_next() -> None:
+def test_after_an_extractor_that_fails_the_next_one_is_tried() -> None:
     def fails(page: HtmlPage) -> Extracted:
         raise RecursionError
 
@@ -72,7 +72,7 @@ def test_a_date_is_never_completed_from_the_clock(name: str, published: str) -> 
 
 
 @pytest.mark.parametrize("name", ["trafilatura", "newspaper3k"])
-def test_an_extractor_leaves_the_page_as_it_was(name: str) -> None:
+def test_an_extractor_does_not_change_the_page(name: str) -> None:
     page = HtmlPage(
         page_html(HOST, "A title", "\n\n".join(prose(n) for n in range(3)), related=["Another"]), "https://x.example/"
     )
@@ -82,7 +82,7 @@ def test_an_extractor_leaves_the_page_as_it_was(name: str) -> None:
     assert tostring(page.tree) == before and extractor(page) == first is not None
 
 
-def test_real_pages_come_out_as_their_gold_texts(shared_data: Path) -> None:
+def test_real_pages_give_their_gold_texts(shared_data: Path) -> None:
     extractors = load_extractors(["trafilatura", "newspaper3k"])
     scores = []
     for article in [article for article in read_articles(shared_data / "articles") if not article.held_out][::4]:
@@ -93,7 +93,7 @@ def test_real_pages_come_out_as_their_gold_texts(shared_data: Path) -> None:
     assert f1 > 0.95 and precision > 0.93 and recall > 0.96, (f1, precision, recall)
 
 
-def test_plain_text_is_taken_as_it_is() -> None:
+def test_plain_text_is_returned_unchanged() -> None:
     body = "  <b>not HTML</b>\r\n\tcafé\x00".encode()
     page = extract(body, "text/plain; charset=utf-8", "http://one.example/", [])
     assert (page.text, page.extractor) == ("  <b>not HTML</b>\r\n\tcafé", "plain")

@@ -70,7 +70,7 @@ def host_with(outcomes: Mapping[str, Behaviour], name: str = "ill.example") -> t
     return {f"{name}/{path}": page for path, page in outcomes.items()}, [f"http://{name}/{path}" for path in outcomes]
 
 
-def test_a_host_that_fails_in_a_row_is_parked_and_harms_no_other(tmp_path: Path) -> None:
+def test_a_host_that_fails_in_a_row_is_parked_and_affects_no_other(tmp_path: Path) -> None:
     pages, urls = host_with({str(n): BUSY for n in range(40)})
     good = {f"good.example/{n}": kept(b"good") for n in range(40)}
     with rude_server({**pages, **good}) as server:
@@ -79,7 +79,7 @@ def test_a_host_that_fails_in_a_row_is_parked_and_harms_no_other(tmp_path: Path)
     assert sum(name.startswith("ill.") for name in server.requested) == 10
 
 
-def test_only_failures_of_the_host_itself_count_and_any_other_answer_starts_the_count_again(tmp_path: Path) -> None:
+def test_only_failures_of_the_host_count_and_any_other_response_resets_the_count(tmp_path: Path) -> None:
     behaviours = {
         "1": BUSY, "2": reply(status="429 Too Many Requests"), "3": GONE,
         "4": rude.reset, "5": BUSY, "6": reply(b"<p>fine</p>"),
@@ -115,7 +115,7 @@ def test_a_host_is_parked_at_the_same_page_wherever_a_run_was_killed(tmp_path: P
                 assert crawl(tmp_path, server, urls, host_failures=3) == undisturbed
 
 
-def test_ten_thousand_urls_on_one_host_starve_no_other_and_fill_no_memory(tmp_path: Path) -> None:
+def test_ten_thousand_urls_on_one_host_do_not_starve_others_or_fill_memory(tmp_path: Path) -> None:
     page = kept(b"one of many")
     many = {f"many.example/{n}": page for n in range(10_000)}
     few = {f"site{n}.example/{k}": page for n in range(50) for k in range(4)}
@@ -135,7 +135,7 @@ def test_ten_thousand_urls_on_one_host_starve_no_other_and_fill_no_memory(tmp_pa
     assert tasks < 100
 
 
-def test_a_thousand_failures_that_ask_nothing_leave_the_others_their_turn(tmp_path: Path) -> None:
+def test_a_thousand_failures_without_a_request_let_other_tasks_run(tmp_path: Path) -> None:
     turns = 0
 
     async def watch(crawling: Crawl) -> None:
@@ -162,7 +162,7 @@ def test_a_disk_that_fails_ends_the_crawl_at_once(tmp_path: Path, monkeypatch: p
             crawl(tmp_path, server, ["http://one.example/"], page_timeout=500, read_timeout=500)
 
 
-def test_answers_damaged_at_random_end_as_pages_or_in_a_named_reason_and_fit_the_archive(tmp_path: Path) -> None:
+def test_randomly_damaged_responses_give_pages_or_reasons_and_can_be_archived(tmp_path: Path) -> None:
     rng = random.Random(1)
     sound = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 12\r\n\r\n<p>hello</p>",

@@ -31,7 +31,7 @@ def known(journal: Journal, count: int = 5) -> list[str]:
 
 
 @pytest.mark.parametrize("finish", [False, True])
-def test_a_journal_remembers_what_became_of_each_url_until_and_after_the_shard_is_finished(
+def test_a_journal_keeps_the_outcome_of_each_url_before_and_after_the_shard_is_finished(
     finish: bool, tmp_path: Path
 ) -> None:
     fill(tmp_path)
@@ -56,7 +56,7 @@ def test_a_journal_remembers_what_became_of_each_url_until_and_after_the_shard_i
         assert journal.finished == 3
 
 
-def test_a_kill_between_the_two_steps_of_the_end_changes_nothing(tmp_path: Path) -> None:
+def test_a_kill_between_the_two_steps_of_finish_changes_nothing(tmp_path: Path) -> None:
     fill(tmp_path)
     log = (tmp_path / "x.journal").read_bytes()
     with opened(tmp_path) as journal:
@@ -112,7 +112,7 @@ def test_a_response_in_the_archive_is_known_before_its_outcome_and_after_it(tmp_
         assert journal.archive_end == 0 and journal.archive_offset(0) is None and journal.reason(0) == "ok"
 
 
-def test_failures_of_a_host_are_told_from_those_of_a_page(tmp_path: Path) -> None:
+def test_failures_of_a_host_are_distinguished_from_those_of_a_page(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.append(2, URLS[2], reason="dns", host_failed=True)
         journal.append(4, URLS[4], reason="http_404")
@@ -157,7 +157,7 @@ def test_a_damaged_line_costs_only_itself_and_a_damaged_file_is_named(
     assert path.read_bytes() == b'{"journal":3}\n'
 
 
-def test_the_journal_of_version_1_is_taken_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_journal_of_version_1_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     urls = ["http://a.example/1", "http://a.example/2#x", "http://a.example/3", "http://a.example/4"]
     keys = ["http://a.example/1", "http://a.example/2", "http://a.example/3", ""]
     page = {"record": {"url": urls[1], "text": "t", "extractor": "plain"}, "bytes": 1}
@@ -185,7 +185,7 @@ def test_the_journal_of_version_1_is_taken_over(tmp_path: Path, capsys: pytest.C
         assert ("failures are tried again" in said) is not same
 
 
-def test_a_journal_that_settled_nothing_leaves_no_file(tmp_path: Path) -> None:
+def test_a_journal_without_an_outcome_leaves_no_file(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.accept_settings()
     assert list(tmp_path.iterdir()) == []
@@ -199,7 +199,7 @@ def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
     assert (tmp_path / "x.journal").exists()
 
 
-def test_many_lines_are_found_again_in_any_order_and_by_other_programs(tmp_path: Path) -> None:
+def test_many_lines_are_read_in_any_order_also_by_other_programs(tmp_path: Path) -> None:
     urls = [f"http://one.example/{n}" for n in range(500)]
     with opened(tmp_path, urls) as journal:
         for n, url in enumerate(urls):

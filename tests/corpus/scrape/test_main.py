@@ -178,9 +178,7 @@ def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_scrape_that_is_told_to_stop_does_so_at_once_and_can_go_on(
-    signum: signal.Signals, code: int, tmp_path: Path
-) -> None:
+def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signals, code: int, tmp_path: Path) -> None:
     output, journal = tmp_path / "pages.jsonl.zst", tmp_path / "pages.jsonl.zst.journal"
     released = threading.Event()
 
@@ -234,7 +232,7 @@ def wait_for_lines(path: Path, count: int, process: "subprocess.Popen[str]") -> 
         time.sleep(0.01)
 
 
-def test_a_page_that_breaks_its_server_harms_no_other(tmp_path: Path) -> None:
+def test_bad_servers_affect_no_other_page(tmp_path: Path) -> None:
     bad = {
         "a.example/": rude.silence,
         "b.example/": rude.reset,
@@ -259,7 +257,7 @@ def test_more_connections_may_stay_open_than_the_shell_allows_files(tmp_path: Pa
     assert "200 of 200 documents kept" in result.stdout, result
 
 
-def test_characters_are_read_by_header_then_page_then_bytes(tmp_path: Path) -> None:
+def test_encodings_come_from_header_then_page_then_bytes(tmp_path: Path) -> None:
     story = "Zażółć gęślą jaźń, powiedział pan Ólafur. " * 8
     html = "<html><head>{}<title>Story</title></head><body><article><p>{}</p></article></body></html>"
     meta = '<meta charset="iso-8859-2">'
@@ -277,7 +275,7 @@ def test_characters_are_read_by_header_then_page_then_bytes(tmp_path: Path) -> N
     assert texts == {f"http://{name}": story.strip() for name in pages}
 
 
-def test_the_largest_hosts_have_their_own_statistics(command: Command, tmp_path: Path) -> None:
+def test_the_largest_hosts_have_statistics(command: Command, tmp_path: Path) -> None:
     plain = reply(b"a plain text", Content_Type="text/plain")
     pages = {f"large.example/{n}": plain for n in range(4)} | {f"small{n:02}.example/": plain for n in range(25)}
     names = [*sorted(pages, reverse=True), *(f"large.example/dead/{n}" for n in range(3))]
@@ -303,7 +301,7 @@ def test_a_public_host_is_not_contacted_without_a_contact(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 
 
-def test_a_run_without_any_page_names_the_reasons_and_starts_afresh_next_time(tmp_path: Path) -> None:
+def test_a_run_without_any_page_names_the_reasons_and_the_next_one_tries_again(tmp_path: Path) -> None:
     urls = list_of(tmp_path / "urls.txt", "http://one.example/1", "http://one.example/2", "http://one.example/3.jpg")
     output = tmp_path / "pages.jsonl.zst"
     with rude_server({}) as server:
@@ -322,13 +320,13 @@ def test_an_empty_list_is_an_error_unless_allowed(tmp_path: Path) -> None:
     assert read_shard(tmp_path / "pages.jsonl.zst") == []
 
 
-def test_a_list_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_list_that_is_not_utf8_is_an_error_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "urls.txt").write_bytes(b"http://one.example/\n\xff\xfe\n")
     with pytest.raises(InputError, match=r"urls\.txt:2: not UTF-8"):
         run("127.0.0.1:9", tmp_path / "urls.txt", tmp_path / "pages.jsonl.zst")
 
 
-def test_the_command_says_in_one_line_what_is_wrong(command: Command, tmp_path: Path) -> None:
+def test_the_command_reports_errors_in_one_line(command: Command, tmp_path: Path) -> None:
     urls = list_of(tmp_path / "urls.txt", "http://one.example/1")
     arguments = ["--urls", urls, "--output", tmp_path / "out" / "pages.jsonl.zst"]
     assert_one_line_error(command("corpus.scrape", *arguments), "scrape.contact", "one.example")
@@ -339,7 +337,7 @@ def test_the_command_says_in_one_line_what_is_wrong(command: Command, tmp_path: 
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
-def test_real_pages_are_scraped_under_their_own_names(shared_data: Path, tmp_path: Path) -> None:
+def test_real_pages_are_scraped_under_their_real_urls(shared_data: Path, tmp_path: Path) -> None:
     count = write_real_site(shared_data, tmp_path / "site", every=6)
     with serve(tmp_path / "site") as address:
         stats = run(address, tmp_path / "site" / "urls.txt", tmp_path / "pages.jsonl.zst", workers=2, page_timeout=30)

@@ -22,6 +22,6 @@ def test_resolved_hosts_are_reached_by_plain_http_under_their_own_name() -> None
     assert str(target) == "https://public.example/x" and headers == {}
 
 
-def test_a_star_stands_for_every_other_host() -> None:
+def test_a_star_matches_every_other_host() -> None:
     addresses = AddressOverrides({"*": "127.0.0.1:1", "one.example": "127.0.0.1:2"})
     assert addresses.get("one.example") == "127.0.0.1:2" and addresses.get("any.example") == "127.0.0.1:1"

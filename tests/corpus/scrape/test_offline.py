@@ -68,7 +68,7 @@ def test_records_follow_the_files_and_bytes_do_not_depend_on_the_workers(tmp_pat
     assert stats.extra["extractors"] == {"trafilatura": 24}
 
 
-def test_pages_pass_the_rules_of_a_crawl_and_the_first_of_equal_urls_is_kept(tmp_path: Path) -> None:
+def test_the_rules_of_a_crawl_apply_and_the_first_of_equal_urls_is_kept(tmp_path: Path) -> None:
     moved = {"X_Requested_URI": "http://old.example/start"}
     path = write_warc(
         tmp_path / "some.warc.gz",
@@ -96,7 +96,7 @@ def test_pages_pass_the_rules_of_a_crawl_and_the_first_of_equal_urls_is_kept(tmp
     ]
 
 
-def test_a_slow_page_holds_back_the_shard_but_neither_the_workers_nor_the_memory(
+def test_a_slow_page_delays_the_shard_but_neither_blocks_workers_nor_fills_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offline, "_MAX_WAITING", 20)
@@ -136,7 +136,7 @@ def test_a_slow_page_holds_back_the_shard_but_neither_the_workers_nor_the_memory
     assert 20 < max(ahead) <= 20 + 4
 
 
-def test_a_run_without_any_page_names_the_cause_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_without_any_page_names_the_cause_and_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "pages.jsonl"
     dead = write_warc(tmp_path / "dead.warc", record("http://one.example/1", http(status="404 Not Found")))
@@ -150,7 +150,7 @@ def test_a_run_without_any_page_names_the_cause_and_leaves_nothing(tmp_path: Pat
     assert output.read_bytes() == b""
 
 
-def test_the_command_takes_folders_and_says_in_one_line_what_is_wrong(command: Command, tmp_path: Path) -> None:
+def test_the_command_takes_folders_and_reports_errors_in_one_line(command: Command, tmp_path: Path) -> None:
     folder, output = tmp_path / "warc", tmp_path / "pages.jsonl.zst"
     folder.mkdir()
     write_warc(folder / "1.warc.gz", record("https://one.example/1", article(1)))

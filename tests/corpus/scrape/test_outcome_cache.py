@@ -1,130 +1,18 @@
-"""What is kept of a crawl: lists that change, keys that change, archives, and a network that is down."""
+"""Which outcomes of earlier runs are used again: lists that change, keys that change."""
 
-import asyncio
 import json
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, EmptyResultError, InputError, OutageError
+from common.errors import ConfigError, OutageError
 from common.files import read_lines
-from common.settings import BlacklistSettings, ScrapeSettings
-from common.stats import Stats
-from corpus.extract.extractors import Extracted, extract, load_extractors
-from corpus.scrape.__main__ import scrape
-from demo.pages import Host, page_html
-from tests import rude_server as rude
-from tests.conftest import ROOT, Command
-from tests.helpers import assert_one_line_error, prose, read_shard
-from tests.rude_server import Behaviour, Server, redirect, reply, rude_server
+from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
+from tests.helpers import read_shard
+from tests.rude_server import Server
 
-HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
-DOWN = "127.0.0.1:9"
-BUSY = reply(status="503 Service Unavailable")
-BIG = 60_000
-
-
-def article(number: int) -> Behaviour:
-    return reply(page_html(HOST, f"Story {number}", prose(number, 150), number=number).encode())
-
-
-PAGES: dict[str, Behaviour] = {
-    **{f"site{n % 4}.example/{n}": article(n) for n in range(12)},
-    "plain.example/": reply(b"a plain text", Content_Type="text/plain"),
-    "empty.example/": reply(b"<html></html>"),
-    "big.example/": reply(b"b " * BIG, Content_Type="text/plain"),
-    "moved.example/": redirect("http://middle.example/"),
-    "middle.example/": redirect("http://site1.example/1"),
-    "far.example/": redirect("http://moved.example/"),
-    "video.example/": redirect("http://www.youtube.com/watch"),
-    "secret.example/robots.txt": reply(b"User-agent: *\nDisallow: /", Content_Type="text/plain"),
-    "secret.example/": article(90),
-    "secret.example/2": article(91),
-    "reset.example/": rude.reset,
-    "ill.example/good": article(92),
-    **{f"ill.example/{n}": BUSY for n in range(5)},
-}
-URLS = [
-    *(f"http://{name}" for name in PAGES if not name.endswith("robots.txt")),
-    "http://www.site1.example/1#top",
-    "http://site2.example/photo.jpg",
-    "http://site3.example/404",
-]
-
-
-class Shard:
-    """The files of one shard in a folder, scraped again and again."""
-
-    def __init__(self, folder: Path, name: str = "pages") -> None:
-        self.folder = folder / name
-        self.folder.mkdir()
-        self.output, self.rejects = self.folder / "x.jsonl.zst", self.folder / "x.rejects"
-        self.journal = self.folder / "x.jsonl.zst.journal"
-        self.settled = self.folder / "x.jsonl.zst.journal.zst"
-        self.agreed = self.folder / "x.jsonl.zst.settings.json"
-        self.warc = self.folder / "x.warc.gz"
-
-    def run(self, address: str, urls: list[str] | None = None, **changes: Any) -> Stats:
-        options = {key: changes.pop(key) for key in ("archive", "allow_empty", "refetch", "site") if key in changes}
-        options["archive"] = self.warc if options.get("archive") else None
-        rules = BlacklistSettings(**changes.pop("blacklist", {}))
-        quick: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
-        settings = ScrapeSettings(**{"resolve": {"*": address}, **quick, **changes})
-        path = self.folder / "urls.txt"
-        path.write_text("".join(f"{url}\n" for url in (URLS if urls is None else urls)))
-        return scrape(path, self.output, settings, rules, rejects=self.rejects, **options)
-
-    def bytes(self) -> tuple[bytes, bytes]:
-        return self.output.read_bytes(), self.rejects.read_bytes()
-
-    def lose_outputs(self) -> None:
-        """As Snakemake does before it runs a rule again."""
-        self.output.unlink()
-        self.rejects.unlink()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with rude_server(PAGES) as server:
-        yield server
-
-
-class Pool:
-    """Extraction in this process, whose libraries are loaded."""
-
-    def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        self.extractors = load_extractors(settings.extractors)
-
-    async def __aenter__(self) -> "Pool":
-        return self
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
-        await asyncio.sleep(0)
-        return extract(body, content_type, url, self.extractors)
-
-
-@pytest.fixture(autouse=True)
-def quick_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus.scrape.crawl.ExtractPool", Pool)
-
-
-FRESH: dict[str, tuple[bytes, bytes]] = {}
-
-
-def fresh(tmp_path: Path, server: Server, **changes: Any) -> tuple[bytes, bytes]:
-    """What a scrape that knows nothing gives."""
-    if str(changes) not in FRESH:
-        shard = Shard(tmp_path, f"fresh{len(FRESH)}")
-        shard.run(server.address, **changes)
-        FRESH[str(changes)] = shard.bytes()
-    return FRESH[str(changes)]
+pytestmark = pytest.mark.usefixtures("quick_extraction")
 
 
 # ------------------------------------------------------------------------------------------------ the same list
@@ -170,7 +58,7 @@ def test_keys_that_do_not_change_a_page_fetch_nothing_and_change_nothing(
 # ------------------------------------------------------------------------------------------------ other lists
 
 
-def test_whatever_is_done_to_a_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_a_fresh_scrape(
+def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_a_fresh_scrape(
     tmp_path: Path, server: Server
 ) -> None:
     shard, rng = Shard(tmp_path), random.Random(7)
@@ -223,7 +111,7 @@ def unpacked(path: Path) -> list[bytes]:
     return list(read_lines(path))
 
 
-def test_pages_of_a_recorded_site_are_known_as_long_as_it_is_the_same(tmp_path: Path, server: Server) -> None:
+def test_pages_of_a_recorded_site_are_known_while_it_is_unchanged(tmp_path: Path, server: Server) -> None:
     shard, site = Shard(tmp_path), tmp_path / "site"
     (site / "pages").mkdir(parents=True)
     (site / "pages" / "0").write_bytes(b"one")
@@ -241,7 +129,7 @@ def test_pages_of_a_recorded_site_are_known_as_long_as_it_is_the_same(tmp_path: 
 # ------------------------------------------------------------------------------------------------ other keys
 
 
-def test_other_extractors_read_the_archive_and_need_no_network(tmp_path: Path, server: Server) -> None:
+def test_other_extractors_read_the_archive_without_the_network(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address, archive=True)
     before, warc = shard.bytes(), shard.warc.read_bytes()
@@ -253,7 +141,7 @@ def test_other_extractors_read_the_archive_and_need_no_network(tmp_path: Path, s
     assert shard.bytes() == before
 
 
-def test_without_an_archive_other_extractors_stop_and_say_what_they_would_fetch_again(
+def test_without_an_archive_other_extractors_stop_the_run_with_what_would_be_fetched_again(
     tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard = Shard(tmp_path)
@@ -283,9 +171,7 @@ def test_without_an_archive_other_extractors_stop_and_say_what_they_would_fetch_
     assert "17 URLs are fetched again" in capsys.readouterr().err
 
 
-def test_a_yes_holds_until_all_pages_are_fetched_however_often_that_is_interrupted(
-    tmp_path: Path, server: Server
-) -> None:
+def test_refetch_stays_agreed_until_all_pages_are_fetched_despite_interruptions(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address)
     with pytest.raises(OutageError):
@@ -294,7 +180,7 @@ def test_a_yes_holds_until_all_pages_are_fetched_however_often_that_is_interrupt
     assert shard.bytes() == fresh(tmp_path, server, extractors=["newspaper3k"])
 
 
-def test_a_page_limit_can_be_lowered_and_set_back_and_what_was_too_large_is_fetched_only_when_agreed(
+def test_a_page_limit_can_be_lowered_and_restored_and_larger_pages_are_fetched_only_when_agreed(
     tmp_path: Path, server: Server
 ) -> None:
     shard = Shard(tmp_path)
@@ -344,7 +230,7 @@ def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path,
     assert shard.bytes() == ignored and stats.extra["fetched"] == 0
 
 
-def test_url_rules_are_no_facts_about_pages(tmp_path: Path, server: Server) -> None:
+def test_changed_url_rules_invalidate_no_outcome(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address)
     before = shard.bytes()
@@ -353,189 +239,3 @@ def test_url_rules_are_no_facts_about_pages(tmp_path: Path, server: Server) -> N
         assert shard.bytes() == fresh(tmp_path, server, blacklist=rules) != before, rules
     shard.run(DOWN)
     assert shard.bytes() == before
-
-
-# ------------------------------------------------------------------------------------------------ the archive
-
-
-def test_a_finished_archive_alone_is_a_source(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, archive=True)
-    before, warc = shard.bytes(), shard.warc.read_bytes()
-    for path in shard.folder.iterdir():
-        if path != shard.warc:
-            path.unlink()
-    server.requested.clear()
-    stats = shard.run(server.address, archive=True)
-    assert shard.bytes() == before and shard.warc.read_bytes() == warc
-    assert stats.extra["extracted_again"] == 19
-    assert not {"site0.example/0", "plain.example/", "big.example/", "moved.example/"} & set(server.requested)
-
-
-def test_an_archive_that_is_switched_on_late_says_what_it_lacks_and_takes_only_new_pages(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, URLS[:6])
-    assert shard.run(server.address, URLS[:9], archive=True).extra["fetched"] == 3
-    assert "6 known pages are not in" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"6 URLs would be fetched again"):
-        shard.run(server.address, URLS[:9], archive=True, extractors=["newspaper3k"])
-    with pytest.raises(ConfigError, match=r"9 URLs would be fetched again, 3 of them are in its archive"):
-        shard.run(server.address, URLS[:9], extractors=["newspaper3k"])
-    stats = shard.run(server.address, URLS[:9], archive=True, extractors=["newspaper3k"], refetch=True)
-    assert (stats.extra["fetched"], stats.extra["extracted_again"]) == (6, 3)
-
-
-def test_an_archive_that_is_gone_or_damaged_is_told(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, archive=True)
-    before, warc = shard.bytes(), shard.warc.read_bytes()
-    shard.warc.write_bytes(warc[:-100])
-    with pytest.raises(InputError, match="shorter than the journal"):
-        shard.run(server.address, archive=True)
-    damaged = bytearray(warc)
-    damaged[len(warc) // 2] ^= 0xFF
-    shard.warc.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"the record at byte \d+ \(http.*\) is damaged"):
-        shard.run(DOWN, archive=True, extractors=["newspaper3k"])
-    stats = shard.run(server.address, archive=True, extractors=["newspaper3k"], refetch=True)
-    assert stats.extra["fetched"] == 1 and shard.bytes() == fresh(tmp_path, server, extractors=["newspaper3k"])
-    shard.warc.unlink()
-    shard.run(DOWN, archive=True, extractors=["newspaper3k"])
-    assert "is gone; the texts of its pages are known" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="17 URLs would be fetched again;"):
-        shard.run(DOWN, archive=True)
-    assert shard.run(server.address, archive=True, refetch=True).extra["fetched"] == 17
-    assert shard.bytes() == before and shard.run(DOWN, archive=True).extra["fetched"] == 0
-
-
-# ------------------------------------------------------------------------------------------------ outages
-
-
-def test_a_shard_none_of_whose_hosts_answers_is_an_outage_and_leaves_nothing(
-    command: Command, tmp_path: Path, server: Server
-) -> None:
-    shard = Shard(tmp_path)
-    for count in (1, len(URLS)):
-        with pytest.raises(OutageError, match=r"urls\.txt: no host answered: "):
-            shard.run(DOWN, URLS[:count], allow_empty=True, archive=True)
-        assert [path.name for path in shard.folder.iterdir()] == ["urls.txt"]
-    config = tmp_path / "config.yaml"
-    config.write_text("run: x\nurls: [x]\nscrape: {retries: 0, host_delay: 0}\n")
-    arguments = ["--urls", shard.folder / "urls.txt", "--output", shard.output, "--config", config, "--allow-empty"]
-    result = command("corpus.scrape", *arguments, "--resolve", f"*={DOWN}")
-    assert_one_line_error(result, "no host answered: 29 URLs of 14 sites failed (29 connection)", "run it again")
-    shard.run(server.address)
-    assert shard.bytes() == fresh(tmp_path, server)
-
-
-@pytest.mark.parametrize("behaviour", [rude.silence, rude.reset])
-def test_servers_that_accept_and_say_nothing_are_no_answer(behaviour: Behaviour, tmp_path: Path) -> None:
-    with rude_server({f"a.example/{n}": behaviour for n in ("", "robots.txt")}) as server:
-        with pytest.raises(OutageError):
-            Shard(tmp_path).run(server.address, ["http://a.example/"], page_timeout=0.2, allow_empty=True)
-
-
-def test_hosts_that_answer_with_errors_are_no_outage(tmp_path: Path) -> None:
-    with rude_server({f"a.example/{n}": BUSY for n in ("", "robots.txt")}) as server:
-        stats = Shard(tmp_path).run(server.address, ["http://a.example/"], allow_empty=True)
-        assert stats.reasons == {"robots_unreachable": 1}
-        with pytest.raises(EmptyResultError, match="no text from any of 1 URLs"):
-            Shard(tmp_path, "strict").run(server.address, ["http://a.example/"])
-
-
-def test_a_network_that_is_down_while_a_changed_list_is_tried_is_an_outage(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address)
-    before, settled = shard.bytes(), shard.settled.read_bytes()
-    for more in (
-        [f"http://new{n}.example/" for n in range(100)],
-        [f"http://new.example/{n}" for n in range(100)],
-        ["http://site0.example/new"],
-    ):
-        with pytest.raises(OutageError, match="nor 3 that answered before; this is not recorded"):
-            shard.run(DOWN, [*URLS, *more], allow_empty=True)
-        assert shard.bytes() == before and shard.settled.read_bytes() == settled and not shard.journal.exists()
-        shard.run(server.address, [*URLS, *more])
-        assert shard.bytes() == fresh(tmp_path, server, urls=[*URLS, *more])
-        shard.settled.write_bytes(settled)
-        shard.run(DOWN)
-
-
-def test_dead_sites_that_are_added_to_a_list_are_no_outage(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address)
-    dead = {f"dead{n}.example": DOWN for n in range(5)}
-    one = shard.run(DOWN, [*URLS, "http://dead0.example/"])
-    assert one.reasons["connection"] == 2 and one.extra["fetched"] == 1
-    urls = [*URLS, *(f"http://{name}/{n}" for name in dead for n in range(6))]
-    server.requested.clear()
-    stats = shard.run(server.address, urls, resolve={"*": server.address, **dead})
-    assert len(server.requested) == 1 and server.requested[0].endswith("/robots.txt"), "one witness is asked"
-    assert stats.reasons["connection"] == 1 + 15 and stats.reasons["host_parked"] == 2 + 15
-    assert shard.run(DOWN, urls).extra["fetched"] == 0
-
-
-def test_a_network_that_goes_down_on_the_way_makes_no_page_a_failure(tmp_path: Path) -> None:
-    names = [f"a{n}.example/{k}" for n in range(4) for k in ("robots.txt", 0, 1, 2)]
-    answered = 0
-
-    async def while_it_lasts(writer: asyncio.StreamWriter) -> object:
-        nonlocal answered
-        answered += 1
-        return await (article(answered) if answered < 9 else rude.reset)(writer)
-
-    shard, urls = Shard(tmp_path), [f"http://{name}" for name in names if "robots" not in name]
-    with rude_server(dict.fromkeys(names, while_it_lasts)) as server:
-        with pytest.raises(OutageError, match=r"no host answered: .* that answered before"):
-            shard.run(server.address, urls)
-        answered = -99
-        stats = shard.run(server.address, urls)
-    assert stats.documents_out == 12 and 0 < stats.extra["resumed"] <= 8
-
-
-# ------------------------------------------------------------------------------------------------ the end of a run
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "corpus.scrape.journal.write_zstd_lines",
-        "corpus.scrape.zstd_lines.atomic_path",
-        "corpus.scrape.__main__.Stats.finish",
-    ],
-)
-def test_a_kill_while_the_shard_is_finished_changes_nothing(
-    place: str, tmp_path: Path, server: Server, command: Command
-) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, archive=True)
-    before, warc = shard.bytes(), shard.warc.read_bytes()
-    for path in shard.folder.iterdir():
-        if path not in (shard.warc, shard.folder / "urls.txt"):
-            path.unlink()
-    settings = tmp_path / "config.yaml"
-    settings.write_text("run: x\nurls: [x]\nscrape: {retries: 0, host_delay: 0, page_timeout: 5, host_failures: 3}\n")
-    # kill -9 from inside, at the very call
-    (tmp_path / "killed.py").write_text(
-        "import os, signal, sys, importlib\n"
-        "from corpus.scrape import __main__ as scrape, journal, zstd_lines\n"
-        f"path = {place!r}.split('.')\n"
-        "target = importlib.import_module('.'.join(path[:2]))\n"
-        "for part in path[2:-1]: target = getattr(target, part)\n"
-        "setattr(target, path[-1], lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))\n"
-        "scrape.main(sys.argv[1:])\n"
-    )
-    arguments = ["--urls", shard.folder / "urls.txt", "--output", shard.output, "--rejects", shard.rejects]
-    arguments += ["--archive", shard.warc, "--config", settings, "--resolve", f"*={server.address}"]
-    arguments += ["--stats", shard.folder / "stats.json"]
-    killed = subprocess.run([sys.executable, tmp_path / "killed.py", *map(str, arguments)], cwd=ROOT, timeout=120)
-    assert killed.returncode == -9
-    server.requested.clear()
-    stats = shard.run(server.address, archive=True)
-    assert shard.bytes() == before and shard.warc.read_bytes() == warc
-    assert not server.requested and stats.extra["fetched"] == 0 and not list(shard.folder.glob("*.tmp"))
-    assert not shard.journal.exists() and shard.settled.exists()
