@@ -110,7 +110,7 @@ def test_one_bad_byte_or_a_truncated_end_does_not_change_the_encoding_of_a_page(
     assert decode("été".encode() + b"\xff!", HTML + declared) == "été\ufffd!"
     assert decode(RUSSIAN.encode()[:40] + b"\xd0", HTML + declared).endswith("\ufffd")
     assert decode("è “".encode()[:-1], HTML + declared) == "è \ufffd"
-    assert decode(b"caf\xe9", HTML + declared) == "café"  # nothing else speaks for UTF-8
+    assert decode(b"caf\xe9", HTML + declared) == "café"  # no other evidence for UTF-8
     cut = f"<p>{JAPANESE}".encode("cp932")[:-1]
     assert decode(cut, f"{HTML}; charset=shift_jis") == f"<p>{JAPANESE[:-1]}\ufffd"
 
@@ -121,7 +121,7 @@ def test_a_declaration_that_the_bytes_contradict_is_not_believed() -> None:
     japanese = f"<p>{JAPANESE}ひらがなとカタカナの文章です。</p>" * 3
     assert decode(japanese.encode("cp932"), f"{HTML}; charset=iso-8859-1") == japanese
     assert decode(b"<p>plain ASCII", f"{HTML}; charset=utf-16") == "<p>plain ASCII"
-    assert decode("표".encode("cp949"), f"{HTML}; charset=euc-kr") == "표"  # two bytes that are UTF-8, too
+    assert decode("표".encode("cp949"), f"{HTML}; charset=euc-kr") == "표"  # two bytes that are also valid UTF-8
 
 
 def test_an_encoding_that_browsers_refuse_gives_no_text() -> None:
@@ -183,7 +183,7 @@ def test_real_pages_in_windows_1252_keep_their_characters_undeclared_or_declared
         for declared in ("", "; charset=utf-8"):
             if lost_characters(page, decode(page.encode("cp1252"), HTML + declared, article.url))[0]:
                 lost.append(article.url)
-    assert len(lost) <= 0.06 * len(articles), lost  # pages of another script, whose letters are &#…; now
+    assert len(lost) <= 0.06 * len(articles), lost  # pages in another script, whose letters become &#…;
 
 
 def test_every_encoding_of_the_standard_has_a_decoder() -> None:

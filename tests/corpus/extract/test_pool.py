@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.helpers import prose
 from tests.rude_server import reply, rude_server
 
-# A library that does to a page what the page says, put in the place of the real one.
+# Replaces trafilatura by a library that does what the page says.
 STUB = """
 import os, re, signal, socket
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes(pages: list[str], workers: int, settings: ScrapeSettings = SETTINGS) -> list[str]:
-    """The text, or the reason, of each page; all are handed in at once."""
+    """Extract all pages at once; returns the text or the reason of each."""
 
     async def one(pool: ExtractPool, page: str) -> str:
         try:
@@ -186,7 +186,7 @@ def test_a_hung_worker_dies_at_once_when_its_parent_is_killed(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"hanging\n"
         workers = psutil.Process(parent.pid).children(recursive=True)
-        time.sleep(0.5)  # the page that hangs is on its way to the worker
+        time.sleep(0.5)  # until the worker has the page that hangs
         parent.kill()
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, timeout=30)

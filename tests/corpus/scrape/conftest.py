@@ -16,7 +16,7 @@ def server() -> Iterator[Server]:
 
 
 class Pool:
-    """Extraction in this process, whose libraries are loaded."""
+    """Extraction in this process, with the libraries loaded."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
         self.extractors = load_extractors(settings.extractors)

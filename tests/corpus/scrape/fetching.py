@@ -19,7 +19,7 @@ def settings_for(server: Server, **changes: Any) -> ScrapeSettings:
 
 
 def fetch(settings: ScrapeSettings, *urls: str, allow_private: bool = False) -> list[FetchedPage | str]:
-    """What became of each URL, all fetched at once: the page, or the name of the failure."""
+    """Fetch all URLs at once; returns the page or the reason of each."""
 
     async def one(fetcher: Fetcher, url: str) -> FetchedPage | str:
         try:

@@ -1,4 +1,4 @@
-"""A small web, and a shard that is scraped from it again and again."""
+"""A small web, and a shard that tests scrape from it repeatedly."""
 
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,15 @@ URLS = [
 
 
 class Shard:
-    """The files of one shard in a folder, scraped again and again."""
+    """The files of one shard in a folder, scraped repeatedly."""
 
     def __init__(self, folder: Path, name: str = "pages") -> None:
         self.folder = folder / name
         self.folder.mkdir()
         self.output, self.rejects = self.folder / "x.jsonl.zst", self.folder / "x.rejects"
         self.journal = self.folder / "x.jsonl.zst.journal"
-        self.settled = self.folder / "x.jsonl.zst.journal.zst"
-        self.agreed = self.folder / "x.jsonl.zst.settings.json"
+        self.finished_journal = self.folder / "x.jsonl.zst.journal.zst"
+        self.settings = self.folder / "x.jsonl.zst.settings.json"
         self.warc = self.folder / "x.warc.gz"
 
     def run(self, address: str, urls: list[str] | None = None, **changes: Any) -> Stats:
@@ -71,7 +71,7 @@ class Shard:
         return self.output.read_bytes(), self.rejects.read_bytes()
 
     def lose_outputs(self) -> None:
-        """As Snakemake does before it runs a rule again."""
+        """Delete the outputs, as Snakemake does before it reruns a rule."""
         self.output.unlink()
         self.rejects.unlink()
 
@@ -80,7 +80,7 @@ FRESH: dict[str, tuple[bytes, bytes]] = {}
 
 
 def fresh(tmp_path: Path, server: Server, **changes: Any) -> tuple[bytes, bytes]:
-    """What a scrape that knows nothing gives."""
+    """The bytes of a scrape from scratch."""
     if str(changes) not in FRESH:
         shard = Shard(tmp_path, f"fresh{len(FRESH)}")
         shard.run(server.address, **changes)

@@ -22,7 +22,7 @@ def page(name: str, requested: str = "") -> FetchedPage:
 
 
 def names(path: Path) -> list[str]:
-    """The URL of each page, and the reason of each response that is none."""
+    """The URL of each page, or the reason of a response without a page."""
     return [found if isinstance(found, str) else url for url, found in read_pages(path, LIMIT)]
 
 

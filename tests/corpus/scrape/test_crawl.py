@@ -41,7 +41,7 @@ def crawl(
     watch: Callable[[Crawl], Awaitable[None]] | None = None,
     **changes: Any,
 ) -> list[str]:
-    """What became of each URL, `ok` or the reason; the journal in `folder` is taken up where it is."""
+    """Crawl URLs, resuming the journal in `folder`; returns `ok` or the reason of each."""
     quick = {"host_delay": 0, "retries": 0, "retry_delay": 0.02, "page_timeout": 20, "obey_robots": False}
     settings = ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
     queues = sort_into_queues(urls, BlacklistSettings())
@@ -95,8 +95,8 @@ def test_only_failures_of_the_host_count_and_any_other_response_resets_the_count
         "http_503", "http_429", "http_410",
         "connection", "http_503", "ok",
         "http_503", "http_503", "content_type",
-        "http_503", "http_503", "http_503",  # two of them another site's
-        "http_503", "http_503", "host_parked",  # the third in a row, one behind a redirect within the site
+        "http_503", "http_503", "http_503",  # two of them are another site's
+        "http_503", "http_503", "host_parked",  # the third in a row, one after a redirect within the site
     ]  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_ten_thousand_urls_on_one_host_do_not_starve_others_or_fill_memory(tmp_p
         urls = [f"http://{name}" for name in (*many, *few)]
         assert crawl(tmp_path, server, urls, concurrency=16, watch=watch) == ["ok"] * len(urls)
         requested = server.requested
-    assert max(requested.index(name) for name in few) < 2000  # the many take one turn in sixteen until then
+    assert max(requested.index(name) for name in few) < 2000  # the large host takes one turn in sixteen until then
     assert tasks < 100
 
 

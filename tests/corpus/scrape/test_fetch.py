@@ -114,8 +114,8 @@ def test_names_with_only_private_addresses_are_never_connected_to(monkeypatch: p
         )
         urls = ["http://front.example/", "http://inside.example/", "http://mapped.example/", "http://[::1]/page"]
         assert fetch(settings, *urls) == ["redirect_refused", "private_host", "private_host", "private_host"]
-        assert server.connections == 1  # the front page; nothing behind it
-        # the same lookup does lead to the server: only the rule stands between
+        assert server.connections == 1  # only the front page
+        # the same look-up does reach the server if private hosts are allowed
         (page,) = fetch(settings, "http://inside.example/", allow_private=True)
         assert isinstance(page, FetchedPage) and server.connections == 2
 
@@ -171,7 +171,7 @@ def test_unresolvable_names_and_broken_tls_have_their_reasons(monkeypatch: pytes
 
 def test_a_server_that_accepts_no_connection_is_given_up_at_the_connect_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
-        for _ in range(3):  # they fill its queue, and the kernel drops who comes later
+        for _ in range(3):  # they fill its queue, and the kernel drops later connections
             client = stack.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(listener.getsockname())
@@ -187,7 +187,7 @@ def test_a_redirect_to_a_public_host_needs_a_contact() -> None:
 
 
 def lookup_at(server: Server, asked: list[str]) -> Callable[..., list[tuple[Any, ...]]]:
-    """A stand-in for `socket.getaddrinfo` that knows one address; hosts it is asked for are appended to `asked`."""
+    """A fake `socket.getaddrinfo` that returns one address and appends each host to `asked`."""
     ip, port = server.address.split(":")
 
     def lookup(host: str, *_: object) -> list[tuple[Any, ...]]:
@@ -211,7 +211,7 @@ def test_connections_are_reused_and_names_looked_up_once(monkeypatch: pytest.Mon
 
 
 def test_an_idle_connection_closed_by_the_server_is_not_a_failure() -> None:
-    # it looks kept, and is not
+    # the response looks persistent, but the server closes
     closing = rude.raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nok")
     pages = {f"one.example/{n}": closing for n in range(100)}
     with rude_server(pages) as server:
@@ -236,7 +236,7 @@ def test_hanging_dns_look_ups_cost_only_their_own_pages(monkeypatch: pytest.Monk
         try:
             *hung, good = fetch(settings, *urls, "http://good.example/", allow_private=True)
         finally:
-            released.set()  # only now: nothing waited for them
+            released.set()  # only now: nothing waited for the look-ups
     assert hung == ["timeout"] * 100 and isinstance(good, FetchedPage)
 
 

@@ -175,7 +175,7 @@ def test_the_journal_of_version_1_is_converted(tmp_path: Path, capsys: pytest.Ca
             path.unlink()
         (tmp_path / "x.journal").write_text(text)
         listed = (urls, keys) if same else ([*urls, "http://b.example/"], [*keys, "http://b.example/"])
-        for _ in range(2):  # taken over once, and there for good
+        for _ in range(2):  # converted once, for good
             with Journal(tmp_path / "x", *listed, SETTINGS) as journal:
                 assert known(journal, 4) == ["dns" if same else "", "plain", "", ""]
                 assert journal.host_failed(0) is same and journal.settings_of(1) == {**SETTINGS, "obey_robots": False}

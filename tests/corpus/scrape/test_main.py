@@ -103,7 +103,7 @@ ILL_HOST, PAGES_A_HOST = 7, 50
 
 
 def large_site(folder: Path, count: int) -> Path:
-    """Short pages, a few of them HTML, on hosts of which one falls ill; every 23rd URL is a dead link."""
+    """Short pages, a few of them HTML, on several hosts, one of which starts to fail; every 23rd URL is a dead link."""
     urls = [f"https://site{n // PAGES_A_HOST}.example/story/{n}" for n in range(count)]
     pages = []
     for n, url in enumerate(urls):
@@ -132,11 +132,11 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
     with serve(site, requested) as address:
         undisturbed = run(address, site / "urls.txt", whole, rejects=rejects[whole])
         requested.clear()
-        for moment in sorted(rng.sample(range(1, count - 200), kills)):  # the last kill, too, must come in time
+        for moment in sorted(rng.sample(range(1, count - 200), kills)):  # even the last kill must come before the end
             options: list[str | Path] = ["--urls", site / "urls.txt", "--output", cut, "--archive", archive]
             options += ["--rejects", rejects[cut], "--resolve", f"*={address}", "--config", config(tmp_path)]
             with started(*options) as process:
-                wait_for_lines(journal, 1 + max(moment, len(finished) + 1), process)  # the first line names the run
+                wait_for_lines(journal, 1 + max(moment, len(finished) + 1), process)  # the first line is the header
                 time.sleep(rng.uniform(0, 0.03))
                 kill_all(process, rng)
             assert not cut.exists() and not finished & set(requested)
@@ -156,7 +156,7 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
 
 @contextlib.contextmanager
 def started(*options: str | Path) -> Iterator["subprocess.Popen[str]"]:
-    """The command at work, in a process group of its own."""
+    """The running command, in its own process group."""
     command = [sys.executable, "-m", "corpus.scrape", *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, process_group=0, stdout=pipe, stderr=pipe, text=True) as process:
@@ -219,13 +219,13 @@ def config(folder: Path) -> Path:
 
 
 def lines_of(journal: Path) -> list[dict[str, Any]]:
-    """What a journal says of URLs; a torn last line says nothing."""
+    """The lines of a journal about URLs, without a torn last line."""
     lines = [json.loads(line) for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return [line for line in lines if "url" in line]
 
 
 def wait_for_lines(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    """Until a journal has so many lines, or the process that writes it is gone."""
+    """Wait until a journal has `count` lines, or the process that writes it is gone."""
     deadline = time.monotonic() + 60
     while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= count):
         assert time.monotonic() < deadline

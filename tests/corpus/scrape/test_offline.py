@@ -104,7 +104,7 @@ def test_a_slow_page_delays_the_shard_but_neither_blocks_workers_nor_fills_memor
     read, written, ahead = [0], [""][:0], []
 
     class Pool:
-        """Extracts every page at once, but the first one."""
+        """Extracts every page at once, except the first one."""
 
         def __init__(self, settings: ScrapeSettings, workers: int) -> None: ...
 

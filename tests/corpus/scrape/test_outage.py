@@ -1,4 +1,4 @@
-"""A network that is down."""
+"""Outages: runs while the network is down."""
 
 import asyncio
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_hosts_that_respond_with_errors_are_not_an_outage(tmp_path: Path) -> Non
 def test_a_network_that_is_down_during_a_changed_list_is_an_outage(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address)
-    before, settled = shard.bytes(), shard.settled.read_bytes()
+    before, settled = shard.bytes(), shard.finished_journal.read_bytes()
     for more in (
         [f"http://new{n}.example/" for n in range(100)],
         [f"http://new.example/{n}" for n in range(100)],
@@ -58,10 +58,10 @@ def test_a_network_that_is_down_during_a_changed_list_is_an_outage(tmp_path: Pat
     ):
         with pytest.raises(OutageError, match="nor 3 that answered before; this is not recorded"):
             shard.run(DOWN, [*URLS, *more], allow_empty=True)
-        assert shard.bytes() == before and shard.settled.read_bytes() == settled and not shard.journal.exists()
+        assert shard.bytes() == before and shard.finished_journal.read_bytes() == settled and not shard.journal.exists()
         shard.run(server.address, [*URLS, *more])
         assert shard.bytes() == fresh(tmp_path, server, urls=[*URLS, *more])
-        shard.settled.write_bytes(settled)
+        shard.finished_journal.write_bytes(settled)
         shard.run(DOWN)
 
 

@@ -25,7 +25,7 @@ def test_keys_that_do_not_change_a_page_fetch_nothing_and_change_nothing(
     shard = Shard(tmp_path)
     first = shard.run(server.address, archive=archive)
     before = shard.bytes()
-    files = {path: path.stat().st_mtime_ns for path in (shard.settled, shard.warc) if path.exists()}
+    files = {path: path.stat().st_mtime_ns for path in (shard.finished_journal, shard.warc) if path.exists()}
     assert len(files) == 1 + archive and not shard.journal.exists()
     for changes in (
         {},
@@ -97,9 +97,9 @@ def test_an_interrupted_crawl_whose_list_changed_keeps_what_it_has(tmp_path: Pat
     shard = Shard(tmp_path)
     shard.run(server.address, URLS[:12], archive=True)
     # as if killed before the shard was written
-    lines = [json.loads(line) for line in unpacked(shard.settled)]
+    lines = [json.loads(line) for line in unpacked(shard.finished_journal)]
     shard.lose_outputs()
-    shard.settled.unlink()
+    shard.finished_journal.unlink()
     shard.journal.write_text("".join(json.dumps(line) + "\n" for line in lines[:-2]) + '{"url": "http://to')
     server.requested.clear()
     stats = shard.run(server.address, [*URLS[:12], "http://plain.example/"])
@@ -154,18 +154,18 @@ def test_without_an_archive_other_extractors_stop_the_run_with_what_would_be_fet
         "scrape.extractors was [trafilatura, newspaper3k] and is [newspaper3k]",
         "17 URLs would be fetched again",
         "--refetch",
-        str(shard.agreed),
+        str(shard.settings),
     ):
         assert part in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not server.requested and shard.bytes() == before and not shard.journal.exists()
-    shard.run(DOWN)  # set back
+    shard.run(DOWN)  # key restored
     assert shard.bytes() == before
     stats = shard.run(server.address, extractors=["newspaper3k"], refetch=True)
     assert stats.extra["fetched"] == 17
     assert shard.bytes() == fresh(tmp_path, server, extractors=["newspaper3k"])
-    shard.run(DOWN, extractors=["newspaper3k"])  # the yes stays given
-    shard.agreed.unlink()  # the yes of a Snakemake rule
+    shard.run(DOWN, extractors=["newspaper3k"])  # refetching stays agreed
+    shard.settings.unlink()  # which agrees to refetch
     shard.run(server.address)
     assert shard.bytes() == before
     assert "17 URLs are fetched again" in capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_a_page_limit_can_be_lowered_and_restored_and_larger_pages_are_fetched_o
     assert small.reasons["too_large"] == 1 and small.extra["fetched"] == 0
     assert shard.bytes() == fresh(tmp_path, server, max_bytes=BIG)
     shard.run(DOWN)
-    assert shard.bytes() == whole  # it was fetched once
+    assert shard.bytes() == whole  # fetched once, not again
 
     other = Shard(tmp_path, "other")
     other.run(server.address, max_bytes=BIG, archive=True)
@@ -215,7 +215,7 @@ def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path,
     shard.run(server.address, obey_robots=False, archive=True)
     ignored = shard.bytes()
     assert "http://secret.example/" in [record["url"] for record in read_shard(shard.output)]
-    with pytest.raises(OutageError):  # it cannot be asked
+    with pytest.raises(OutageError):  # robots.txt cannot be fetched
         shard.run(DOWN, archive=True)
     assert shard.bytes() == ignored
     server.requested.clear()
@@ -223,10 +223,10 @@ def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path,
     assert all(name.endswith("/robots.txt") for name in server.requested) and stats.extra["fetched"] == 0
     assert shard.bytes() == fresh(tmp_path, server) and stats.reasons["robots"] == 2
     shard.run(DOWN, archive=True)
-    shard.settled.unlink()
-    shard.run(server.address, archive=True)  # the archive knows, too
+    shard.finished_journal.unlink()
+    shard.run(server.address, archive=True)  # the archive has robots.txt's policy, too
     assert shard.bytes() == fresh(tmp_path, server)
-    stats = shard.run(server.address, obey_robots=False, archive=True)  # their pages are there
+    stats = shard.run(server.address, obey_robots=False, archive=True)  # the archive has their pages
     assert shard.bytes() == ignored and stats.extra["fetched"] == 0
 
 

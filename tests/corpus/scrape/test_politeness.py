@@ -35,7 +35,7 @@ def test_transient_failures_are_retried() -> None:
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_is_honoured(form: str) -> None:
-    # the date form has whole seconds: two ahead leave at least one
+    # the date has whole seconds: two ahead leave at least one
     wait = "1" if form == "seconds" else format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
     busy = reply(status="429 Too Many Requests", Retry_After=wait)
     with rude_server({"busy.example/": rude.in_turn(busy, reply(HTML))}) as server:
@@ -72,7 +72,7 @@ def test_a_busy_host_rests_for_the_longest_wait_allowed(monkeypatch: pytest.Monk
 
 
 def test_retries_back_off_by_a_jittered_delay_that_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("random.uniform", lambda low, high: 1.5 if low < 1.5 else low)  # the jitter's stand-in
+    monkeypatch.setattr("random.uniform", lambda low, high: 1.5 if low < 1.5 else low)  # replaces the jitter
     times: list[float] = []
 
     async def busy(writer: asyncio.StreamWriter) -> None:
@@ -169,7 +169,7 @@ def test_a_host_gets_one_request_at_a_time_with_its_delay_between() -> None:
     assert all(isinstance(page, FetchedPage) for page in outcomes)
     assert busiest == 1
     waits = sorted(later - earlier for earlier, later in itertools.pairwise(times))
-    assert waits[len(waits) // 2] > 0.13  # the middle one: a busy machine sees some requests late
+    assert waits[len(waits) // 2] > 0.13  # the median: a busy machine sees some requests late
 
 
 def test_at_most_concurrency_requests_run_at_once() -> None:
@@ -253,8 +253,8 @@ def test_the_number_of_host_states_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     with rude_server(pages) as server:
         assert asyncio.run(one_after_the_other(settings_for(server))) == 5
-        # all at once, none is forgotten while it is at work
+        # all at once: no host is dropped while it is in use
         outcomes = fetch(settings_for(server), *(f"http://{name}" for name in pages))
         assert all(isinstance(page, FetchedPage) for page in outcomes)
         requested = server.requested
-    assert requested.count("site7.example/robots.txt") == 2  # once a run
+    assert requested.count("site7.example/robots.txt") == 2  # once per run

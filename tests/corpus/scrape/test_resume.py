@@ -1,4 +1,4 @@
-"""Runs that resume from the archive, or from a kill at the end of the run before."""
+"""Resuming from an archive, and after a kill at the end of the run before."""
 
 import subprocess
 import sys
@@ -112,4 +112,4 @@ def test_a_kill_while_the_shard_is_finished_changes_nothing(
     stats = shard.run(server.address, archive=True)
     assert shard.bytes() == before and shard.warc.read_bytes() == warc
     assert not server.requested and stats.extra["fetched"] == 0 and not list(shard.folder.glob("*.tmp"))
-    assert not shard.journal.exists() and shard.settled.exists()
+    assert not shard.journal.exists() and shard.finished_journal.exists()

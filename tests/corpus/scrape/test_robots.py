@@ -16,7 +16,7 @@ ROBOT = "urls-to-gpt2"
 
 
 def allowed(text: bytes, path: str, robot: str = ROBOT) -> bool:
-    """Whether `robot` may fetch a path of a site with this robots.txt, asked as the Fetcher asks."""
+    """Whether `robot` may fetch a path of a site with this robots.txt, checked as the Fetcher does."""
     return parse_robots(text, robot).allows(URL(parse_url(f"http://one.example{path}").text).raw_path_qs)
 
 
@@ -113,7 +113,7 @@ def test_the_path_that_is_checked_is_the_path_that_is_sent(segments: list[str]) 
     sent = URL(url.text).raw_path_qs
     assert not {".", "..", "%2e"} & set(sent.lower().split("/"))
     assert parse_url(url.text) == url._replace(length=len(url.text))
-    # a rule for exactly the path that goes over the wire closes it, however it was written
+    # a rule for exactly the path that is sent forbids it in any spelling
     assert sent == "/robots.txt" or not parse_robots(f"User-agent: *\nDisallow: {sent}$".encode(), ROBOT).allows(sent)
 
 
@@ -197,7 +197,7 @@ def test_a_crawl_delay_applies_to_the_agents_above_it(lines: str, delay: float) 
 )
 def test_many_agents_with_many_rules_take_no_longer_than_their_lines(agent: str) -> None:
     lines = [agent.format(n) for n in range(12_000)] + [f"Disallow: /{n}" for n in range(12_000)]
-    robots = parse_robots("\n".join(lines).encode(), ROBOT)  # a library kept 144 million rules
+    robots = parse_robots("\n".join(lines).encode(), ROBOT)  # Protego would store 144 million rules
     assert robots.allows("/page")
 
 
@@ -222,7 +222,7 @@ def test_a_line_cut_by_the_limit_is_ignored() -> None:
 
 
 def answered(*answers: bytes | str | PageError) -> RobotsRules | str:
-    """What these answers to the requests for a robots.txt mean."""
+    """The rules or the reason that these responses to robots.txt requests give."""
     left = list(answers)
 
     async def ask(url: Url) -> bytes | str:

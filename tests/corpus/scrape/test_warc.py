@@ -17,7 +17,7 @@ URL = "https://one.example/a"
 
 
 def names(path: Path) -> list[str]:
-    """The URL of each page, and the reason of each response that is none."""
+    """The URL of each page, or the reason of a response without a page."""
     return [found if isinstance(found, str) else url for url, found in read_pages(path, LIMIT)]
 
 
@@ -33,9 +33,9 @@ def chunked(body: bytes) -> bytes:
         http(zlib.compress(HTML), Content_Encoding="deflate"),
         http(chunked(HTML), Transfer_Encoding="chunked"),
         http(chunked(gzip.compress(HTML, mtime=0)), Transfer_Encoding="Chunked", Content_Encoding="gzip"),
-        # Common Crawl stores what it decoded: today with the old headers renamed …
+        # Common Crawl stores decoded bodies: today with the original headers renamed …
         http(HTML, X_Crawler_Content_Encoding="gzip", X_Crawler_Transfer_Encoding="chunked"),
-        # … until 2018 with the headers as they came
+        # … until 2018 with the original headers
         http(HTML, Content_Encoding="gzip"),
         http(HTML, Content_Encoding="deflate", Transfer_Encoding="chunked"),
         http(HTML, Content_Encoding="br"),
