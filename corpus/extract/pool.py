@@ -1,6 +1,7 @@
 """Extraction in worker processes: a page that hangs, crashes or leaks costs its process and itself, nothing else.
 
-`corpus.extract.worker` is the other end of the socket, and documents the protocol.
+`corpus.extract.worker` is the other end of the socket, and documents the protocol. pebble's ProcessPool takes the same
+CPU time per page (2 ms), but it has no memory limit, and its hung workers outlive a killed parent.
 """
 
 import asyncio
