@@ -22,7 +22,7 @@ import orjson
 from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import Extracted
-from corpus.extract.worker import LENGTH, MODULES, SIGNAL_EXIT
+from corpus.extract.worker import LENGTH, SIGNAL_EXIT
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
 _KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its worker
@@ -138,9 +138,8 @@ class _Worker:
             await worker._read_frame()
         except EOFError:
             await worker.stop()
-            raise ToolkitError(
-                f"an extraction worker did not start; try {sys.executable} -c 'import {', '.join(MODULES)}'"
-            ) from None
+            load = f"from corpus.extract.extractors import load_extractors as load; load({list(settings.extractors)})"
+            raise ToolkitError(f'an extraction worker did not start; try {sys.executable} -c "{load}"') from None
         except BaseException:
             await worker.stop()
             raise

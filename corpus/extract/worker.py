@@ -35,7 +35,6 @@ from common.processes import die_with_parent
 from corpus.extract.extractors import Extractor, extract, load_extractors
 
 LENGTH = struct.Struct(">I")
-MODULES = ("trafilatura", "newspaper", "lxml_html_clean")
 SIGNAL_EXIT = 128  # as in a shell: the worker's exit code is this plus the signal that killed its child
 _REPLACE = 75  # exit code of a child that asks to be replaced
 _OUT_OF_MEMORY = {"reason": "extract_memory"}

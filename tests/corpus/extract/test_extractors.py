@@ -1,11 +1,13 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from lxml.etree import tostring
 
 from benchmarks.extract import overall, read_articles, score
 from common.errors import PageError
-from corpus.extract.extractors import Extracted, Extractor, HtmlPage, extract, load_extractors
+from common.settings import ScrapeSettings
+from corpus.extract.extractors import _LOADERS, Extracted, Extractor, HtmlPage, extract, load_extractors
 from demo.pages import Host, page_html
 from tests.helpers import prose
 
@@ -26,6 +28,11 @@ def test_each_extractor_finds_the_article_without_its_surroundings(name: str) ->
         assert paragraph in page.text
     for noise in ("Contact", "Most read", "Another story", "Privacy", "dataLayer"):
         assert noise not in page.text
+
+
+def test_every_extractor_of_the_settings_has_a_loader() -> None:
+    (annotation,) = get_args(ScrapeSettings.model_fields["extractors"].annotation)
+    assert len(load_extractors(get_args(annotation))) == len(_LOADERS)
 
 
 def test_the_first_result_with_the_article_wins_else_the_longest() -> None:
