@@ -17,7 +17,7 @@ Crawl's; files, folders or globs) become records by the same rules, without a ne
 import asyncio
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -72,16 +72,19 @@ def scrape(
     Raises EmptyResultError if no page has text, OutageError if the network is down, ConfigError if pages would have to
     be fetched again without `refetch`.
     """
+    from corpus.scrape.crawl import crawl
     from corpus.scrape.host_stats import largest_hosts
     from corpus.scrape.journal import Journal
     from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
     from corpus.scrape.pages import outcome_writer
     from corpus.scrape.queues import require_contact, sort_into_queues
+    from corpus.urls.rules import UrlRules
 
     listed = read_urls(urls)
     if not listed and not allow_empty:
         raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
-    queues = sort_into_queues(listed, blacklist)
+    rules = UrlRules(blacklist)
+    queues = sort_into_queues(listed, rules)
     stats = Stats("scrape")
     stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml", "turbohtml")}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
@@ -90,11 +93,19 @@ def scrape(
         Journal(base, listed, queues.keys, today) as journal,
         ExitStack() as stack,
     ):
-        opened = _open_archive(archive, journal, queues, settings, stack)
-        cache = OutcomeCache(journal, settings, blacklist, archive=opened is not None)
+        opened = _open_archive(archive, journal, queues, settings.obey_robots, stack)
+        cache = OutcomeCache(journal, settings, rules, archive=opened is not None)
         require_contact(queues, cache)
         cache.confirm_refetch(queues.positions(), refetch)
-        run = _crawl(urls, queues, cache, blacklist, opened, workers, refetch, stats)
+        total, done = len(queues.keys) - len(queues.refused), _count_done(queues, cache)
+        if done:
+            note(f"{done} of {total} URLs are done already")
+        try:
+            run = _run(crawl(queues, cache, rules, opened, workers, refetch=refetch), urls)
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, at a job's time limit; SIGHUP
+            note(f"{_count_done(queues, cache)} of {total} URLs are done; run it again to resume")
+            raise
+        stats.extra |= {"resumed": done, "fetched": run.fetched, "extracted_again": run.extracted_again}
 
         def outcome_of(position: int) -> "Outcome":
             if position in run.parked:
@@ -124,7 +135,7 @@ def _digest(folder: Path) -> str:
 
 
 def _open_archive(
-    path: Path | None, journal: "Journal", queues: "CrawlQueues", settings: ScrapeSettings, stack: ExitStack
+    path: Path | None, journal: "Journal", queues: "CrawlQueues", obey_robots: bool, stack: ExitStack
 ) -> "Archive | None":
     """Open the archive, and add responses that the journal lacks to it."""
     from corpus.scrape.archive import Archive
@@ -135,7 +146,7 @@ def _open_archive(
     if journal.archive_end and not path.exists():
         note(f"{path} is gone; the texts of its pages are known and kept")
         journal.record_lost_archive()
-    archive = stack.enter_context(Archive(path, journal.archive_end, settings.obey_robots))
+    archive = stack.enter_context(Archive(path, journal.archive_end, obey_robots))
     if adopted := journal.adopt(archive.new_responses):
         note(f"{adopted} responses in {path} are not fetched again")
     if lacking := sum(map(journal.is_page_outside_archive, queues.positions())):
@@ -143,44 +154,21 @@ def _open_archive(
     return archive
 
 
-def _crawl(
-    urls: Path,
-    queues: "CrawlQueues",
-    cache: "OutcomeCache",
-    blacklist: BlacklistSettings,
-    archive: "Archive | None",
-    workers: int,
-    refetch: bool,
-    stats: Stats,
-) -> "Crawl":
-    """Crawl the URLs without a usable outcome, and count what was done."""
-    from corpus.scrape.crawl import crawl
+def _count_done(queues: "CrawlQueues", cache: "OutcomeCache") -> int:
+    return sum(map(cache.is_done, queues.positions()))
 
-    def count_done() -> int:
-        return sum(map(cache.is_done, queues.positions()))
 
-    total = len(queues.keys) - len(queues.refused)
-    stats.extra["resumed"] = count_done()
-    if stats.extra["resumed"]:
-        note(f"{stats.extra['resumed']} of {total} URLs are done already")
+def _run(crawling: Coroutine[Any, Any, "Crawl"], urls: Path) -> "Crawl":
+    """Run a crawl. If tasks fail, raises the first error; the others were cancelled."""
     try:
-        run = asyncio.run(crawl(queues, cache, blacklist, archive, workers, refetch=refetch))
+        return asyncio.run(crawling)
     except BaseExceptionGroup as group:
-        first = _first(group)
-        if isinstance(first, OutageError):
-            raise OutageError(f"{urls}: {first}") from None
-        raise first from None
-    except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, at a job's time limit; SIGHUP
-        note(f"{count_done()} of {total} URLs are done; run it again to resume")
-        raise
-    stats.extra["fetched"], stats.extra["extracted_again"] = run.fetched, run.extracted_again
-    return run
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first failure of a group of tasks; the others were cancelled."""
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, OutageError):
+            raise OutageError(f"{urls}: {error}") from None
+        raise error from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 from common.errors import InputError, PageError
 from common.progress import Meter
-from common.settings import BlacklistSettings
 from corpus.extract.pool import ExtractPool
 from corpus.scrape.archive import Archive
 from corpus.scrape.fetch import Fetcher
@@ -31,7 +30,7 @@ _ACTIVE_HOSTS = 4096  # most of them wait for their delay; a task takes 3 KB
 async def crawl(
     queues: CrawlQueues,
     cache: OutcomeCache,
-    blacklist: BlacklistSettings,
+    rules: UrlRules,
     archive: Archive | None,
     workers: int,
     *,
@@ -42,8 +41,7 @@ async def crawl(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
     with _exit_on_signals():
         async with AsyncExitStack() as stack:
-            fetcher = Fetcher(cache.settings, UrlRules(blacklist), blacklist.allow_private_hosts)
-            await stack.enter_async_context(fetcher)
+            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules, rules.allow_private))
             pool = await stack.enter_async_context(ExtractPool(cache.settings, workers))
             done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
             meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))

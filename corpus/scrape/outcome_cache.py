@@ -18,7 +18,7 @@ from typing import Any
 
 from common.console import note
 from common.errors import ConfigError
-from common.settings import BlacklistSettings, ScrapeSettings
+from common.settings import ScrapeSettings
 from corpus.scrape.journal import Journal
 from corpus.scrape.journal_lines import OutcomeSettings
 from corpus.scrape.outcome_index import ARCHIVED
@@ -40,12 +40,9 @@ def outcome_settings(settings: ScrapeSettings) -> OutcomeSettings:
 class OutcomeCache:
     """The journal of a shard, read under today's settings. `archive`: whether its archive is open."""
 
-    def __init__(
-        self, journal: Journal, settings: ScrapeSettings, blacklist: BlacklistSettings, archive: bool = False
-    ) -> None:
+    def __init__(self, journal: Journal, settings: ScrapeSettings, rules: UrlRules, archive: bool = False) -> None:
         self.journal, self.settings, self.archive = journal, settings, archive
-        self._today, self._rules = journal.settings, UrlRules(blacklist)
-        self._allow_private = blacklist.allow_private_hosts
+        self._today, self._rules = journal.settings, rules
         self._max_failures = max([settings.host_failures, *(each["host_failures"] for each in journal.all_settings())])
 
     def archive_offset(self, position: int) -> int | None:
@@ -75,7 +72,7 @@ class OutcomeCache:
             return False
         if (
             (reason in _ROBOTS and not self.settings.obey_robots)
-            or (reason == "private_host" and self._allow_private)
+            or (reason == "private_host" and self._rules.allow_private)
             or (reason == "no_contact" and self.settings.contact)
         ):
             return False

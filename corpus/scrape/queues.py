@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import ConfigError
-from common.settings import BlacklistSettings
 from corpus.scrape.network import AddressOverrides
 from corpus.scrape.outcome_cache import OutcomeCache
 from corpus.urls.rules import UrlRules
@@ -27,9 +26,8 @@ class CrawlQueues:
         return (position for queue in self.queues.values() for position, _ in queue)
 
 
-def sort_into_queues(urls: Sequence[str], blacklist: BlacklistSettings) -> CrawlQueues:
+def sort_into_queues(urls: Sequence[str], rules: UrlRules) -> CrawlQueues:
     """Apply the URL rules, drop duplicates, and group the URLs by host."""
-    rules = UrlRules(blacklist)
     keys: list[str] = []
     refused: dict[int, str] = {}
     queues: dict[str, list[tuple[int, str]]] = defaultdict(list)

@@ -39,7 +39,8 @@ class UrlRules:
 
     def __init__(self, settings: BlacklistSettings) -> None:
         self.domains = DomainBlocklist(settings)
-        self._allow_private = settings.allow_private_hosts
+        self.allow_private = settings.allow_private_hosts
+        """Whether loopback, private and link-local hosts are allowed."""
         self.extensions = frozenset(
             ending.lower() for ending in (*read_list(DATA / "extensions.txt"), *settings.extra_extensions)
         )
@@ -57,7 +58,7 @@ class UrlRules:
 
     def host_reason(self, host: str) -> str | None:
         """Why every URL of a host is dropped (private_host, domain), or None."""
-        if not self._allow_private and is_private_host(host):
+        if not self.allow_private and is_private_host(host):
             return "private_host"
         return "domain" if self.domains.blocks(host) else None
 

@@ -44,16 +44,17 @@ def crawl(
     """Crawl URLs, resuming the journal in `folder`; returns `ok` or the reason of each."""
     quick = {"host_delay": 0, "retries": 0, "retry_delay": 0.02, "page_timeout": 20, "obey_robots": False}
     settings = ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
-    queues = sort_into_queues(urls, BlacklistSettings())
+    rules = UrlRules(BlacklistSettings())
+    queues = sort_into_queues(urls, rules)
 
     async def run() -> list[str]:
         with contextlib.ExitStack() as stack:
             journal = stack.enter_context(Journal(folder / "x", urls, queues.keys, outcome_settings(settings)))
             raw = stack.enter_context(Archive(folder / "x.warc.gz", journal.archive_end)) if archive else None
             journal.adopt(raw.new_responses if raw else ())
-            cache = OutcomeCache(journal, settings, BlacklistSettings(), archive)
+            cache = OutcomeCache(journal, settings, rules, archive)
             meter = stack.enter_context(Meter("scrape", "pages"))
-            async with Fetcher(settings, UrlRules(BlacklistSettings())) as fetcher:
+            async with Fetcher(settings, rules) as fetcher:
                 crawling = Crawl(fetcher, InstantPool(), cache, raw, meter)  # type: ignore[arg-type]
                 watching = asyncio.ensure_future(watch(crawling)) if watch is not None else None
                 await crawling.crawl(queues.queues.values())
