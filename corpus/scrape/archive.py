@@ -9,7 +9,6 @@ spelling, so that documents keep their URLs. X-Robots-Policy: ignore marks pages
 import os
 from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple
 
 from warcio.statusandheaders import StatusAndHeaders
@@ -69,9 +68,7 @@ class Archive:
     def __enter__(self) -> "Archive":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.sync()
         for file in (self._file, self._reader):
             if file is not None:

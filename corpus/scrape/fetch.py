@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from types import TracebackType
 
 from yarl import URL
 
@@ -68,9 +67,7 @@ class Fetcher:
         self._session = await self._stack.enter_async_context(open_session(self.settings, self._allow_private))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def fetch(self, url: str) -> FetchedPage:

@@ -24,7 +24,6 @@ A torn last line is cut off. OUTPUT.journal.zst is only ever replaced by a file 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import orjson
@@ -63,9 +62,7 @@ class Journal(OutcomeIndex):
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def _open(self) -> IO[bytes]:
