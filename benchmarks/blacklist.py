@@ -82,7 +82,7 @@ def recipe(source: Path, target: Path) -> int:
     """The published recipe, rewritten from its description without its bugs (set order, concatenated extensions)."""
     import tldextract
 
-    from corpus.urls.rules import read_list
+    from corpus.urls.url import read_list
 
     data = Path(__file__).parent.parent / "corpus" / "urls" / "data"
     extract = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)

@@ -82,14 +82,14 @@ class PageError(Exception):
     def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason, self.transient, self.wait = reason, transient, wait
-        self.elsewhere = False
-        """Whether it happened on another site, behind a redirect."""
-        self.silent = False
-        """Whether nobody answered: the page may be well, and the network down."""
-        self.refused = ""
-        """The target of a redirect that the URL rules refuse."""
+        self.off_site = False
+        """Whether it happened on another site, after a redirect."""
+        self.no_response = False
+        """Whether there was no response at all: the network may be down."""
+        self.refused_url = ""
+        """The target of a redirect that the URL rules refuse, if that is the reason."""
 
     @property
     def host_failed(self) -> bool:
-        """Whether the host of the page is ill or busy; otherwise it answers, and only this page is odd or missing."""
-        return not self.elsewhere and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))
+        """Whether the failure is the host's (down, busy), not only this page's."""
+        return not self.off_site and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))

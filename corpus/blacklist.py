@@ -25,21 +25,21 @@ from common.progress import Meter
 from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
-from corpus.urls.domains import DomainList
-from corpus.urls.lists import Checked, UrlListRules
-from corpus.urls.seen import Seen
+from corpus.urls.bulk_rules import BulkUrlRules, CheckedUrls
+from corpus.urls.domain_lists import DomainListReport
+from corpus.urls.seen_set import SeenSet
 
 _FLUSH = 1 << 20  # URLs held before the shards are appended to; bounds memory, whatever the number of shards
 _WRITTEN = 1 << 14  # URLs made into one piece of a file, which takes their size three times over
 
 
 @lru_cache(1)
-def _rules(settings: str, shards: int) -> UrlListRules:
+def _rules(settings: str, shards: int) -> BulkUrlRules:
     """The rules of `settings` (JSON), built once a process."""
-    return UrlListRules(BlacklistSettings.model_validate_json(settings), shards)
+    return BulkUrlRules(BlacklistSettings.model_validate_json(settings), shards)
 
 
-def _check(settings: str, shards: int, block: bytes) -> Checked:
+def _check(settings: str, shards: int, block: bytes) -> CheckedUrls:
     return _rules(settings, shards).check(block)
 
 
@@ -55,7 +55,7 @@ def blacklist(
     Raises EmptyResultError when no URL is left, InputError when there was none to begin with, or when no entry of a
     list of domains can match.
     """
-    stats, seen = Stats("blacklist"), Seen()
+    stats, seen = Stats("blacklist"), SeenSet()
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in inputs for block in unmarked_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs)).domain_lists, stats)
@@ -75,7 +75,7 @@ def blacklist(
                 urls.clear()
 
         for checked in results:
-            new = iter(seen.first(np.array(checked.hashes, dtype=np.uint64)).tolist())
+            new = iter(seen.add(np.array(checked.hashes, dtype=np.uint64)).tolist())
             for url, verdict in zip(checked.urls, checked.verdicts, strict=True):
                 if isinstance(verdict, int) and next(new):
                     pending[verdict].append(url)
@@ -98,7 +98,7 @@ def blacklist(
     return stats
 
 
-def _report_lists(lists: Sequence[DomainList], stats: Stats) -> None:
+def _report_lists(lists: Sequence[DomainListReport], stats: Stats) -> None:
     """Say which lists of domains hold entries that can never match, here and in the statistics."""
     for entries in lists:
         if entries.unusable:

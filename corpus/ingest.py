@@ -42,7 +42,7 @@ from common.files import read_text as file_text
 from common.progress import Meter
 from common.settings import SourceSettings
 from common.stats import Stats
-from corpus.urls.rules import document_id
+from corpus.urls.url import document_id
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _WIKI_FILE = re.compile(r"wiki_\d+")

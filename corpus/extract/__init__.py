@@ -1,1 +1,1 @@
-"""HTML to text: decoding, the extractors, and the worker processes that can be killed."""
+"""HTML to text: character decoding, the extractors, and a pool of killable worker processes."""

@@ -1,24 +1,24 @@
-"""The characters of a page: what browsers read, unless the bytes prove a declaration wrong.
+"""Decode a page as browsers do, unless the bytes prove its declared encoding wrong.
 
     decode(body, "text/html; charset=iso-8859-1", "https://one.example/")
 
-Labels, decoders, the scan for <meta> and the detector (Firefox's chardetng, which takes the host's top-level domain as
-a hint) are turbohtml's, after the WHATWG Encoding and HTML standards. The first of these that fits is taken; n is the
-number of characters beyond ASCII:
+turbohtml provides the labels, decoders, <meta> scan and detector (Firefox's chardetng, with the top-level domain as a
+hint), which follow the WHATWG Encoding and HTML standards. The first row that fits wins; n is the number of non-ASCII
+characters:
 
 | step | evidence | fits when |
 |---|---|---|
 | 1 | byte-order mark | always |
-| 2 | UTF-16 that begins with two ASCII characters; ASCII with the escapes of ISO-2022-JP | always |
+| 2 | UTF-16 that begins with two ASCII characters; ASCII with ISO-2022-JP escapes | always |
 | 3 | the bytes are UTF-8 | n is 4 or more, errors <= n / 10 |
 | 4 | Content-Type header, <meta>, <?xml encoding="…"?>: UTF-8 | errors <= n |
 | | … UTF-16 | there is a NUL |
-| | … another | errors <= n / 20, or one; C1 controls are errors. With one byte per character: n are not all UTF-8 |
+| | … any other | errors <= n / 20, or one; C1 controls are errors. Single-byte encodings: not all n are valid UTF-8 |
 | 5 | the bytes are UTF-8 | errors <= n |
-| 6 | the detector | always; its last resort is windows-1252 |
+| 6 | the detector | always; falls back to windows-1252 |
 
-In browsers a declaration always fits, and steps 2 and 3 do not exist. `python -m benchmarks.corpus charset` counts the
-characters lost. In steps 3 to 5 a character that is cut off at the end is no error.
+Browsers always accept a declaration and lack steps 2 and 3. `python -m benchmarks.corpus charset` counts the characters
+lost. In steps 3 to 5 a character truncated at the end is not an error.
 """
 
 import codecs
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import turbohtml
-from turbohtml import detect  # registers the decoders, too
+from turbohtml import detect  # also registers the decoders
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -38,32 +38,32 @@ _MARKS = (
 _PARAMETER = re.compile(r"""(?:^|[;,\s])charset\s*=\s*["']?\s*([^\s"';,]+)""", re.IGNORECASE)
 _XML = re.compile(rb"""\s*<\?xml\s[^>]*?\bencoding\s*=\s*(["'])([\w.:-]+)\1""")
 _PRESCAN_BYTES = 1024
-_HEAD_BYTES = 64 * 1024  # searched for <meta>: browsers, too, read on after the prescan, and scripts may come first
+_HEAD_BYTES = 64 * 1024  # searched for <meta>: browsers also read on after the prescan, and scripts may come first
 _ERROR = re.compile("[\ufffd\x80-\x9f]")
-_SAMPLE_BYTES = 1 << 20  # for the detector, from the first character beyond ASCII on: it reads a few megabytes a second
-_FOREIGN = re.compile(rb"[\x1b\x80-\xff]")
-_MANY = 4  # two or three characters of Chinese or Korean in their old encodings may be UTF-8, too
+_SAMPLE_BYTES = 1 << 20  # for the detector, from the first non-ASCII character: it reads a few megabytes per second
+_NON_ASCII = re.compile(rb"[\x1b\x80-\xff]")
+_MIN_UTF8 = 4  # two or three characters in legacy Chinese or Korean encodings may also be valid UTF-8
 _UTF16 = ("UTF-16LE", "UTF-16BE")
 _MULTIBYTE = frozenset({"GBK", "gb18030", "Big5", "EUC-JP", "EUC-KR", "Shift_JIS", "ISO-2022-JP"})
 
 
 @dataclass(frozen=True)
 class _Utf8:
-    """A body read as UTF-8."""
+    """A body decoded as UTF-8."""
 
     text: str
     good: int
-    """Characters beyond ASCII."""
+    """Non-ASCII characters."""
     bad: int
-    """Errors, without a character that is cut off at the end."""
+    """Errors, not counting a character truncated at the end."""
 
     @property
     def fits(self) -> bool:
-        """Whether more is right than wrong."""
+        """Whether there are at least as many valid characters as errors."""
         return self.good >= max(self.bad, 1) or self.text.isascii()
 
 
-def _beyond_ascii(text: str) -> int:
+def _count_non_ascii(text: str) -> int:
     return len(text) - len(text.encode("ascii", "ignore"))
 
 
@@ -72,16 +72,16 @@ def _as_utf8(body: bytes) -> _Utf8:
         return _Utf8(body.decode("ascii"), 0, 0)
     try:
         text = body.decode("utf-8")
-        return _Utf8(text, _beyond_ascii(text), 0)
+        return _Utf8(text, _count_non_ascii(text), 0)
     except UnicodeDecodeError:
-        text, (uncut, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
-        written = body.count("\ufffd".encode())  # by whoever made the page
-        good = _beyond_ascii(text) - text.count("\ufffd") + written
-        return _Utf8(text, good, uncut.count("\ufffd") - written)
+        text, (complete, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
+        literal = body.count("\ufffd".encode())  # U+FFFD in the page itself
+        good = _count_non_ascii(text) - text.count("\ufffd") + literal
+        return _Utf8(text, good, complete.count("\ufffd") - literal)
 
 
 def _unmarked(body: bytes) -> str | None:
-    """The codec of UTF-16 without a mark that begins with two ASCII characters, or of ISO-2022-JP; else None."""
+    """The codec of UTF-16 without a byte-order mark that begins with two ASCII characters, or of ISO-2022-JP."""
     zeros = tuple(byte == 0 for byte in body[:4])
     if zeros == (False, True, False, True):
         return "utf-16-le"
@@ -95,7 +95,7 @@ def _has_escapes(body: bytes) -> bool:
 
 
 def _encoding(label: str) -> str | None:
-    """The standard's name for a label, or None for an unknown one."""
+    """The WHATWG name of a label, or None if it is unknown."""
     try:
         return turbohtml.parse(b"", encoding=label).encoding
     except (LookupError, ValueError):
@@ -103,7 +103,7 @@ def _encoding(label: str) -> str | None:
 
 
 def _meta(body: bytes) -> str | None:
-    """The encoding that a <meta> declares; UTF-8 where it says UTF-16, which it could not say in UTF-16."""
+    """The encoding declared by <meta>; UTF-8 if it says UTF-16, as ASCII markup cannot be UTF-16."""
     head = body[:_HEAD_BYTES]
     if b"charset" not in head.lower():
         return None
@@ -112,27 +112,27 @@ def _meta(body: bytes) -> str | None:
 
 
 def _xml(body: bytes) -> str | None:
-    """The encoding of an XML declaration; UTF-8 where it says UTF-16, as for <meta>."""
+    """The encoding of an XML declaration; UTF-8 if it says UTF-16, as for <meta>."""
     found = _XML.match(body[:1024])
     name = _encoding(found[2].decode("ascii", "replace")) if found else None
     return "UTF-8" if name in _UTF16 else name
 
 
 def _declared(body: bytes, content_type: str) -> Iterator[str]:
-    """What a page declares, by the standard's names, the strongest declaration first."""
+    """The WHATWG names of the encodings that a page declares, in order of precedence."""
     header = _PARAMETER.search(content_type)
     if header and (name := _encoding(header[1])):
         yield name
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "text/plain":
         return
-    for look in (_xml, _meta) if "xml" in kind else (_meta, _xml):
-        if name := look(body):
+    for declared in (_xml, _meta) if "xml" in kind else (_meta, _xml):
+        if name := declared(body):
             yield name
 
 
-def _read_as(name: str, body: bytes, utf8: _Utf8) -> str | None:
-    """The text of a body in a declared encoding, or None where it does not fit."""
+def _decode_as(name: str, body: bytes, utf8: _Utf8) -> str | None:
+    """The text of a body in a declared encoding, or None if it does not fit."""
     if name == "UTF-8":
         return utf8.text if utf8.fits else None
     if name in _UTF16:
@@ -142,22 +142,22 @@ def _read_as(name: str, body: bytes, utf8: _Utf8) -> str | None:
     text = body.decode(f"whatwg-{name.lower()}")
     if name == "replacement" or text.isascii():
         return text
-    errors, characters = len(_ERROR.findall(text)), _beyond_ascii(text)
+    errors, characters = len(_ERROR.findall(text)), _count_non_ascii(text)
     return text if errors <= max(1, characters // 20) and 2 * errors < characters else None
 
 
 def _detect(body: bytes, tld: str | None) -> str:
-    """The codec that the bytes look like, whatever they declare."""
-    first = _FOREIGN.search(body)
+    """Guess the codec from the bytes, ignoring declarations."""
+    first = _NON_ASCII.search(body)
     start = max(0, first.start() - 64) if first else 0
-    end = body.find(b"\n", start + _SAMPLE_BYTES)  # the end of a line is no part of a character in any encoding
-    unseen = b" " * _PRESCAN_BYTES  # it would obey a <meta> at the beginning
-    found = detect.detect(unseen + body[start : end if end >= 0 else None], detect.Detection(tld=tld))
+    end = body.find(b"\n", start + _SAMPLE_BYTES)  # a line feed is never part of a character, in any encoding
+    padding = b" " * _PRESCAN_BYTES  # the detector would obey a <meta> at the beginning
+    found = detect.detect(padding + body[start : end if end >= 0 else None], detect.Detection(tld=tld))
     return found.codec or "whatwg-windows-1252"
 
 
 def _top_level_domain(url: str) -> str | None:
-    """The last label of the URL's host; None for an address."""
+    """The last label of a URL's host; None for an address."""
     try:
         host = urlsplit(url).hostname or ""
         label = host.rpartition(".")[2].encode("idna").decode("ascii").lower()
@@ -167,9 +167,9 @@ def _top_level_domain(url: str) -> str | None:
 
 
 def decode(body: bytes, content_type: str, url: str = "") -> str:
-    """The characters of a page. What cannot be read is U+FFFD.
+    """Decode a page. Undecodable bytes become U+FFFD.
 
-    A page that declares an encoding that browsers refuse (hz-gb-2312, iso-2022-kr) is one U+FFFD, as in browsers.
+    As in browsers, a page that declares an encoding they refuse (hz-gb-2312, iso-2022-kr) becomes a single U+FFFD.
     """
     for mark, marked in _MARKS:
         if body.startswith(mark):
@@ -177,9 +177,9 @@ def decode(body: bytes, content_type: str, url: str = "") -> str:
     if codec := _unmarked(body):
         return body.decode(codec, "replace")
     utf8 = _as_utf8(body)
-    if utf8.good >= _MANY and 10 * utf8.bad <= utf8.good:
+    if utf8.good >= _MIN_UTF8 and 10 * utf8.bad <= utf8.good:
         return utf8.text
     for name in _declared(body, content_type):
-        if (text := _read_as(name, body, utf8)) is not None:
+        if (text := _decode_as(name, body, utf8)) is not None:
             return text
     return utf8.text if utf8.fits else body.decode(_detect(body, _top_level_domain(url)))

@@ -1,8 +1,9 @@
-"""HTML to text: an ordered list of extractors, of which the first good answer wins.
+"""HTML to text: extractors are tried in order, and the first good result wins.
 
     found = extract(body, "text/html; charset=utf-8", url, load_extractors(["trafilatura", "newspaper3k"]))
 
-Pure functions of the page: no network, no clock. `corpus.extract.pool` runs them where a hung page can be killed.
+Extractors are pure functions of the page: no network, no clock. `corpus.extract.pool` runs them in processes that can
+be killed. A new extractor is a loader below, an entry in `_LOADERS`, and its name under `ScrapeSettings.extractors`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,69 +11,65 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from corpus.extract.quality import holds_the_article, without_furniture
+from common.errors import PageError
+from corpus.extract.charset import decode
+from corpus.extract.quality import contains_article, without_boilerplate
 
-# htmldate: the page's own metadata only (its extensive search costs a quarter of the whole), and no look at the clock
-_DATES = {"original_date": True, "extensive_search": False, "max_date": "2100-01-01"}
+# htmldate: only the page's metadata (the extensive search takes a quarter of the extraction time), and no clock
+_DATE_OPTIONS = {"original_date": True, "extensive_search": False, "max_date": "2100-01-01"}
 
 
-# A tag takes 2 KB while its page is extracted, and a tenth of a millisecond: such a page takes 450 MB and outlasts
-# extract_timeout. The most that one of 181 real pages has is 3,229.
-MOST_TAGS = 250_000
+# A tag takes 2 KB and 0.1 ms during extraction, so a page with this many takes 450 MB and exceeds extract_timeout.
+# The largest number among 181 real pages is 3,229.
+MAX_TAGS = 250_000
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What an extractor found. The text is valid UTF-8 without NUL."""
+    """The result of an extractor. The text is valid UTF-8 without NUL."""
 
     text: str
     title: str
     date: str
-    """ISO date of publication; empty where none was found."""
+    """ISO date of publication; empty if none was found."""
     extractor: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The fields as plain data."""
         return asdict(self)
 
 
-class NothingExtracted(Exception):
-    """There is no answer; the argument is the reason: `extract_empty`, `extract_error` where an extractor failed, or
-    `too_many_tags`.
-    """
-
-
 @dataclass(frozen=True)
-class Page:
-    """What an extractor sees."""
+class HtmlPage:
+    """The input of an extractor."""
 
     html: str
     url: str
 
     @cached_property
     def tree(self) -> Any:
-        """The page as lxml parses it, shared by all its readers, who change nothing; None where it is no HTML."""
+        """The page parsed by lxml, shared by all extractors, which must not change it; None if it is not HTML."""
         from trafilatura import load_html
 
         return load_html(self.html)
 
     @property
     def date(self) -> str:
-        """ISO date of publication by the page's own metadata, else empty.
+        """ISO date of publication from the page's metadata, or empty.
 
-        htmldate's: newspaper's fills what a date lacks ("May 2019") from today's, so that each day gives other bytes.
+        From htmldate: newspaper completes partial dates ("May 2019") from today's, so the result would change daily.
         """
         from trafilatura.metadata import find_date
 
-        return (find_date(self.tree, url=self.url, **_DATES) or "") if self.tree is not None else ""
+        return (find_date(self.tree, url=self.url, **_DATE_OPTIONS) or "") if self.tree is not None else ""
 
 
-Extractor = Callable[[Page], Extracted | None]
-"""What was found, if anything."""
+Extractor = Callable[[HtmlPage], Extracted | None]
+"""Returns the text of a page, or None if it finds none."""
 
 
 def _clean(text: str | None) -> str:
-    """Text without NUL and lone surrogates, which no JSON or UTF-8 file can carry."""
+    """Remove NUL and lone surrogates, which JSON and UTF-8 files cannot hold."""
     return (text or "").replace("\x00", "").encode("utf-8", "ignore").decode("utf-8")
 
 
@@ -83,16 +80,16 @@ def _load_trafilatura() -> Extractor:
     from trafilatura.core import bare_extraction
     from trafilatura.metadata import examine_meta, extract_title
 
-    def run(page: Page) -> Extracted | None:
+    def run(page: HtmlPage) -> Extracted | None:
         if page.tree is None:
             return None
-        # fast: without its own fallbacks, whose place the list of extractors takes; F1 .962 against .960 with them
-        # on 181 real pages, and 1.2 times the speed. Of the metadata, which would be a third of the time, only ours.
+        # fast: without trafilatura's fallbacks, which our list of extractors replaces; F1 .962 against .960 with them
+        # on 181 real pages, at 1.2 times the speed. All metadata would take a third of the time; we need title and date
         found = bare_extraction(page.tree, url=page.url, fast=True, include_comments=False)
         if found is None or isinstance(found, dict):
             return None
         title = " ".join((examine_meta(page.tree).title or extract_title(page.tree) or "").split())
-        text = without_furniture(found.text, title, page.tree)
+        text = without_boilerplate(found.text, title, page.tree)
         return Extracted(_clean(text), _clean(title), page.date, "trafilatura")
 
     return run
@@ -101,8 +98,8 @@ def _load_trafilatura() -> Extractor:
 def _load_newspaper() -> Extractor:
     from newspaper import Article
 
-    def run(page: Page) -> Extracted | None:
-        article = Article(page.url, fetch_images=False)  # otherwise parse() looks images up on the network
+    def run(page: HtmlPage) -> Extracted | None:
+        article = Article(page.url, fetch_images=False)  # otherwise parse() fetches images from the network
         article.set_html(page.html)
         article.parse()
         return Extracted(_clean(article.text), _clean(article.title), page.date, "newspaper3k")
@@ -114,25 +111,24 @@ _LOADERS: Mapping[str, Callable[[], Extractor]] = {"trafilatura": _load_trafilat
 
 
 def load_extractors(names: Sequence[str]) -> list[Extractor]:
-    """The named extractors, their libraries imported."""
+    """Import the libraries of the named extractors."""
     return [_LOADERS[name]() for name in names]
 
 
 def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extractor]) -> Extracted:
-    """The text of a page: extractors are asked in turn until one holds the article, else the longest answer.
+    """Extract the text of a page: the first result that contains the article, else the longest one.
 
-    Plain text is taken as it is. Raises NothingExtracted with the reason when there is no text, MemoryError.
+    Plain text is returned unchanged. Raises MemoryError, and PageError if there is no text: `extract_empty`,
+    `extract_error` if an extractor failed, or `too_many_tags`.
     """
-    from corpus.extract.charset import decode
-
     html = decode(body, content_type, url)
     if content_type.lower().lstrip().startswith("text/plain"):
         if not html.strip():
-            raise NothingExtracted("extract_empty")
+            raise PageError("extract_empty")
         return Extracted(_clean(html), "", "", "plain")
-    if html.count("<") > MOST_TAGS:
-        raise NothingExtracted("too_many_tags")
-    page = Page(html, url)
+    if html.count("<") > MAX_TAGS:
+        raise PageError("too_many_tags")
+    page = HtmlPage(html, url)
     best: Extracted | None = None
     reason = "extract_empty"
     for extractor in extractors:
@@ -140,14 +136,14 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
             found = extractor(page)
         except MemoryError:
             raise
-        except Exception:  # a library that trips over a page; the next one may not
+        except Exception:  # a library may fail on a page that the next one can read
             reason = "extract_error"
             continue
         if found is None or not found.text.strip() or (best is not None and len(found.text) <= len(best.text)):
             continue
         best = found
-        if holds_the_article(best.text, page.tree):
+        if contains_article(best.text, page.tree):
             break
     if best is None:
-        raise NothingExtracted(reason)
+        raise PageError(reason)
     return best

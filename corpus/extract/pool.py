@@ -1,6 +1,7 @@
-"""Extraction in worker processes that may hang, crash or leak: each costs its page and its process, nothing else.
+"""Extraction in worker processes: a page that hangs, crashes or leaks costs its process and itself, nothing else.
 
-`corpus.extract.worker` is the other end of the socket, and says what passes through it.
+`corpus.extract.worker` is the other end of the socket, and documents the protocol. pebble's ProcessPool takes the same
+CPU time per page (2 ms), but it has no memory limit, and its hung workers outlive a killed parent.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -21,153 +21,150 @@ import orjson
 from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import Extracted
-from corpus.extract.worker import LENGTH, MODULES, SIGNALLED
+from corpus.extract.worker import LENGTH, SIGNAL_EXIT
 
-PAGES_PER_WORKER = 500  # then its child is replaced: lxml and its users leak
-_SHARED_END = 1.0  # seconds; a job's processes are killed one by one, and no page is to blame when a worker goes first
+PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
+_KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its worker
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class _Page:
-    """A page to extract, and where its answer goes."""
+class _Request:
+    """A page to extract, and the future of its reply."""
 
     content: tuple[bytes, str, str]
     """Body, content type, URL."""
-    answer: "asyncio.Future[dict[str, Any]]"
+    reply: "asyncio.Future[dict[str, Any]]"
 
-    def succeed(self, answer: dict[str, Any]) -> None:
-        """Answer, if anybody still waits."""
-        if not self.answer.done():
-            self.answer.set_result(answer)
+    def succeed(self, reply: dict[str, Any]) -> None:
+        """Set the reply, unless the caller was cancelled."""
+        if not self.reply.done():
+            self.reply.set_result(reply)
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error, if anybody still waits."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        """Set an error, unless the caller was cancelled."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
 
 
 class ExtractPool:
-    """`workers` processes, each started when a page needs it."""
+    """Runs up to `workers` processes, started on demand."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
         self._settings, self._workers = settings, workers
-        self._pages: asyncio.Queue[_Page] = asyncio.Queue()
+        self._requests: asyncio.Queue[_Request] = asyncio.Queue()
 
     async def __aenter__(self) -> "ExtractPool":
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
-        """The text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
-        page = _Page((body, content_type, url), asyncio.get_running_loop().create_future())
-        self._pages.put_nowait(page)
-        answer = await page.answer
-        if "reason" in answer:
-            raise PageError(answer["reason"])
-        return Extracted(**answer)
+        """Extract the text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
+        request = _Request((body, content_type, url), asyncio.get_running_loop().create_future())
+        self._requests.put_nowait(request)
+        reply = await request.reply
+        if "reason" in reply:
+            raise PageError(reply["reason"])
+        return Extracted(**reply)
 
     async def _work(self) -> None:
-        """Feed one process, and its successor when it has died."""
+        """Feed one process, and start another when it dies."""
         while True:
-            page = await self._pages.get()
+            request = await self._requests.get()
             try:
                 worker = await _Worker.start(self._settings)
-            except Exception as error:  # whoever waits for the page decides
-                page.fail(error)
+            except Exception as error:  # the caller of `extract` decides
+                request.fail(error)
                 continue
             try:
-                await self._feed(worker, page)
+                await self._feed(worker, request)
             finally:
                 await worker.stop()
 
-    async def _feed(self, worker: "_Worker", page: _Page) -> None:
-        """Hand out pages until one of them kills the worker; the one behind it goes back.
+    async def _feed(self, worker: "_Worker", request: _Request) -> None:
+        """Send requests until one kills the worker; the one after it returns to the queue.
 
-        That next one is sent while the worker is busy, which so never waits for a turn of this event loop.
+        The next request is sent while the worker is busy, so the worker never waits for the event loop.
         """
-        sending, following = asyncio.create_task(worker.send(page)), None
+        sending, following = asyncio.create_task(worker.send(request)), None
         try:
             while True:
                 await sending
-                following = None if self._pages.empty() else self._pages.get_nowait()
+                following = None if self._requests.empty() else self._requests.get_nowait()
                 if following is not None:
                     sending = asyncio.create_task(worker.send(following))
-                page.succeed(await worker.answer())
+                request.succeed(await worker.receive())
                 if following is None:
-                    following = await self._pages.get()
+                    following = await self._requests.get()
                     sending = asyncio.create_task(worker.send(following))
-                page = following
+                request = following
         except Exception as error:
-            page.fail(error)
-            if following is not None and following is not page:
-                self._pages.put_nowait(following)
+            request.fail(error)
+            if following is not None and following is not request:
+                self._requests.put_nowait(following)
         finally:
             sending.cancel()
-            await asyncio.wait([sending])  # it must not use a socket that is closed
+            await asyncio.wait([sending])  # it must not use a closed socket
 
 
 class _Worker:
-    """The parent's end of one process."""
+    """The pool's end of one worker process."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
         self._process, self._connection = process, connection
 
     @classmethod
     async def start(cls, settings: ScrapeSettings) -> "_Worker":
-        """Start a process and wait until its libraries are loaded."""
+        """Start a process and wait until it has loaded its libraries."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
-        numbers = (PAGES_PER_WORKER, settings.extract_timeout, settings.extract_memory_mb)
+        numbers = (PAGES_PER_CHILD, settings.extract_timeout, settings.extract_memory_mb)
         command = [sys.executable, "-m", "corpus.extract.worker", *map(str, numbers), *settings.extractors]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            # No asyncio subprocess: when its start is cancelled, waiting for its end may take for ever (Python 3.11).
-            # A process group for `stop`; also, Ctrl-C is for the parent to handle.
+            # Not an asyncio subprocess: if its start is cancelled, waiting for its exit may hang (Python 3.11).
+            # A process group, so that `stop` kills the child too, and Ctrl-C only reaches the parent.
             process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
         worker = cls(process, ours)
         try:
-            await worker._read()
+            await worker._read_frame()
         except EOFError:
             await worker.stop()
-            raise ToolkitError(
-                f"an extraction worker did not start; try {sys.executable} -c 'import {', '.join(MODULES)}'"
-            ) from None
+            load = f"from corpus.extract.extractors import load_extractors as load; load({list(settings.extractors)})"
+            raise ToolkitError(f'an extraction worker did not start; try {sys.executable} -c "{load}"') from None
         except BaseException:
             await worker.stop()
             raise
         return worker
 
-    async def send(self, page: _Page) -> None:
-        """Put a page into the socket; that the process is gone shows when it should answer."""
-        request = pickle.dumps(page.content)
+    async def send(self, request: _Request) -> None:
+        """Write a request to the socket. If the process is gone, `receive` notices."""
+        frame = pickle.dumps(request.content)
         with suppress(ConnectionError):
-            await asyncio.get_running_loop().sock_sendall(self._connection, LENGTH.pack(len(request)) + request)
+            await asyncio.get_running_loop().sock_sendall(self._connection, LENGTH.pack(len(frame)) + frame)
 
-    async def answer(self) -> dict[str, Any]:
-        """Its answer to the first page without one. Raises PageError when the process died of it."""
+    async def receive(self) -> dict[str, Any]:
+        """The reply to the oldest request. Raises PageError if the process died."""
         try:
-            answer: dict[str, Any] = orjson.loads(await self._read())
+            reply: dict[str, Any] = orjson.loads(await self._read_frame())
         except (EOFError, ConnectionError):
             code = await asyncio.to_thread(self._process.wait)
-            if code in (-signal.SIGKILL, SIGNALLED + signal.SIGKILL):
-                await asyncio.sleep(_SHARED_END)
-            raise PageError("extract_timeout" if code == SIGNALLED + signal.SIGALRM else "extract_crash") from None
-        return answer
+            if code in (-signal.SIGKILL, SIGNAL_EXIT + signal.SIGKILL):
+                await asyncio.sleep(_KILL_GRACE)
+            raise PageError("extract_timeout" if code == SIGNAL_EXIT + signal.SIGALRM else "extract_crash") from None
+        return reply
 
-    async def _read(self) -> bytearray:
-        """The next frame. Raises EOFError where the process is gone."""
-        (length,) = LENGTH.unpack(await self._receive(LENGTH.size))
-        return await self._receive(length)
+    async def _read_frame(self) -> bytearray:
+        """The next frame. Raises EOFError if the process is gone."""
+        (length,) = LENGTH.unpack(await self._read(LENGTH.size))
+        return await self._read(length)
 
-    async def _receive(self, size: int) -> bytearray:
+    async def _read(self, size: int) -> bytearray:
         received = bytearray(size)
         rest = memoryview(received)
         while rest:
@@ -178,7 +175,7 @@ class _Worker:
         return received
 
     async def stop(self) -> None:
-        """End the process and its child, whatever they are doing."""
+        """Kill the process and its child."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._connection.close()

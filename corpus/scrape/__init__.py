@@ -1,1 +1,1 @@
-"""Pages from the network or from WARC files: crawl, fetch, robots.txt, journal, archive."""
+"""Scrape pages from the network or from WARC files: crawl, fetch, robots.txt, journal, archive."""

@@ -1,9 +1,9 @@
-"""HTTP content codings undone: gzip, deflate, br and zstd, alone or one over the other, never beyond a cap.
+"""Decode HTTP content codings (gzip, deflate, br, zstd, and chains of them) up to a size limit.
 
     body = decode_body(raw, "gzip", max_bytes=10_000_000)
 
-What follows a whole stream is ignored, as in browsers: servers append padding and comments. Streams of gzip (members)
-and zstd (frames) may follow each other.
+As in browsers, data after a complete stream is ignored: servers append padding and comments. gzip members and zstd
+frames may be concatenated.
 """
 
 import zlib
@@ -19,21 +19,21 @@ _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f
-_ZSTD_WINDOW = 8 << 20  # bytes; RFC 9659: what a sender may expect of a browser
+_ZSTD_WINDOW = 8 << 20  # bytes; RFC 9659: the largest that senders may expect a browser to support
 _PIECE = 1 << 16  # bytes decoded at a time
-_ZSTD_PIECE = 256  # it has no limit of its own, and 4 bytes may stand for a block of 128 KiB: 8 MiB beyond the cap
-_MOST_CODINGS = 5  # one over the other; curl's limit
-_MOST_STREAMS = 10_000  # one after the other; bgzip's, of 64 KiB, are 640 MB
+_ZSTD_PIECE = 256  # zstandard has no output limit, and 4 bytes may expand to 128 KiB: up to 8 MiB beyond the cap
+_MAX_CODINGS = 5  # in a chain; curl's limit
+_MAX_STREAMS = 10_000  # concatenated; bgzip's, of 64 KiB, are 640 MB
 
 
 def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Undo a Content-Encoding, giving up beyond `max_bytes` of output: a bomb costs little more than that.
+    """Decode a body by its Content-Encoding, and stop at `max_bytes` of output, which bounds the cost of a bomb.
 
-    An empty body is empty in every coding. Raises PageError: `too_large`, or `bad_encoding` for a damaged, truncated or
+    An empty body is valid in every coding. Raises PageError: `too_large`, or `bad_encoding` for a damaged, truncated or
     unknown stream.
     """
     codings = [coding for part in encoding.split(",") if (coding := part.strip().lower()) not in ("", "identity")]
-    if len(codings) > _MOST_CODINGS or not set(codings) <= set(_DECODERS):
+    if len(codings) > _MAX_CODINGS or not set(codings) <= set(_DECODERS):
         raise PageError("bad_encoding")
     body = raw
     for coding in reversed(codings):
@@ -49,15 +49,16 @@ def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def _streams(raw: bytes, cap: int, wbits: int | None, follows: Callable[[bytes], bool]) -> bytes:
-    """The output of a stream and of those that follow it; stops beyond the cap. Raises PageError where one is cut.
+    """Decode concatenated streams, and stop beyond the cap. Raises PageError if one is truncated.
 
-    zlib's streams by their `wbits`, zstd's frames without; `follows` sees the next 4 bytes.
+    The streams are zlib's with these `wbits`, or zstd frames if None. `follows` gets the next 4 bytes and returns
+    whether another stream begins there.
     """
     frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     piece = _ZSTD_PIECE if wbits is None else _PIECE
     output: list[bytes] = []
     size = position = 0
-    for _ in range(_MOST_STREAMS):
+    for _ in range(_MAX_STREAMS):
         stream: Any = frames.decompressobj() if wbits is None else zlib.decompressobj(wbits)
         while not stream.eof:
             data = raw[position : position + piece]
@@ -79,7 +80,7 @@ def _gunzip(raw: bytes, cap: int) -> bytes:
 
 
 def _inflate(raw: bytes, cap: int) -> bytes:
-    """zlib's format; some servers leave out its header and checksum, others send gzip."""
+    """The zlib format; some servers send raw deflate, others gzip."""
     for wbits in (_ZLIB_OR_GZIP, _RAW):
         try:
             return _streams(raw, cap, wbits, lambda _: False)

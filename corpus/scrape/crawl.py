@@ -1,326 +1,267 @@
-"""The crawl itself: hosts side by side, the pages of a host in turn, extraction meanwhile, every outcome journalled."""
+"""The crawl: hosts in parallel, the pages of a host one by one, extraction meanwhile, every outcome to the journal."""
 
 import asyncio
 import resource
 import signal
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import InputError, OutageError, PageError
+from common.errors import InputError, PageError
 from common.progress import Meter
-from common.settings import BlacklistSettings
 from corpus.extract.pool import ExtractPool
 from corpus.scrape.archive import Archive
-from corpus.scrape.fetch import Fetcher, Page
-from corpus.scrape.journal import ARCHIVED
+from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal_lines import key_of
-from corpus.scrape.known import Known
-from corpus.scrape.network import NO_ANSWER
+from corpus.scrape.outage import Failure, UnconfirmedFailures
+from corpus.scrape.outcome_cache import OutcomeCache
+from corpus.scrape.outcome_index import ARCHIVED
 from corpus.scrape.pages import page_outcome
-from corpus.scrape.queues import Plan
-from corpus.urls.public_suffix import registered_domain
-from corpus.urls.rules import UrlRules, parse_url
+from corpus.scrape.queues import CrawlQueues
+from corpus.scrape.response import FetchedPage
+from corpus.urls.rules import UrlRules
 
 _SYNC_INTERVAL = 1.0  # seconds between two fsyncs of journal and archive
-_HOSTS_UNDER_WAY = 4096  # most of them wait for their delay; a task takes 3 KB
-_WITNESSES = 3  # sites that are asked whether the network is up
-# failures that do not prove that the host ever answered
-_UNHEARD = NO_ANSWER | {"", ARCHIVED, "robots_unreachable", "host_parked", "no_contact", "bad_url", "unexpected"}
+_ACTIVE_HOSTS = 4096  # most of them wait for their delay; a task takes 3 KB
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """A page that nobody answered for: settled when somebody answers after it, the network is up then."""
-
-    answers: int
-    """Responses before it."""
-    position: int
-    url: str
-    outcome: dict[str, Any]
+async def crawl(
+    queues: CrawlQueues,
+    cache: OutcomeCache,
+    rules: UrlRules,
+    archive: Archive | None,
+    workers: int,
+    *,
+    refetch: bool,
+) -> "Crawl":
+    """Find the outcome of every URL without a usable one. SIGTERM and SIGHUP raise SystemExit after a sync."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
+    with _exit_on_signals():
+        async with AsyncExitStack() as stack:
+            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules, rules.allow_private))
+            pool = await stack.enter_async_context(ExtractPool(cache.settings, workers))
+            done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
+            meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))
+            run = Crawl(fetcher, pool, cache, archive, meter, refetch=refetch)
+            await run.crawl(queues.queues.values())
+            return run
 
 
 class Crawl:
-    """One scrape under way: hosts side by side, the pages of a host in turn, each outcome into the journal."""
+    """One crawl: hosts in parallel, the pages of a host one by one, each outcome to the journal."""
 
     def __init__(
         self,
         fetcher: Fetcher,
         pool: ExtractPool,
-        known: Known,
+        cache: OutcomeCache,
         archive: Archive | None,
         meter: Meter,
         *,
         refetch: bool = False,
     ) -> None:
-        self.fetcher, self.pool, self.known, self.archive, self.meter = fetcher, pool, known, archive, meter
-        self.journal = known.journal
+        self.fetcher, self.pool, self.cache, self.archive, self.meter = fetcher, pool, cache, archive, meter
+        self.journal = cache.journal
         self.reasons: Counter[str] = Counter()
         self.parked: set[int] = set()
-        """URLs that are known, but given up in this list: too many before them failed by their host's fault."""
+        """URLs with a known outcome that are given up in this list, after too many failures of their host."""
         self.fetched = self.extracted_again = 0
         self._refetch = refetch
-        self._unanswered: deque[_Failure] = deque()
+        self._unconfirmed = UnconfirmedFailures(fetcher)
 
-    async def pages(self, queues: Iterable[Sequence[tuple[int, str]]]) -> None:
-        """Settle every (position, URL) whose outcome is not known, one queue per host. Raises OutageError."""
-        active = asyncio.Semaphore(_HOSTS_UNDER_WAY)
+    async def crawl(self, queues: Iterable[Sequence[tuple[int, str]]]) -> None:
+        """Find the outcomes of (position, URL) queues, one per host. Raises OutageError."""
+        active = asyncio.Semaphore(_ACTIVE_HOSTS)
         queues = list(queues)
         try:
-            async with asyncio.TaskGroup() as watch:
-                tending = watch.create_task(self._tend())
+            async with asyncio.TaskGroup() as background:
+                syncing = background.create_task(self._sync_periodically())
                 async with asyncio.TaskGroup() as tasks:
                     for queue in queues:
                         await active.acquire()
-                        host = tasks.create_task(self._host(queue, tasks))
+                        host = tasks.create_task(self._crawl_host(queue, tasks))
                         host.add_done_callback(lambda _: active.release())
-                await self._judge_silence(queues)
-                tending.cancel()
+                self._record_failures(self._unconfirmed.pop_confirmed())
+                self._record_failures(await self._unconfirmed.pop_rest(queues, self.journal.reason))
+                syncing.cancel()
         finally:
             self._sync()
 
-    async def _host(self, queue: Sequence[tuple[int, str]], tasks: asyncio.TaskGroup) -> None:
-        """The pages of one host, one after the other; a page is extracted while the next one is fetched.
+    async def _crawl_host(self, queue: Sequence[tuple[int, str]], tasks: asyncio.TaskGroup) -> None:
+        """Fetch the pages of one host, one after another; each page is extracted while the next one is fetched.
 
-        After too many failures in a row the host is parked. They are counted in the list's order and also over what
-        was known before, so that a run that was killed, or has another list, parks a host as one from scratch.
+        After too many failures in a row the host is parked. Failures count in the order of the list and include known
+        ones, so that a run that was killed, or has another list, parks a host as a run from scratch would.
         """
-        failures, silent = 0, False
+        failures, no_response = 0, False
         for position, url in queue:
-            if self.known.is_parked(position, failures):
+            if self.cache.is_parked(position, failures):
                 failures += 1
                 known = self.journal.reason(position)
                 if known and known != "host_parked":
                     self.parked.add(position)
                 elif not known:
                     error = PageError("host_parked")
-                    error.silent = silent
+                    error.no_response = no_response
                     self._fail(position, url, error)
-                    await asyncio.sleep(0)  # they come by the thousand: the others are due, too
+                    await asyncio.sleep(0)  # there may be thousands: let other hosts run
                 continue
             try:
-                page = None if self.known.holds(position) else await self._page(position, url)
+                page = None if self.cache.is_usable(position) else await self._get_page(position, url)
             except PageError as error:
-                failures, silent = failures + 1 if error.host_failed else 0, error.silent
+                failures, no_response = failures + 1 if error.host_failed else 0, error.no_response
                 self._fail(position, url, error)
-                await asyncio.sleep(0)  # as do failures without a request
+                await asyncio.sleep(0)  # failures without a request may also come by the thousand
                 continue
             if page is None:
-                failures, silent = failures + 1 if self.journal.host_failed(position) else 0, False
+                failures, no_response = failures + 1 if self.journal.host_failed(position) else 0, False
             else:
-                failures, silent = 0, False
+                failures, no_response = 0, False
                 tasks.create_task(self._extract(position, url, page))
 
-    async def _page(self, position: int, url: str) -> "_Response | None":
-        """The response of a URL; None where its known outcome proves to hold, now that robots.txt was asked."""
-        if self.known.must_ask_robots(position):
-            await self.fetcher.ask_robots(self.known.requested(position))
-            if self.known.has_outcome(position):
+    # ---------------------------------------------------------------------------------------------- pages
+
+    async def _get_page(self, position: int, url: str) -> "_CrawledPage | None":
+        """The page of a URL; None if its known outcome is usable after all, now that robots.txt was asked."""
+        if self.cache.needs_robots_check(position):
+            await self.fetcher.check_robots(self.cache.redirect_chain(position))
+            if self.cache.is_valid(position):
                 outcome = self.journal.outcome(position)
                 del outcome["url"]
-                self.journal.append(
-                    position, url, made={**self.journal.made_with(position), "obey_robots": True}, **outcome
-                )
+                settings = {**self.journal.settings_of(position), "obey_robots": True}
+                self.journal.append(position, url, settings=settings, **outcome)
                 return None
-        at = self.known.record_at(position)
-        page = await self._archived(position, url, at) if at is not None else None
+        offset = self.cache.archive_offset(position)
+        page = await self._read_archive(position, url, offset) if offset is not None else None
         if page is not None:
             self.extracted_again += 1
-            return _Response(page, is_archived=True)
+            return _CrawledPage(page, from_archive=True)
         self.fetched += 1
-        return _Response(await self.fetcher.fetch(url), is_archived=False)
+        return _CrawledPage(await self.fetcher.fetch(url), from_archive=False)
 
-    async def _archived(self, position: int, url: str, at: int) -> Page | None:
-        """A page of the archive, with a slot as if it was fetched; None where it is damaged and may be fetched again.
+    async def _read_archive(self, position: int, url: str, offset: int) -> FetchedPage | None:
+        """A page of the archive, with a slot as if it was fetched; None if it is damaged and may be fetched again.
 
-        Raises PageError where it is none by today's limits, InputError where it may not be fetched again.
+        Raises PageError if today's limits drop it, InputError if it is damaged and must not be fetched again.
         """
         assert self.archive is not None
         outcome = self.journal.outcome(position)
-        found = self.archive.read(at, self.fetcher.settings.max_bytes)
-        if found is None or not _is_same(found[0], url):
+        response = self.archive.read(offset, self.fetcher.settings.max_bytes)
+        if response is None or not _is_same(response[0], url):
             if self._refetch or self.journal.reason(position) == ARCHIVED:
                 return None
             raise InputError(
-                f"{self.archive.path}: the record at byte {at} ({url}) is damaged; put the file back as it was, or "
-                "have such pages fetched again by --refetch"
+                f"{self.archive.path}: the record at byte {offset} ({url}) is damaged; restore the file, or fetch such "
+                "pages again by --refetch"
             )
-        if isinstance(found[1], str):
-            raise PageError(found[1])
+        if isinstance(response[1], str):
+            raise PageError(response[1])
         await self.fetcher.slots.acquire()
-        return replace(found[1], requested=url, hops=tuple(outcome.get("hops", ())))
+        return replace(response[1], requested=url, hops=tuple(outcome.get("hops", ())))
 
-    async def _extract(self, position: int, url: str, response: "_Response") -> None:
-        """The text of a page, settled; its slot is free again."""
-        page = response.page
+    async def _extract(self, position: int, url: str, crawled: "_CrawledPage") -> None:
+        """Extract the text of a page, record the outcome and release the page's slot."""
+        page = crawled.page
         try:
             found = await self.pool.extract(page.body, page.content_type, page.url)
         except PageError as error:
-            self.settle(position, url, response, reason=error.reason)
+            self._record(position, url, crawled, reason=error.reason)
         else:
-            self.settle(position, url, response, **page_outcome(page, found))
+            self._record(position, url, crawled, **page_outcome(page, found))
         finally:
             self.fetcher.slots.release()
 
     # ---------------------------------------------------------------------------------------------- outcomes
 
-    def settle(self, position: int, url: str, response: "_Response | None", **outcome: Any) -> None:
-        """Archive a response and journal what became of it, in one go: no page is in one but not in the other."""
+    def _record(self, position: int, url: str, crawled: "_CrawledPage | None", **outcome: Any) -> None:
+        """Archive a page and journal its outcome without yielding, so that both files have it or neither."""
         size = 0
-        if response is not None:
-            page = response.page
+        if crawled is not None:
+            page = crawled.page
             size = len(page.raw)
             outcome["size"] = max(size, len(page.body))
             if page.hops:
                 outcome["hops"] = page.hops
-            if self.archive is not None and not response.is_archived:
+            if self.archive is not None and not crawled.from_archive:
                 outcome["at"], outcome["archive"] = self.archive.append(page)
         self.journal.append(position, url, **outcome)
         self.reasons[outcome.get("reason", "ok")] += 1
         self.meter.advance(size=size)
 
     def _fail(self, position: int, url: str, error: PageError) -> None:
-        """Settle a failure, or keep it back until it is known whether the network was up."""
+        """Record a failure, or hold it back until it is known whether the network was up."""
         outcome: dict[str, Any] = {"reason": error.reason}
         if error.host_failed:
             outcome["host_failed"] = True
-        if error.refused:
-            outcome["refused"] = error.refused
-        if error.silent:
-            self._unanswered.append(_Failure(self.fetcher.answers, position, url, outcome))
+        if error.refused_url:
+            outcome["refused"] = error.refused_url
+        if error.no_response:
+            self._unconfirmed.hold(position, url, outcome)
         else:
-            self.settle(position, url, None, **outcome)
-        self._settle_failures(before=self.fetcher.answers)
+            self._record(position, url, None, **outcome)
+        self._record_failures(self._unconfirmed.pop_confirmed())
 
-    def _settle_failures(self, before: int) -> None:
-        """Settle the failures kept back until there were so many answers."""
-        while self._unanswered and self._unanswered[0].answers < before:
-            failure = self._unanswered.popleft()
-            self.settle(failure.position, failure.url, None, **failure.outcome)
+    def _record_failures(self, failures: Iterable[Failure]) -> None:
+        for failure in failures:
+            self._record(failure.position, failure.url, None, **failure.outcome)
 
-    async def _judge_silence(self, queues: Sequence[Sequence[tuple[int, str]]]) -> None:
-        """Settle the failures after the last answer, or raise OutageError: nobody answered because the network is down.
-
-        The rule: nobody's silence is believed unless somebody answers after it. Where the silent ones are the last,
-        three sites that answered before, in this run or an earlier one, are asked for their robots.txt; an answer from
-        one is enough. Where nobody ever answered there is nobody to ask, and it is an outage. Only a few URLs (fewer
-        than scrape.host_failures) of one site that never answered are believed without asking, where others did: a dead
-        site that was added to a list is nothing unusual.
-        """
-        self._settle_failures(before=self.fetcher.answers)
-        if not self._unanswered:
-            return
-        silent = {_site(failure.url) for failure in self._unanswered}
-        witnesses: dict[str, str] = {}
-        for queue in queues:
-            heard = next((url for position, url in queue if self.journal.reason(position) not in _UNHEARD), None)
-            if heard is not None:
-                witnesses.setdefault(_site(heard), heard)
-        is_one_dead_site = (
-            len(silent) == 1
-            and silent.isdisjoint(witnesses)
-            and len(self._unanswered) < self.fetcher.settings.host_failures
-        )
-        asked = sorted(witnesses, key=silent.__contains__)[:_WITNESSES]
-        if not (witnesses and is_one_dead_site):
-            for site in asked:
-                if await self.fetcher.host_answers(witnesses[site]):
-                    break
-            else:
-                reasons = Counter(failure.outcome["reason"] for failure in self._unanswered)
-                also = f", nor {len(asked)} that answered before" if asked else ""
-                raise OutageError(
-                    f"no host answered: {len(self._unanswered)} URLs of {len(silent)} sites failed "
-                    f"({', '.join(f'{count} {reason}' for reason, count in reasons.most_common())}){also}; "
-                    "this is not recorded, what was known is kept: see to the network and run it again, or take the "
-                    "URLs of sites that are gone out of the list"
-                )
-        self._settle_failures(before=self.fetcher.answers + 1)
-
-    async def _tend(self) -> None:
-        """Every second: outcomes onto the disk, counts to whoever watches, also while nothing comes in."""
+    async def _sync_periodically(self) -> None:
+        """Every second, sync the files and refresh the counts on display, even if nothing happens."""
         while True:
             await asyncio.sleep(_SYNC_INTERVAL)
-            self._settle_failures(before=self.fetcher.answers)
+            self._record_failures(self._unconfirmed.pop_confirmed())
             await asyncio.to_thread(self._sync)
             counts = [f"{count} {reason}" for reason, count in self.reasons.most_common(6)]
             self.meter.advance(0, note=", ".join(counts))
 
     def _sync(self) -> None:
-        if self.archive is not None:  # first, because the journal vouches for it
+        if self.archive is not None:  # first, as the journal refers to it
             self.archive.sync()
         self.journal.sync()
 
 
 @dataclass(frozen=True)
-class _Response:
+class _CrawledPage:
     """A page to extract."""
 
-    page: Page
-    is_archived: bool
-    """Whether it comes from the archive."""
+    page: FetchedPage
+    from_archive: bool
 
 
-def _site(url: str) -> str:
-    """The registered domain of a URL."""
-    return registered_domain(parse_url(url).host)
-
-
-def _is_same(found: str, url: str) -> bool:
+def _is_same(one: str, other: str) -> bool:
     """Whether two URLs are requested in the same form."""
     try:
-        return key_of(found) == key_of(url)
+        return key_of(one) == key_of(other)
     except ValueError:
         return False
 
 
-class Stopped(Exception):
-    """A signal ended the crawl; the argument is its number."""
-
-
 @contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP cancel the current task, which ends in Stopped; an ignored SIGHUP (nohup) stays ignored."""
-    this, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert this is not None
+def _exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP cancel the current task and raise SystemExit. An ignored SIGHUP (nohup) stays ignored."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
     received: list[int] = []
 
     def stop(number: int) -> None:
-        if not received:  # a second one must not cancel the end
+        if not received:  # a second signal must not cancel the clean-up
             received.append(number)
-            this.cancel()
+            task.cancel()
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    heeded = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
-    for number in heeded:
+    handled = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+    for number in handled:
         loop.add_signal_handler(number, stop, number)
     try:
         yield
     except asyncio.CancelledError:
         if received:
-            raise Stopped(received[0]) from None
+            raise SystemExit(128 + received[0]) from None
         raise
     finally:
-        for number in heeded:
+        for number in handled:
             loop.remove_signal_handler(number)
             signal.signal(number, handlers[number])
-
-
-async def crawl(
-    planned: Plan, known: Known, blacklist: BlacklistSettings, archive: Archive | None, workers: int, *, refetch: bool
-) -> Crawl:
-    """Settle every URL whose outcome is not known. SIGTERM and SIGHUP end it in Stopped, with every outcome on disk."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # idle connections outnumber the usual 1,024
-    with _cancelled_by_signals():
-        async with AsyncExitStack() as stack:
-            fetcher = Fetcher(known.settings, UrlRules(blacklist), blacklist.allow_private_hosts)
-            await stack.enter_async_context(fetcher)
-            pool = await stack.enter_async_context(ExtractPool(known.settings, workers))
-            done = len(planned.refused) + sum(map(known.is_settled, planned.positions()))
-            meter = stack.enter_context(Meter("scrape", "pages", total=len(planned.keys), done=done))
-            run = Crawl(fetcher, pool, known, archive, meter, refetch=refetch)
-            await run.pages(planned.queues.values())
-            return run

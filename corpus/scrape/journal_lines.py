@@ -1,21 +1,21 @@
-"""What the lines of every journal have in common."""
+"""What the lines of all journal versions have in common."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from corpus.urls.rules import parse_url
+from corpus.urls.url import parse_url
 
-Made = dict[str, Any]
-"""The settings that an outcome was made with, by key."""
+OutcomeSettings = dict[str, Any]
+"""The settings that an outcome depends on, by key."""
 
 FORMAT = 2
-"""Number in the first line of a journal."""
+"""Version in the first line of a journal."""
 
 
 def key_of(url: str) -> str:
-    """The form by which a URL is known; ValueError for a malformed one."""
+    """The form of a URL that identifies it in a journal. Raises ValueError for a malformed URL."""
     return parse_url(url).text
 
 

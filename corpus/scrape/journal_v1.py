@@ -1,4 +1,4 @@
-"""The journal of an unfinished crawl as version 0.1 wrote it: outcomes by position in one list of URLs.
+"""Convert the journal that version 0.1 left for an unfinished crawl: outcomes by position in one URL list.
 
 {"urls": <sha256 of the list>, "settings": <sha256>, "archive": false}
 {"position": 17, "archive": 52311, "record": {...}, "bytes": 4711}
@@ -6,14 +6,14 @@
 """
 
 import hashlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from corpus.scrape.journal_lines import FORMAT, Made, key_of, to_line
+from common.console import note
+from corpus.scrape.journal_lines import FORMAT, OutcomeSettings, key_of, to_line
 
 
 def _parse(line: bytes) -> Any:
@@ -24,27 +24,31 @@ def _parse(line: bytes) -> Any:
 
 
 def is_header(line: bytes) -> bool:
-    """Whether a journal that begins with this line is of this version."""
+    """Whether a journal with this first line has this version."""
     header = _parse(line)
     return isinstance(header, dict) and {"urls", "settings", "archive"} == header.keys()
 
 
-def converted(
-    lines: Iterable[bytes], header: bytes, urls: Sequence[str], keys: Sequence[str], made: Made, path: Path
+def convert(
+    lines: Iterable[bytes],
+    header: bytes,
+    urls: Sequence[str],
+    keys: Sequence[str],
+    settings: OutcomeSettings,
+    path: Path,
 ) -> Iterator[bytes]:
-    """The lines of today's journal that say the same; `keys` are the `key_of` the list `urls`.
+    """The same journal in today's format; `keys` are the `key_of` of each URL in the list `urls`.
 
-    Pages name their URLs, failures only a position: they are kept where the list is still the same. What the settings
-    were cannot be told: robots.txt is asked again, the others are taken to be `made`, today's. Where responses are in
-    the archive stands nowhere, so the whole archive is looked through again.
+    Pages name their URLs, failures only a position, so failures are kept only if the list is unchanged. The old
+    settings are unknown: robots.txt is asked again, and all other settings are assumed to be today's. The positions of
+    responses in the archive are unknown too, so the whole archive is scanned again.
     """
     same_list = orjson.loads(header)["urls"] == hashlib.sha256("\n".join(urls).encode()).hexdigest()
-    print(
-        f"scrape: {path} is of an earlier version and taken over: pages are kept, "
-        + ("failures, too" if same_list else "failures are tried again, for the list is another one now"),
-        file=sys.stderr,
+    note(
+        f"{path} is of an earlier version and is converted: pages are kept, "
+        + ("failures too" if same_list else "failures are tried again, because the list has changed")
     )
-    yield to_line({"journal": FORMAT, "settings": {**made, "obey_robots": False}, "archive": 0})
+    yield to_line({"journal": FORMAT, "settings": {**settings, "obey_robots": False}, "archive": 0})
     for line in lines:
         entry = _parse(line)
         if not isinstance(entry, dict):

@@ -1,7 +1,7 @@
-"""Connections: which address a URL is fetched from.
+"""The HTTP session, and the address that each URL is fetched from.
 
-Names in `scrape.resolve` are reached at the address given there, by plain HTTP, with the logical name in the Host
-header. Every other name goes through DNS, and a private address is never connected to.
+Hosts in `scrape.resolve` are reached at the address given there, over plain HTTP, with the logical name in the Host
+header. All other names go through DNS, and private addresses are never connected to.
 """
 
 import asyncio
@@ -19,21 +19,20 @@ from yarl import URL
 from common.errors import ConfigError, PageError
 from common.settings import ScrapeSettings
 from corpus.urls.hosts import is_private_address
-from corpus.urls.rules import Url
+from corpus.urls.url import Url
 
-_KEEP_ALIVE = 5.0  # seconds an idle connection is kept, as long as Apache does; there may be one for every host
-_HEADER_BYTES = 64 * 1024  # longest header line; aiohttp's 8 KiB is less than some sites' cookies and policies
-# reasons that speak against the whole host, with http_5xx
-NO_ANSWER = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
-"""Reasons of requests that nobody answered, or only a resolver that gave a private address, as captive portals do."""
+_KEEP_ALIVE = 5.0  # seconds an idle connection is kept, Apache's default; there may be one per host
+_HEADER_BYTES = 64 * 1024  # longest header line; the cookies and policies of some sites exceed aiohttp's 8 KiB
+NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
+"""Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
 
 Result = TypeVar("Result")
 
 
 async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
-    """`asyncio.to_thread` for what may hang and cannot be stopped: nobody waits for the thread at the end.
+    """`asyncio.to_thread` for calls that may hang: the thread is not joined at exit.
 
-    There is no pool, in which hanging calls would hold up the others; the slots of the Fetcher bound their number.
+    There is no thread pool, which hanging calls would fill. The slots of the Fetcher bound the number of threads.
     """
     answer: Future[Result] = Future()
     answer.set_running_or_notify_cancel()
@@ -49,8 +48,8 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 
 
 class PublicResolver(AbstractResolver):
-    """DNS without private addresses. aiohttp connects to the very addresses given here, so nothing can be swapped
-    between the check and the connection.
+    """DNS without private addresses. aiohttp connects to exactly the addresses returned here, so DNS rebinding between
+    the check and the connection is impossible.
     """
 
     def __init__(self, allow_private: bool) -> None:
@@ -59,7 +58,7 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The public addresses of a name; PageError when it has only private ones, OSError when it has none."""
+        """The public addresses of a name. Raises PageError if all are private, OSError if there are none."""
         found = await _in_daemon_thread(
             lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
         )
@@ -79,8 +78,8 @@ class PublicResolver(AbstractResolver):
         """Nothing to close."""
 
 
-class Addresses:
-    """`scrape.resolve`: hosts that are reached at a given ip:port. Raises ConfigError for anything else."""
+class AddressOverrides:
+    """`scrape.resolve`: hosts that are reached at a given ip:port. Raises ConfigError for a malformed address."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
         for host, address in table.items():
@@ -93,14 +92,14 @@ class Addresses:
                 raise ConfigError(f"scrape.resolve: {host}={address} must name an ip:port") from None
         self._table = {host.lower(): address for host, address in table.items()}
 
-    def given(self, host: str) -> str | None:
-        """The ip:port of a host, or None to ask DNS."""
+    def get(self, host: str) -> str | None:
+        """The ip:port of a host, or None to use DNS."""
         return self._table.get(host) or self._table.get("*")
 
     def target(self, url: Url) -> tuple[URL, dict[str, str]]:
-        """Where to send the request for `url`, and the headers that name the page there."""
+        """The URL to send the request for `url` to, and the headers that go with it."""
         logical = URL(url.text)
-        address = self.given(url.host)
+        address = self.get(url.host)
         if address is None:
             return logical, {}
         host = logical.host_port_subcomponent or url.host
@@ -108,7 +107,7 @@ class Addresses:
 
 
 def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
-    """One session for a whole run: connections kept open, DNS answers cached, TLS verified, no cookies."""
+    """One session for the whole run: persistent connections, cached DNS, verified TLS, no cookies."""
     contact = f" ({settings.contact})" if settings.contact else ""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
@@ -122,12 +121,12 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
             "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
             "Accept-Encoding": "gzip, deflate",
         },
-        # `total` is left to the caller: it also bounds the wait for a name or for a free connection
+        # the caller sets the total: it also bounds DNS and the wait for a free connection
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
         ),
         cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,  # archives keep the bytes as sent, and `decode_body` stops at the cap
+        auto_decompress=False,  # archives store the bytes as sent, and `decode_body` stops at the cap
         max_line_size=_HEADER_BYTES,
         max_field_size=_HEADER_BYTES,
     )

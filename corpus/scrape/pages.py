@@ -1,4 +1,4 @@
-"""The shard of pages that a scrape ends in, whether they came from the network or from WARC files."""
+"""Write the outcomes of a scrape, from the network or from WARC files, as a shard of pages with rejects."""
 
 from base64 import b32encode
 from collections import Counter
@@ -12,15 +12,15 @@ from common.errors import EmptyResultError
 from common.files import Document, document_writer, reject_writer
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.scrape.fetch import Page
-from corpus.urls.rules import document_id
+from corpus.scrape.response import FetchedPage
+from corpus.urls.url import document_id
 
 Outcome = Mapping[str, Any]
-"""What became of a URL: `record` and `bytes` (of its decoded body), or `reason`."""
+"""The result for one URL: `record` and `bytes` (of its decoded body), or `reason`."""
 
 
-def page_outcome(page: Page, found: Extracted) -> Outcome:
-    """The outcome of a page with text. `content_hash` names the decoded body in WARC's way: SHA-1 in base32."""
+def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
+    """The outcome of a page with text. `content_hash` is the SHA-1 of the decoded body in base32, as in WARC files."""
     record = {
         "id": document_id(page.requested),
         "url": page.requested,
@@ -38,26 +38,26 @@ def page_outcome(page: Page, found: Extracted) -> Outcome:
 def outcome_writer(
     output: Path, rejects: Path | None, stats: Stats, allow_empty: bool
 ) -> Iterator[Callable[[str, Outcome], None]]:
-    """Yield a function that takes each URL and its outcome; shard and rejects appear whole or not at all.
+    """Yield a function that writes a URL and its outcome. The shard and the rejects are written atomically.
 
-    Raises EmptyResultError when no URL had text.
+    Raises EmptyResultError if no URL has text.
     """
     extractors: Counter[str] = Counter()
     with reject_writer(rejects, stats.step) as reject, document_writer(output) as write:
 
-        def settle(url: str, outcome: Outcome) -> None:
+        def write_outcome(url: str, outcome: Outcome) -> None:
             stats.documents_in += 1
             if "reason" in outcome:
                 stats.reasons[outcome["reason"]] += 1
                 reject({"url": url, "reason": outcome["reason"]})
                 return
-            record: Document = {**outcome["record"], "url": url}  # as this list spells it
+            record: Document = {**outcome["record"], "url": url}  # spelled as in this list
             stats.bytes_in += outcome["bytes"]
             stats.keep(record)
             extractors[record["extractor"]] += 1
             write(record)
 
-        yield settle
+        yield write_outcome
         if not stats.documents_out and not allow_empty:
             raise EmptyResultError(f"no text from any of {stats.documents_in} URLs ({stats.dropped()})")
     stats.extra["extractors"] = dict(sorted(extractors.items()))

@@ -1,24 +1,23 @@
-"""A list of URLs, sorted out before anything is fetched: what the rules refuse, and the others by host."""
+"""Sort a URL list for a crawl: the URLs that the rules refuse, and one queue per host for the others."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import ConfigError
-from common.settings import BlacklistSettings
-from corpus.scrape.known import Known
-from corpus.scrape.network import Addresses
+from corpus.scrape.network import AddressOverrides
+from corpus.scrape.outcome_cache import OutcomeCache
 from corpus.urls.rules import UrlRules
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A list of URLs, sorted out before anything is fetched."""
+class CrawlQueues:
+    """A URL list, sorted for a crawl."""
 
     keys: list[str]
-    """The form in which each URL is requested; "" for those that are refused."""
+    """The form in which each URL is requested; "" for refused URLs."""
     refused: dict[int, str]
-    """The reason by position of URLs that the rules drop or that name a page named before."""
+    """The reason, by position, of URLs that the rules drop or that repeat an earlier page."""
     queues: dict[str, list[tuple[int, str]]]
     """(position, URL) of the others by host, the longest queue first."""
 
@@ -27,9 +26,8 @@ class Plan:
         return (position for queue in self.queues.values() for position, _ in queue)
 
 
-def plan(urls: Sequence[str], blacklist: BlacklistSettings) -> Plan:
-    """Sort a list out."""
-    rules = UrlRules(blacklist)
+def sort_into_queues(urls: Sequence[str], rules: UrlRules) -> CrawlQueues:
+    """Apply the URL rules, drop duplicates, and group the URLs by host."""
     keys: list[str] = []
     refused: dict[int, str] = {}
     queues: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -44,15 +42,15 @@ def plan(urls: Sequence[str], blacklist: BlacklistSettings) -> Plan:
             seen.add(parsed.canonical)
             queues[parsed.host].append((position, url))
         keys.append("" if position in refused or parsed is None else parsed.text)
-    # The longest queues first: their delays, one after the other, decide how long the whole run takes.
-    return Plan(keys, refused, dict(sorted(queues.items(), key=lambda item: len(item[1]), reverse=True)))
+    # longest first: a host's delays add up, so the longest queue determines the run time
+    return CrawlQueues(keys, refused, dict(sorted(queues.items(), key=lambda item: len(item[1]), reverse=True)))
 
 
-def check_contact(planned: Plan, known: Known) -> None:
-    """Raise ConfigError when a public host would be asked for a page without a contact."""
-    addresses = Addresses(known.settings.resolve)
-    for host, queue in planned.queues.items():
-        if known.settings.contact or addresses.given(host) is not None:
+def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
+    """Raise ConfigError if a public host would be contacted without scrape.contact."""
+    addresses = AddressOverrides(cache.settings.resolve)
+    for host, queue in queues.queues.items():
+        if cache.settings.contact or addresses.get(host) is not None:
             continue
-        if any(known.record_at(position) is None and not known.is_settled(position) for position, _ in queue):
+        if any(cache.archive_offset(position) is None and not cache.is_done(position) for position, _ in queue):
             raise ConfigError(f"scrape.contact is empty: set a mail address or page for site owners to scrape {host}")

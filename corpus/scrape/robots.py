@@ -1,12 +1,12 @@
-r"""robots.txt: what a site allows, by RFC 9309.
+r"""Parse and apply robots.txt by RFC 9309.
 
     rules = parse_robots(b"User-agent: *\nDisallow: /private/\n", "urls-to-gpt2")
     rules.allows("/private/page")    # False
 
-The path asked about is the one that goes over the wire. The longest pattern that matches it decides; Allow wins a tie.
-No library is used: Protego ends a group at a line that it does not know, takes all bytes that are not UTF-8 for one
-character, and keeps every rule once for each agent; urllib.robotparser knows no wildcards. Where the RFC is silent this
-follows Google's parser: misspelt names, a missing colon, a part of a byte order mark.
+The path is compared as sent. The longest matching pattern decides; Allow wins a tie. No library is used: Protego ends a
+group at an unknown line, treats all invalid UTF-8 as one character, and copies each rule for every agent;
+urllib.robotparser has no wildcards. Where the RFC is silent, this follows Google's parser: misspelt names, a missing
+colon, a partial byte-order mark.
 """
 
 import codecs
@@ -20,15 +20,15 @@ from yarl import URL
 
 from common.errors import PageError
 from common.settings.robot import product_token
-from corpus.urls.rules import Url, parse_url
+from corpus.urls.url import Url, parse_url
 
-_BYTES = 500 * 1024  # RFC 9309, section 2.5
-_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
-_UNCLEAR = frozenset({"timeout", "too_large", "bad_encoding"})  # the host answers, but not what it allows
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")  # and no header says so
+_MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
+_MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
+_UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")  # sent without Content-Encoding
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16's, which is its prefix
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -42,11 +42,11 @@ _LINE = re.compile(
 )
 _SECONDS = re.compile(r"[0-9]+(?:[.,][0-9]+)?|[.,][0-9]+")
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
-_SAME = "!&'()+,;=:@~"  # mean the same escaped or not, as do letters, digits and -._
+_EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digits and -._
 
 
 class _Wildcards(NamedTuple):
-    """A pattern with `*`, or with `$` at its end."""
+    """A pattern with `*` inside, or `$` at its end."""
 
     length: int
     allow: bool
@@ -55,36 +55,36 @@ class _Wildcards(NamedTuple):
 
 
 class RobotsRules:
-    """What one robot may fetch from one origin: `rules` are (pattern, whether it allows)."""
+    """What one robot may fetch from one origin. `rules` are pairs (pattern, whether it allows)."""
 
     def __init__(self, rules: Iterable[tuple[str, bool]] = (), crawl_delay: float = 0.0) -> None:
         self.crawl_delay = crawl_delay
-        """Seconds between two requests."""
+        """Minimum seconds between two requests."""
         self._prefixes: dict[str, bool] = {}
         wildcards: set[tuple[str, bool]] = set()
         for pattern, allow in rules:
-            text = _normal(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
+            text = _normalize(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
             if text.endswith("$") or "*" in text:
                 wildcards.add((text, allow))
             elif text:
                 self._prefixes[text] = allow or self._prefixes.get(text, False)
-            if allow and text.endswith("/index.html"):  # as Google has it: the folder's page, too
+            if allow and text.endswith("/index.html"):  # as in Google's parser, this also allows the folder
                 wildcards.add((text.removesuffix("index.html") + "$", allow))
-        # so many look-ups decide about a path, whatever the number of rules
+        # one look-up per length checks a path against all prefixes
         self._lengths = sorted({len(text) for text in self._prefixes}, reverse=True)
         self._wildcards = sorted((_compile(*rule) for rule in wildcards), reverse=True)
 
     def allows(self, path: str) -> bool:
-        """Whether a path with its query may be fetched. The robots.txt itself always may."""
+        """Whether a path with its query may be fetched. /robots.txt itself always may."""
         if path.partition("?")[0] == "/robots.txt":
             return True
-        path = _normal(path)
+        path = _normalize(path)
         best = (0, True)
         for length in self._lengths:
             if length <= len(path) and (allow := self._prefixes.get(path[:length])) is not None:
                 best = (length, allow)
                 break
-        for pattern in self._wildcards:  # the longest first
+        for pattern in self._wildcards:  # longest first
             if pattern[:2] <= best:
                 break
             if _matches(pattern.parts, path, to_end=pattern.to_end):
@@ -97,7 +97,7 @@ def _compile(text: str, allow: bool) -> _Wildcards:
 
 
 def _matches(parts: list[str], text: str, *, to_end: bool) -> bool:
-    """Whether a text begins with (`to_end`: is) the parts in their order, with anything between them."""
+    """Whether a text starts with (`to_end`: equals) the parts in order, with anything between them."""
     if not text.startswith(parts[0]):
         return False
     position = len(parts[0])
@@ -113,49 +113,49 @@ def _matches(parts: list[str], text: str, *, to_end: bool) -> bool:
     return text.find(parts[-1], position) >= 0
 
 
-def _normal(text: str, wildcards: str = "") -> str:
-    """A path or a pattern in the one form in which they are compared.
+def _normalize(text: str, wildcards: str = "") -> str:
+    """A path or pattern in the form in which they are compared.
 
-    What means the same with and without an escape is plain, everything else escaped, in upper case; `/` and `?` are
-    as they stand, and plain in a query. Bytes that are not UTF-8 are kept.
+    Characters equivalent to their escapes are unescaped, all others escaped in upper case. `/` and `?` stay as they are
+    in a path, and are unescaped in a query. Bytes that are not UTF-8 are kept.
     """
     path, mark, query = text.partition("?")
-    plain = _unescape(path, "") + mark + _unescape(query, "/?")
-    return quote(plain, safe=f"%/?{_SAME}{wildcards}", errors="surrogateescape")
+    unescaped = _unescape(path, "") + mark + _unescape(query, "/?")
+    return quote(unescaped, safe=f"%/?{_EQUIVALENT}{wildcards}", errors="surrogateescape")
 
 
 def _unescape(text: str, more: str) -> str:
     def character(match: re.Match[str]) -> str:
         if match[1] is None:
             return "%25"
-        plain = chr(int(match[1], 16))
-        if plain.isascii() and (plain.isalnum() or plain in "-._" or plain in _SAME or plain in more):
-            return plain
+        unescaped = chr(int(match[1], 16))
+        if unescaped.isascii() and (unescaped.isalnum() or unescaped in f"-._{_EQUIVALENT}{more}"):
+            return unescaped
         return match[0].upper()
 
     return _ESCAPE.sub(character, text) if "%" in text else text
 
 
 def parse_robots(body: bytes, robot: str) -> RobotsRules:
-    """The rules for `robot` (a product token): those of all groups that name it best, else those for `*`."""
+    """The rules for `robot` (a product token): all groups that match its name best, or those for `*`."""
     rules: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     delays: defaultdict[int, float] = defaultdict(float)
-    group = delay_group = -1  # how well the agents of the group fit, the best one counts
+    group = delay_group = -1  # the best match among the agents of the current group
     best = -1
     ruled = delayed = False
     for line in _lines(body):
         match = _LINE.fullmatch(line.partition("#")[0].strip())
         if match is None:
-            continue  # also inside a group, which goes on
+            continue  # unknown lines do not end a group
         value = match["value"]
         if match["agent"]:
             if ruled:
                 group = -1
-            if ruled or delayed:  # a Crawl-delay is for the agents above it, though it ends no group
+            if ruled or delayed:  # a Crawl-delay applies to the agents above it, but does not end a group
                 delay_group = -1
             ruled = delayed = False
-            fit = _fit(value, robot)
-            group, delay_group, best = max(group, fit), max(delay_group, fit), max(best, fit)
+            length = _match_length(value, robot)
+            group, delay_group, best = max(group, length), max(delay_group, length), max(best, length)
         elif match["delay"]:
             delayed = True
             if seconds := _SECONDS.match(value):
@@ -167,40 +167,40 @@ def parse_robots(body: bytes, robot: str) -> RobotsRules:
 
 
 def _lines(body: bytes) -> list[str]:
-    """The lines of a robots.txt up to the limit of the RFC; UTF-8 is the rule, UTF-16 an old editor's."""
+    """The lines of a robots.txt up to the RFC's limit. UTF-8 is standard; old editors write UTF-16."""
     encoding = "utf-16-le" if body[1:2] == b"\0" else "utf-16-be" if body[:1] == b"\0" else "utf-8"
     mark, encoding = next((pair for pair in _BOMS if body.startswith(pair[0])), (b"", encoding))
-    text = body[len(mark) : _BYTES].decode(encoding, "surrogateescape" if encoding == "utf-8" else "replace")
+    text = body[len(mark) : _MAX_BYTES].decode(encoding, "surrogateescape" if encoding == "utf-8" else "replace")
     lines = re.split(r"\r\n|\r|\n", text)
-    return lines[:-1] if len(body) > _BYTES else lines  # half a pattern would mean something else
+    return lines[:-1] if len(body) > _MAX_BYTES else lines  # half a pattern would have another meaning
 
 
-def _fit(agent: str, robot: str) -> int:
-    """How well an agent's line names a robot: 0 for `*`, else the letters that agree, or -1."""
+def _match_length(agent: str, robot: str) -> int:
+    """How many characters of an agent line match a robot's name: 0 for `*`, -1 if it does not match."""
     name, robot = re.split(r"[\s/]", agent, maxsplit=1)[0].lower(), robot.lower()
     if "*" not in name and name != robot:
         name = (product_token(agent) or name).lower()
     return len(name.replace("*", "")) if name and _matches(name.split("*"), robot, to_end=True) else -1
 
 
-async def fetch_robots(origin: URL, robot: str, ask: Callable[[Url], Awaitable[bytes | str]]) -> RobotsRules | str:
-    """The rules of an origin: everything is allowed where it has none (4xx), nothing where it cannot say.
+async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> RobotsRules | str:
+    """The rules of an origin, or the reason why nothing may be fetched. Without a robots.txt (4xx) everything may.
 
-    `ask` answers with a body or with the URL of a redirect, or raises PageError. The answer is a string, the reason,
-    when nothing may be fetched; the reasons of an origin that is out of reach are those of its pages.
+    `request` returns a body or the URL of a redirect, or raises PageError. The reasons of an unreachable origin are
+    those of its pages.
     """
     location = f"{origin}/robots.txt"
-    for hop in range(_REDIRECTS + 1):
+    for hop in range(_MAX_REDIRECTS + 1):
         try:
-            answer = await ask(parse_url(location))
+            answer = await request(parse_url(location))
         except ValueError:
-            break  # a redirect to nowhere
+            break  # a redirect to a malformed URL
         except PageError as error:
             if error.reason == "http_204" or (error.reason.startswith("http_4") and error.reason != "http_429"):
                 break
             if error.reason == "redirect_refused" or (hop and error.reason in ("private_host", "no_contact")):
-                break  # as good as nowhere
-            if hop or error.reason.startswith("http_") or error.reason in _UNCLEAR:
+                break  # a redirect to a forbidden target
+            if hop or error.reason.startswith("http_") or error.reason in _UNREADABLE:
                 return "robots_unreachable"
             return error.reason
         if isinstance(answer, bytes):

@@ -1,10 +1,10 @@
-"""Hosts of URLs: their one written form, and whether they are public.
+"""Hosts of URLs: normalised form, and whether they are public.
 
     ascii_host("Bücher.Example.")           # xn--bcher-kva.example
     is_private_address("64:ff9b::7f00:1")   # True: 127.0.0.1 behind NAT64
 
-The tables follow IANA's special-purpose registries. They are spelled out here because `ipaddress` knows fewer networks,
-and not the same ones in every release of Python.
+The tables follow IANA's special-purpose registries. They are spelled out because `ipaddress` covers fewer networks, and
+different ones in each Python release.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ _NOT_PUBLIC_V4 = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT
         "127.0.0.0/8",  # loopback
-        "169.254.0.0/16",  # link-local; metadata of clouds
+        "169.254.0.0/16",  # link-local; cloud metadata services
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # IETF protocols
         "192.0.2.0/24",  # documentation
@@ -37,8 +37,8 @@ _NOT_PUBLIC_V4 = tuple(
         "240.0.0.0/4",  # reserved; broadcast
     )
 )
-# Only these are public, so that loopback, unique-local, link-local, site-local, discard-only, SRv6, multicast and every
-# block that IANA has yet to give away are not.
+# Global unicast. Everything outside is not public: loopback, unique-local, link-local, site-local, discard-only, SRv6,
+# multicast, and blocks that IANA has not allocated yet.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(network)
@@ -48,7 +48,7 @@ _NOT_PUBLIC_V6 = tuple(
         "3fff::/20",  # documentation
     )
 )
-# IPv6 networks whose addresses stand for an IPv4 address: how many bits follow it
+# IPv6 networks whose addresses embed an IPv4 address, and the number of bits after it
 _EMBEDDED_V4 = tuple(
     (ipaddress.IPv6Network(network), shift)
     for network, shift in (
@@ -58,23 +58,23 @@ _EMBEDDED_V4 = tuple(
         ("2002::/16", 80),  # 6to4
     )
 )
-_ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214: bits 64 to 95; an IPv4 address follows
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214: bits 64 to 95, before an IPv4 address
 
 
 def is_private_address(address: str) -> bool:
-    """Whether an IP address is anything but a public one. An IPv4 address inside an IPv6 address is judged as itself.
+    """Whether an IP address is not public. An IPv4 address embedded in an IPv6 address is judged as IPv4.
 
-    Raises ValueError for anything but an address.
+    Raises ValueError if `address` is not an IP address.
     """
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv4Address):
         return _is_private_v4(ip)
-    if ip.scope_id is not None:  # a zone belongs to one machine
+    if ip.scope_id is not None:  # zones are local to one machine
         return True
     for network, shift in _EMBEDDED_V4:
         if ip in network:
-            return _is_private_v4(_inner(ip, shift))
-    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _is_private_v4(_inner(ip, 0)):
+            return _is_private_v4(_embedded_v4(ip, shift))
+    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _is_private_v4(_embedded_v4(ip, 0)):
         return True
     return ip not in _PUBLIC_V6 or any(ip in network for network in _NOT_PUBLIC_V6)
 
@@ -83,33 +83,33 @@ def _is_private_v4(ip: ipaddress.IPv4Address) -> bool:
     return any(ip in network for network in _NOT_PUBLIC_V4)
 
 
-def _inner(ip: ipaddress.IPv6Address, shift: int) -> ipaddress.IPv4Address:
-    """The IPv4 address that `shift` bits follow."""
+def _embedded_v4(ip: ipaddress.IPv6Address, shift: int) -> ipaddress.IPv4Address:
+    """The embedded IPv4 address, which ends `shift` bits before the end."""
     return ipaddress.IPv4Address((int(ip) >> shift) & 0xFFFFFFFF)
 
 
 def is_address(host: str) -> bool:
-    """Whether a host in its written form is an IP address, not a name."""
+    """Whether a normalised host is an IP address, not a name."""
     return ":" in host or host.rpartition(".")[2].isdigit()
 
 
 def is_private_host(host: str) -> bool:
-    """Whether a host in its written form is an address that is not public, or a name that has none."""
+    """Whether a normalised host is a non-public address, or a name without a public address (`localhost`)."""
     if is_address(host):
         return is_private_address(host)
     return host in _LOCAL_NAMES or host.endswith(_LOCAL_ENDINGS)
 
 
 def ascii_host(host: str) -> str:
-    """A host name or (IPv6: bracketed) address in its one written form; ValueError when it is neither."""
+    """Normalise a host name or address (IPv6 in brackets). Raises ValueError if it is neither."""
     host = ascii_name(host).removesuffix(".")
     if host.startswith("["):
         if "%" in host:
-            raise ValueError("a zone belongs to one machine")  # RFC 6874
+            raise ValueError("an address with a zone")  # RFC 6874: zones are local to one machine
         return str(ipaddress.IPv6Address(host[1:-1]))
     _, dot, last = host.rpartition(".")
     if last.isdigit() or last.startswith("0x"):
-        return str(ipaddress.IPv4Address(host))  # 999.999.999.999, 127.1 and 0x7f.1 are no addresses
+        return str(ipaddress.IPv4Address(host))  # raises for 999.999.999.999, 127.1 and 0x7f.1
     if len(host) > 253 or not _NAME.fullmatch(host):
         raise ValueError("bad host name")
     if not dot and host not in _LOCAL_NAMES:
@@ -118,5 +118,5 @@ def ascii_host(host: str) -> str:
 
 
 def ascii_name(name: str) -> str:
-    """A name in lower case and IDNA-encoded; ValueError where that is impossible. See `ascii_host` for the syntax."""
+    """Lower-case and IDNA-encode a name. Raises ValueError if that fails; `ascii_host` also checks the syntax."""
     return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()  # IDNAError is a ValueError

@@ -1,7 +1,7 @@
 """Registered domains by the public suffix list: `example.co.uk` for `www.example.co.uk` (publicsuffix.org/list).
 
-The rules come from the snapshot inside tldextract, ICANN's section; matching them by set look-ups takes a tenth of the
-time of its `TLDExtract`, and a list of URLs names millions of hosts.
+The rules are the ICANN section of the snapshot bundled with tldextract. Matching them by set look-ups takes a tenth of
+the time of its `TLDExtract`, which matters for lists with millions of hosts.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ _SNAPSHOT = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 @lru_cache(1)
 def _rules() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Suffixes, the parents of wildcards (`*.ck`), and the exceptions from these (`!www.ck`)."""
+    """Suffixes, the parents of wildcards (`*.ck`), and the exceptions to those (`!www.ck`)."""
     rules = [rule if rule.isascii() else _ascii(rule) for rule in _SNAPSHOT.tlds]
     return (
         frozenset(rules),
@@ -29,16 +29,16 @@ def _ascii(rule: str) -> str:
 
 
 def is_public_suffix(host: str) -> bool:
-    """Whether domains are registered right below a host in ASCII (`com`, `co.uk`); a name without a dot always is."""
+    """Whether domains are registered directly below an ASCII host (`com`, `co.uk`). True for any name without a dot."""
     suffixes, wildcards, exceptions = _rules()
     parent = host.partition(".")[2]
     return host not in exceptions and (not parent or host in suffixes or parent in wildcards)
 
 
 def registered_domain(host: str) -> str:
-    """The registered domain of a host in ASCII; the host itself where it is an address or a public suffix.
+    """The registered domain of an ASCII host; the host itself if it is an address or a public suffix.
 
-    A top-level domain that is not on the list is a public suffix (the list's own default rule).
+    A top-level domain missing from the list counts as a public suffix (the list's default rule).
     """
     if ":" in host or host.rpartition(".")[2].isdigit():
         return host

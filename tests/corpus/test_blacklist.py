@@ -16,7 +16,7 @@ from common.settings import BlacklistSettings
 from corpus import blacklist as module
 from corpus.blacklist import blacklist, main
 from corpus.urls.public_suffix import registered_domain
-from corpus.urls.rules import parse_url
+from corpus.urls.url import parse_url
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 

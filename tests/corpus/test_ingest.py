@@ -13,7 +13,7 @@ from common.errors import EmptyResultError, InputError
 from common.files import Document, short_hash
 from common.settings import SourceSettings
 from corpus.ingest import format_of, ingest
-from corpus.urls.rules import document_id
+from corpus.urls.url import document_id
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, prose, read_shard
 

@@ -8,7 +8,8 @@ import pytest
 from common.errors import InputError
 from common.settings import BlacklistSettings
 from corpus.extract.extractors import extract, load_extractors
-from corpus.urls.rules import UrlRules, canonical_url
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import canonical_url
 from demo.build import build_site, edited
 from demo.site import Page, read_site
 from tests.conftest import Command

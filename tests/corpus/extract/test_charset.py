@@ -42,7 +42,7 @@ HTML = "text/html"
         ("iso-2022-jp", "iso2022_jp", "日本語のテキスト"),
     ],
 )
-def test_a_label_means_what_it_means_to_browsers_wherever_it_stands(label: str, codec: str, text: str) -> None:
+def test_labels_mean_what_browsers_take_them_for(label: str, codec: str, text: str) -> None:
     body = f"<p>{text}</p>".encode(codec)
     assert decode(body, f"{HTML}; charset={label}") == f"<p>{text}</p>"
     assert decode(body, f'{HTML};Charset="{label}"; x=1') == f"<p>{text}</p>"
@@ -55,7 +55,7 @@ def test_a_label_means_what_it_means_to_browsers_wherever_it_stands(label: str, 
         assert text in decode(declaration.encode() + body, HTML), declaration
 
 
-def test_decoders_know_what_pythons_lack() -> None:
+def test_decoders_have_characters_that_pythons_lack() -> None:
     assert decode(b"<p>\xad\xa1\xad\xea\xfc\xe2\xb9\xe2</p>", f"{HTML}; charset=euc-jp") == "<p>①㈱髙高</p>"
     assert decode(b"<p>\x80 10 \xd6\xd0\xce\xc4\xca\xc7</p>", f"{HTML}; charset=gb2312") == "<p>€ 10 中文是</p>"
     controls = decode(b"\x81\x8d\x8f\x90\x9d" + b"\xe9" * 100, f"{HTML}; charset=iso-8859-1")
@@ -98,19 +98,19 @@ def test_windows_1252_is_found_where_the_page_says_nothing_or_utf8(start: str, d
 
 
 @pytest.mark.parametrize("declared", ["", "; charset=utf-8", "; charset=iso-8859-1"])
-def test_bytes_that_are_utf8_are_utf8(declared: str) -> None:
+def test_valid_utf8_wins_over_a_declaration(declared: str) -> None:
     assert decode(GERMAN.encode(), HTML + declared) == GERMAN
     assert decode("one café".encode(), HTML + declared) == "one café"
     assert decode("wrong � before".encode(), HTML + declared) == "wrong � before"
 
 
 @pytest.mark.parametrize("declared", ["", "; charset=utf-8"])
-def test_one_bad_byte_or_a_cut_end_does_not_change_the_character_set_of_a_page(declared: str) -> None:
+def test_one_bad_byte_or_a_truncated_end_does_not_change_the_encoding_of_a_page(declared: str) -> None:
     assert decode(b"\xc3\xa9t\xc3\xa9 " * 200 + b"\xe9 ", HTML + declared) == "été " * 200 + "\ufffd "
     assert decode("été".encode() + b"\xff!", HTML + declared) == "été\ufffd!"
     assert decode(RUSSIAN.encode()[:40] + b"\xd0", HTML + declared).endswith("\ufffd")
     assert decode("è “".encode()[:-1], HTML + declared) == "è \ufffd"
-    assert decode(b"caf\xe9", HTML + declared) == "café"  # nothing else speaks for UTF-8
+    assert decode(b"caf\xe9", HTML + declared) == "café"  # no other evidence for UTF-8
     cut = f"<p>{JAPANESE}".encode("cp932")[:-1]
     assert decode(cut, f"{HTML}; charset=shift_jis") == f"<p>{JAPANESE[:-1]}\ufffd"
 
@@ -121,21 +121,21 @@ def test_a_declaration_that_the_bytes_contradict_is_not_believed() -> None:
     japanese = f"<p>{JAPANESE}ひらがなとカタカナの文章です。</p>" * 3
     assert decode(japanese.encode("cp932"), f"{HTML}; charset=iso-8859-1") == japanese
     assert decode(b"<p>plain ASCII", f"{HTML}; charset=utf-16") == "<p>plain ASCII"
-    assert decode("표".encode("cp949"), f"{HTML}; charset=euc-kr") == "표"  # two bytes that are UTF-8, too
+    assert decode("표".encode("cp949"), f"{HTML}; charset=euc-kr") == "표"  # two bytes that are also valid UTF-8
 
 
-def test_an_encoding_that_browsers_refuse_has_no_text() -> None:
+def test_an_encoding_that_browsers_refuse_gives_no_text() -> None:
     assert decode(b"<p>~{VPND~}</p>", f"{HTML}; charset=hz-gb-2312") == "\ufffd"
     assert decode(b"<meta charset=iso-2022-kr><p>x</p>", HTML) == "\ufffd"
 
 
 @pytest.mark.parametrize("codec", ["cp1251", "koi8_r", "iso8859_5", "cp866"])
-def test_an_undeclared_character_set_is_detected(codec: str) -> None:
+def test_an_undeclared_encoding_is_detected(codec: str) -> None:
     assert decode(RUSSIAN.encode(codec), HTML) == RUSSIAN
 
 
 @given(st.binary(max_size=300), st.text(max_size=20), st.text(max_size=20))
-def test_any_bytes_under_any_header_and_url_have_characters(body: bytes, label: str, host: str) -> None:
+def test_any_bytes_with_any_header_and_url_can_be_decoded(body: bytes, label: str, host: str) -> None:
     for start in (b"", b"<meta charset=big5>", b"\x1b$B", b"<\0"):
         decode(start + body, f"{HTML}; charset={label}", f"http://{host}.{host}/").encode("utf-8", "surrogatepass")
 
@@ -183,10 +183,10 @@ def test_real_pages_in_windows_1252_keep_their_characters_undeclared_or_declared
         for declared in ("", "; charset=utf-8"):
             if lost_characters(page, decode(page.encode("cp1252"), HTML + declared, article.url))[0]:
                 lost.append(article.url)
-    assert len(lost) <= 0.06 * len(articles), lost  # pages of another script, whose letters are &#…; now
+    assert len(lost) <= 0.06 * len(articles), lost  # pages in another script, whose letters become &#…;
 
 
-def test_every_encoding_of_the_standard_has_its_decoder() -> None:
+def test_every_encoding_of_the_standard_has_a_decoder() -> None:
     for name in "ibm866 iso-8859-3 iso-8859-8-i koi8-u windows-1258 gb18030 x-mac-cyrillic x-user-defined".split():
         assert decode(b"<p>abc", f"{HTML}; charset={name}") == "<p>abc", name
         assert codecs.lookup(f"whatwg-{name}")

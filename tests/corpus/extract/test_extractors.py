@@ -1,10 +1,13 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from lxml.etree import tostring
 
 from benchmarks.extract import overall, read_articles, score
-from corpus.extract.extractors import Extracted, Extractor, NothingExtracted, Page, extract, load_extractors
+from common.errors import PageError
+from common.settings import ScrapeSettings
+from corpus.extract.extractors import _LOADERS, Extracted, Extractor, HtmlPage, extract, load_extractors
 from demo.pages import Host, page_html
 from tests.helpers import prose
 
@@ -16,7 +19,7 @@ def found(text: str, name: str) -> Extracted:
 
 
 @pytest.mark.parametrize("name", ["trafilatura", "newspaper3k"])
-def test_each_extractor_finds_the_article_and_leaves_out_what_surrounds_it(name: str) -> None:
+def test_each_extractor_finds_the_article_without_its_surroundings(name: str) -> None:
     paragraphs = [prose(seed, 120) for seed in range(4)]
     html = page_html(HOST, "A title of its own", "\n\n".join(paragraphs), number=3, related=["Another story"])
     page = extract(html.encode(), "text/html; charset=utf-8", "https://one.example/a", load_extractors([name]))
@@ -27,11 +30,16 @@ def test_each_extractor_finds_the_article_and_leaves_out_what_surrounds_it(name:
         assert noise not in page.text
 
 
-def test_extractors_are_asked_until_one_holds_the_article_else_the_longest_answer_wins() -> None:
+def test_every_extractor_of_the_settings_has_a_loader() -> None:
+    (annotation,) = get_args(ScrapeSettings.model_fields["extractors"].annotation)
+    assert len(load_extractors(get_args(annotation))) == len(_LOADERS)
+
+
+def test_the_first_result_with_the_article_wins_else_the_longest() -> None:
     asked: list[int] = []
 
     def answer(number: int, text: str | None) -> Extractor:
-        def run(page: Page) -> Extracted | None:
+        def run(page: HtmlPage) -> Extracted | None:
             asked.append(number)
             return None if text is None else found(text, f"x{number}")
 
@@ -47,17 +55,17 @@ def test_extractors_are_asked_until_one_holds_the_article_else_the_longest_answe
     assert answers(article, article + article) == ("x0", [0])
     assert answers(teaser, article, article) == ("x1", [0, 1])
     assert answers(None, teaser, " ", teaser[:10]) == ("x1", [0, 1, 2, 3])
-    with pytest.raises(NothingExtracted, match="extract_empty"):
+    with pytest.raises(PageError, match="extract_empty"):
         answers(None, "  \n")
 
 
-def test_an_extractor_that_fails_gives_way_to_the_next() -> None:
-    def fails(page: Page) -> Extracted:
+def test_after_an_extractor_that_fails_the_next_one_is_tried() -> None:
+    def fails(page: HtmlPage) -> Extracted:
         raise RecursionError
 
     page = extract(b"<p>x</p>", "text/html", "http://one.example/", [fails, lambda page: found("text", "next")])
     assert page.extractor == "next"
-    with pytest.raises(NothingExtracted, match="extract_error"):
+    with pytest.raises(PageError, match="extract_error"):
         extract(b"<p>x</p>", "text/html", "http://one.example/", [fails])
 
 
@@ -71,8 +79,8 @@ def test_a_date_is_never_completed_from_the_clock(name: str, published: str) -> 
 
 
 @pytest.mark.parametrize("name", ["trafilatura", "newspaper3k"])
-def test_an_extractor_leaves_the_page_as_it_was(name: str) -> None:
-    page = Page(
+def test_an_extractor_does_not_change_the_page(name: str) -> None:
+    page = HtmlPage(
         page_html(HOST, "A title", "\n\n".join(prose(n) for n in range(3)), related=["Another"]), "https://x.example/"
     )
     (extractor,) = load_extractors([name])
@@ -81,7 +89,7 @@ def test_an_extractor_leaves_the_page_as_it_was(name: str) -> None:
     assert tostring(page.tree) == before and extractor(page) == first is not None
 
 
-def test_real_pages_come_out_as_their_gold_texts(shared_data: Path) -> None:
+def test_real_pages_give_their_gold_texts(shared_data: Path) -> None:
     extractors = load_extractors(["trafilatura", "newspaper3k"])
     scores = []
     for article in [article for article in read_articles(shared_data / "articles") if not article.held_out][::4]:
@@ -92,11 +100,11 @@ def test_real_pages_come_out_as_their_gold_texts(shared_data: Path) -> None:
     assert f1 > 0.95 and precision > 0.93 and recall > 0.96, (f1, precision, recall)
 
 
-def test_plain_text_is_taken_as_it_is() -> None:
+def test_plain_text_is_returned_unchanged() -> None:
     body = "  <b>not HTML</b>\r\n\tcafé\x00".encode()
     page = extract(body, "text/plain; charset=utf-8", "http://one.example/", [])
     assert (page.text, page.extractor) == ("  <b>not HTML</b>\r\n\tcafé", "plain")
-    with pytest.raises(NothingExtracted, match="extract_empty"):
+    with pytest.raises(PageError, match="extract_empty"):
         extract(b" \n", "text/plain", "http://one.example/", [])
 
 

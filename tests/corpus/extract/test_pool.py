@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.helpers import prose
 from tests.rude_server import reply, rude_server
 
-# A library that does to a page what the page says, put in the place of the real one.
+# Replaces trafilatura by a library that does what the page says.
 STUB = """
 import os, re, signal, socket
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes(pages: list[str], workers: int, settings: ScrapeSettings = SETTINGS) -> list[str]:
-    """The text, or the reason, of each page; all are handed in at once."""
+    """Extract all pages at once; returns the text or the reason of each."""
 
     async def one(pool: ExtractPool, page: str) -> str:
         try:
@@ -94,14 +94,14 @@ def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
 
 
 @pytest.mark.usefixtures("stub")
-def test_the_pages_behind_a_deadly_one_are_extracted_by_the_next_process() -> None:
+def test_pages_after_a_fatal_one_are_extracted_by_the_next_process() -> None:
     texts = outcomes(["one", "CRASH", "two", "CRASH", "three"], workers=1)
     assert [texts[n] for n in (1, 3)] == ["extract_crash", "extract_crash"]
     assert [texts[n].split()[2] for n in (0, 2, 4)] == ["one", "two", "three"]
 
 
 @pytest.mark.usefixtures("stub")
-def test_large_pages_and_large_answers_do_not_block_each_other() -> None:
+def test_large_pages_and_large_replies_do_not_deadlock() -> None:
     texts = outcomes([letter * 3_000_000 for letter in "abc"], workers=1)
     assert [text.split()[2][:2] + str(len(text) > 3_000_000) for text in texts] == ["aaTrue", "bbTrue", "ccTrue"]
 
@@ -110,7 +110,7 @@ def test_large_pages_and_large_answers_do_not_block_each_other() -> None:
 @pytest.mark.parametrize(
     "page", ["EAT 130", "EAT 180", "EAT 500", "EAT 130 QUIETLY", "EAT 500 QUIETLY", "EAT 130 BADLY"]
 )
-def test_memory_is_bounded_whatever_the_pages_before_left_behind(page: str) -> None:
+def test_memory_is_bounded_whatever_earlier_pages_leaked(page: str) -> None:
     settings = SETTINGS.model_copy(update={"extract_memory_mb": 150, "extract_timeout": 20.0})
     expected = "extract_memory" if int(page.split()[1]) > 150 else page
     pages = [page, "one", "LEAK 40", page, "LEAK 40", "LEAK 40", "two", page, "three"]
@@ -119,13 +119,13 @@ def test_memory_is_bounded_whatever_the_pages_before_left_behind(page: str) -> N
 
 
 @pytest.mark.usefixtures("stub")
-def test_a_page_that_kills_a_used_process_is_tried_once_in_a_fresh_one() -> None:
+def test_a_page_that_kills_a_used_process_is_retried_once_in_a_fresh_one() -> None:
     settings = SETTINGS.model_copy(update={"extract_memory_mb": 150})
     assert outcomes(["one", "CRASH", "two"], 1, settings)[1] == "extract_crash"
     assert outcomes(["one", "EAT 500 BADLY", "two"], 1, settings)[1] == "extract_crash"
 
 
-def test_pages_made_to_take_memory_are_dropped_by_name_and_the_others_kept() -> None:
+def test_pages_that_exhaust_memory_are_dropped_with_a_reason_and_the_others_kept() -> None:
     article = f"<html><body><article><h1>A title</h1><p>{prose(1)}</p><p>{prose(2)}</p></article></body></html>"
     bombs = {
         "<p>x" * 2_000_000: "too_many_tags",
@@ -141,7 +141,7 @@ def test_pages_made_to_take_memory_are_dropped_by_name_and_the_others_kept() -> 
 
 
 @pytest.mark.usefixtures("stub")
-def test_a_death_is_named_in_the_rejects_of_a_scrape(tmp_path: Path) -> None:
+def test_a_crash_is_a_reason_in_the_rejects_of_a_scrape(tmp_path: Path) -> None:
     (tmp_path / "urls.txt").write_text("".join(f"http://one.example/{n}\n" for n in range(3)))
     pages = {f"one.example/{n}": reply(text) for n, text in enumerate((b"one", b"CRASH", b"three"))}
     rejects = tmp_path / "rejects.jsonl"
@@ -159,10 +159,10 @@ def test_a_death_is_named_in_the_rejects_of_a_scrape(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stub")
-def test_processes_are_replaced_after_a_while_without_loading_the_libraries_again(
+def test_processes_are_replaced_without_loading_the_libraries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(extract_pool, "PAGES_PER_WORKER", 2)
+    monkeypatch.setattr(extract_pool, "PAGES_PER_CHILD", 2)
     processes, loaders = zip(*(text.split()[:2] for text in outcomes(["page"] * 5, workers=1)), strict=True)
     assert processes[0] == processes[1] != processes[2] == processes[3] != processes[4]
     assert len(set(loaders)) == 1
@@ -186,14 +186,14 @@ def test_a_hung_worker_dies_at_once_when_its_parent_is_killed(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"hanging\n"
         workers = psutil.Process(parent.pid).children(recursive=True)
-        time.sleep(0.5)  # the page that hangs is on its way to the worker
+        time.sleep(0.5)  # until the worker has the page that hangs
         parent.kill()
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_library_that_does_not_import_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_be_imported_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trafilatura.py").write_text("raise ImportError('broken')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ToolkitError, match="did not start"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trafilatura import load_html
 
 from corpus.extract.extractors import extract, load_extractors
-from corpus.extract.quality import holds_the_article, without_furniture
+from corpus.extract.quality import contains_article, without_boilerplate
 from tests.helpers import prose
 
 SENTENCES = [prose(seed, 40) for seed in range(12)]  # of 200 characters or so each
@@ -31,14 +31,14 @@ def tree(body: str) -> Any:
     return load_html(page(body))
 
 
-# -------------------------------------------------------------------------------------------- holds_the_article
+# -------------------------------------------------------------------------------------------- contains_article
 
 
-def test_an_answer_needs_a_tenth_of_the_prose_of_its_page() -> None:
+def test_a_result_needs_a_tenth_of_the_prose_of_its_page() -> None:
     parsed = tree(paragraphs(*range(12)))
     text = " ".join(SENTENCES)
     for share, holds in [(1, True), (0.11, True), (0.09, False), (0, False)]:
-        assert holds_the_article(text[: int(share * len(text))], parsed) is holds
+        assert contains_article(text[: int(share * len(text))], parsed) is holds
 
 
 @pytest.mark.parametrize(
@@ -54,28 +54,28 @@ def test_an_answer_needs_a_tenth_of_the_prose_of_its_page() -> None:
     ],
     ids=["comments", "comments by class", "nav", "footer", "links", "script", "labels"],
 )
-def test_what_is_no_prose_of_the_page_makes_no_article_too_short(around: str) -> None:
-    assert holds_the_article("A short note.", tree(f"<article><p>A short note.</p></article>{around}"))
+def test_navigation_links_and_comments_do_not_count_as_prose(around: str) -> None:
+    assert contains_article("A short note.", tree(f"<article><p>A short note.</p></article>{around}"))
 
 
-def test_a_page_without_prose_and_one_that_is_no_html_ask_for_nothing() -> None:
-    assert holds_the_article("x", tree("<p>A note.</p>"))
-    assert holds_the_article("x", None)
+def test_a_page_without_prose_or_not_html_requires_nothing() -> None:
+    assert contains_article("x", tree("<p>A note.</p>"))
+    assert contains_article("x", None)
 
 
-# -------------------------------------------------------------------------------------------- without_furniture
+# -------------------------------------------------------------------------------------------- without_boilerplate
 
 
 @pytest.mark.parametrize("heading", ["A headline of its own", "a  headline of its own ", "A headline"])
-def test_the_title_is_no_first_line_of_the_text(heading: str) -> None:
+def test_the_title_is_removed_from_the_beginning_of_the_text(heading: str) -> None:
     title = "A headline of its own | The Daily"
     text = f"{SENTENCES[0]}\nA headline of its own\n{SENTENCES[1]}"
-    assert without_furniture(f"{heading}\n{text}", title, tree("")) == text
-    assert without_furniture(text, title, tree("")) == text, "a later line is not the title"
-    assert without_furniture("A headline of its own", title, tree("")) == "A headline of its own"
+    assert without_boilerplate(f"{heading}\n{text}", title, tree("")) == text
+    assert without_boilerplate(text, title, tree("")) == text, "a later line is not the title"
+    assert without_boilerplate("A headline of its own", title, tree("")) == "A headline of its own"
 
 
-def test_a_paragraph_that_is_mostly_a_link_is_no_text_and_one_that_has_links_is() -> None:
+def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept() -> None:
     links = [
         '<a href="/">Sign up for the newsletter</a>',
         'Read more: <a href="/">All that is known</a> / <a>about it</a>',
@@ -83,25 +83,25 @@ def test_a_paragraph_that_is_mostly_a_link_is_no_text_and_one_that_has_links_is(
     text = ['He <a href="/">wrote in his book on the matter</a> that it was so, and nobody doubted him.', SENTENCES[0]]
     body = "".join(f"<p>{paragraph}</p>" for paragraph in [*links, *text])
     plain = [re.sub("<[^>]+>", "", paragraph) for paragraph in [*links, *text]]
-    assert without_furniture("\n".join(plain), "", tree(body)) == "\n".join(plain[2:])
+    assert without_boilerplate("\n".join(plain), "", tree(body)) == "\n".join(plain[2:])
 
 
-def test_a_page_of_links_stays_as_it_is() -> None:
+def test_a_page_of_links_stays_unchanged() -> None:
     lines = [f"Link number {n} of many, with some words about it" for n in range(20)]
     body = "".join(f'<p><a href="/{n}">{line}</a></p>' for n, line in enumerate(lines))
-    assert without_furniture("\n".join(lines), "", tree(body)) == "\n".join(lines)
+    assert without_boilerplate("\n".join(lines), "", tree(body)) == "\n".join(lines)
 
 
 def test_blank_lines_and_indents_of_code_are_kept() -> None:
     text = f"{SENTENCES[0]}\ndef f():\n\n    return 1\n\n\n{SENTENCES[1]}"
-    assert without_furniture(text, "Title", tree("")) == text
+    assert without_boilerplate(text, "Title", tree("")) == text
 
 
 @given(st.lists(st.sampled_from([*SENTENCES[:3], "Link one", "Link two", "", "A headline"]), max_size=12))
-def test_lines_only_go_never_change_and_never_more_than_half_of_the_text(lines: list[str]) -> None:
+def test_lines_are_only_removed_and_never_more_than_half_of_the_text(lines: list[str]) -> None:
     text = "\n".join(lines)
     body = "".join(f'<p><a href="/">{line}</a></p>' for line in ("Link one", "Link two"))
-    kept = without_furniture(text, "A headline | The Daily", tree(body))
+    kept = without_boilerplate(text, "A headline | The Daily", tree(body))
     assert 2 * len(kept) >= len(text)
     rest = iter(lines)
     assert not kept or all(line in rest for line in kept.split("\n"))
@@ -133,7 +133,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_default_list_keeps_the_article_of_every_layout_and_leaves_the_rest(layout: str) -> None:
+def test_the_default_extractors_keep_the_article_of_every_layout_and_nothing_else(layout: str) -> None:
     html = page(LAYOUTS[layout])
     extractors = load_extractors(["trafilatura", "newspaper3k"])
     found = extract(html.encode(), "text/html; charset=utf-8", "https://daily.example/a", extractors)

@@ -45,7 +45,7 @@ WORDS = b"".join(b"word %d " % number for number in range(20_000))
 
 
 @given(st.binary(max_size=2000))
-def test_every_body_survives_its_encodings(body: bytes) -> None:
+def test_every_chain_of_codings_is_decoded(body: bytes) -> None:
     for encoding in ("", "identity", " , identity"):
         assert decode_body(body, encoding, len(body)) == body
     for encoding, encode in ENCODERS.items():
@@ -55,7 +55,7 @@ def test_every_body_survives_its_encodings(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODERS)
-def test_a_large_body_comes_back_whole_and_a_cut_one_is_refused(encoding: str) -> None:
+def test_a_large_body_is_decoded_and_a_truncated_one_is_refused(encoding: str) -> None:
     packed = ENCODERS[encoding](WORDS)
     assert decode_body(packed, encoding, len(WORDS)) == WORDS
     for cut in (1, 3, len(packed) // 2, len(packed) - 1):
@@ -66,7 +66,7 @@ def test_a_large_body_comes_back_whole_and_a_cut_one_is_refused(encoding: str) -
 
 
 @pytest.mark.parametrize("encode", [gzip.compress, zstd])
-def test_streams_that_follow_each_other_are_one_body(encode: Callable[[bytes], bytes]) -> None:
+def test_concatenated_streams_are_one_body(encode: Callable[[bytes], bytes]) -> None:
     encoding = "gzip" if encode is gzip.compress else "zstd"
     parts = [b"first ", b"", WORDS, b"last"]
     packed = [encode(part) for part in parts]
@@ -85,7 +85,7 @@ def test_streams_that_follow_each_other_are_one_body(encode: Callable[[bytes], b
 
 @pytest.mark.parametrize("rest", [b"\n", bytes(512), b"<!-- served by a proxy -->", b"\x1f", b"\x28\xb5"])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
-def test_what_follows_a_whole_stream_is_ignored(encoding: str, rest: bytes) -> None:
+def test_data_after_a_complete_stream_is_ignored(encoding: str, rest: bytes) -> None:
     assert decode_body(ENCODERS[encoding](WORDS) + rest, encoding, len(WORDS)) == WORDS
     assert decode_body(ENCODERS[encoding](b"") + rest, encoding, 10) == b""
 
@@ -107,7 +107,7 @@ def bombs() -> Mapping[str, bytes]:
     }
 
 
-def test_a_bomb_in_any_coding_costs_little_more_than_the_cap() -> None:
+def test_a_bomb_in_any_coding_costs_little_more_than_the_limit() -> None:
     for encoding, bomb in bombs().items():
         assert len(bomb) < 2_000_000
         tracemalloc.start()
@@ -126,7 +126,7 @@ def test_an_unknown_or_endless_coding_is_refused(encoding: str) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate", "br", "zstd", "gzip, br"]))
-def test_damage_is_named(body: bytes, encoding: str) -> None:
+def test_damage_is_bad_encoding(body: bytes, encoding: str) -> None:
     for damaged in (body, gzip.compress(body)[:-4] + b"abcd", zstd(body)[:-1] + b"\0", brotlied(body) + body):
         try:
             decode_body(damaged, encoding, 100_000)

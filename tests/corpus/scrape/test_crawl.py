@@ -15,8 +15,8 @@ from corpus.scrape.archive import Archive
 from corpus.scrape.crawl import Crawl
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import Journal
-from corpus.scrape.known import Known, made_with
-from corpus.scrape.queues import plan
+from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
+from corpus.scrape.queues import sort_into_queues
 from corpus.urls.rules import UrlRules
 from tests import rude_server as rude
 from tests.rude_server import Behaviour, Server, kept, reply, rude_server
@@ -41,25 +41,26 @@ def crawl(
     watch: Callable[[Crawl], Awaitable[None]] | None = None,
     **changes: Any,
 ) -> list[str]:
-    """What became of each URL, `ok` or the reason; the journal in `folder` is taken up where it is."""
+    """Crawl URLs, resuming the journal in `folder`; returns `ok` or the reason of each."""
     quick = {"host_delay": 0, "retries": 0, "retry_delay": 0.02, "page_timeout": 20, "obey_robots": False}
     settings = ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
-    planned = plan(urls, BlacklistSettings())
+    rules = UrlRules(BlacklistSettings())
+    queues = sort_into_queues(urls, rules)
 
     async def run() -> list[str]:
         with contextlib.ExitStack() as stack:
-            journal = stack.enter_context(Journal(folder / "x", urls, planned.keys, made_with(settings)))
+            journal = stack.enter_context(Journal(folder / "x", urls, queues.keys, outcome_settings(settings)))
             raw = stack.enter_context(Archive(folder / "x.warc.gz", journal.archive_end)) if archive else None
-            journal.adopt(raw.found if raw else ())
-            known = Known(journal, settings, BlacklistSettings(), archive)
+            journal.adopt(raw.new_responses if raw else ())
+            cache = OutcomeCache(journal, settings, rules, archive)
             meter = stack.enter_context(Meter("scrape", "pages"))
-            async with Fetcher(settings, UrlRules(BlacklistSettings())) as fetcher:
-                crawling = Crawl(fetcher, InstantPool(), known, raw, meter)  # type: ignore[arg-type]
+            async with Fetcher(settings, rules) as fetcher:
+                crawling = Crawl(fetcher, InstantPool(), cache, raw, meter)  # type: ignore[arg-type]
                 watching = asyncio.ensure_future(watch(crawling)) if watch is not None else None
-                await crawling.pages(planned.queues.values())
+                await crawling.crawl(queues.queues.values())
                 if watching is not None:
                     watching.cancel()
-            outcomes = [known.outcome(position).get("reason", "ok") for position in range(len(urls))]
+            outcomes = [cache.outcome(position).get("reason", "ok") for position in range(len(urls))]
             return ["host_parked" if n in crawling.parked else outcome for n, outcome in enumerate(outcomes)]
 
     return asyncio.run(run())
@@ -70,7 +71,7 @@ def host_with(outcomes: Mapping[str, Behaviour], name: str = "ill.example") -> t
     return {f"{name}/{path}": page for path, page in outcomes.items()}, [f"http://{name}/{path}" for path in outcomes]
 
 
-def test_a_host_that_fails_in_a_row_is_parked_and_harms_no_other(tmp_path: Path) -> None:
+def test_a_host_that_fails_in_a_row_is_parked_and_affects_no_other(tmp_path: Path) -> None:
     pages, urls = host_with({str(n): BUSY for n in range(40)})
     good = {f"good.example/{n}": kept(b"good") for n in range(40)}
     with rude_server({**pages, **good}) as server:
@@ -79,7 +80,7 @@ def test_a_host_that_fails_in_a_row_is_parked_and_harms_no_other(tmp_path: Path)
     assert sum(name.startswith("ill.") for name in server.requested) == 10
 
 
-def test_only_failures_of_the_host_itself_count_and_any_other_answer_starts_the_count_again(tmp_path: Path) -> None:
+def test_only_failures_of_the_host_count_and_any_other_response_resets_the_count(tmp_path: Path) -> None:
     behaviours = {
         "1": BUSY, "2": reply(status="429 Too Many Requests"), "3": GONE,
         "4": rude.reset, "5": BUSY, "6": reply(b"<p>fine</p>"),
@@ -95,8 +96,8 @@ def test_only_failures_of_the_host_itself_count_and_any_other_answer_starts_the_
         "http_503", "http_429", "http_410",
         "connection", "http_503", "ok",
         "http_503", "http_503", "content_type",
-        "http_503", "http_503", "http_503",  # two of them another site's
-        "http_503", "http_503", "host_parked",  # the third in a row, one behind a redirect within the site
+        "http_503", "http_503", "http_503",  # two of them are another site's
+        "http_503", "http_503", "host_parked",  # the third in a row, one after a redirect within the site
     ]  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def test_a_host_is_parked_at_the_same_page_wherever_a_run_was_killed(tmp_path: P
                 assert crawl(tmp_path, server, urls, host_failures=3) == undisturbed
 
 
-def test_ten_thousand_urls_on_one_host_starve_no_other_and_fill_no_memory(tmp_path: Path) -> None:
+def test_ten_thousand_urls_on_one_host_do_not_starve_others_or_fill_memory(tmp_path: Path) -> None:
     page = kept(b"one of many")
     many = {f"many.example/{n}": page for n in range(10_000)}
     few = {f"site{n}.example/{k}": page for n in range(50) for k in range(4)}
@@ -131,11 +132,11 @@ def test_ten_thousand_urls_on_one_host_starve_no_other_and_fill_no_memory(tmp_pa
         urls = [f"http://{name}" for name in (*many, *few)]
         assert crawl(tmp_path, server, urls, concurrency=16, watch=watch) == ["ok"] * len(urls)
         requested = server.requested
-    assert max(requested.index(name) for name in few) < 2000  # the many take one turn in sixteen until then
+    assert max(requested.index(name) for name in few) < 2000  # the large host takes one turn in sixteen until then
     assert tasks < 100
 
 
-def test_a_thousand_failures_that_ask_nothing_leave_the_others_their_turn(tmp_path: Path) -> None:
+def test_a_thousand_failures_without_a_request_let_other_tasks_run(tmp_path: Path) -> None:
     turns = 0
 
     async def watch(crawling: Crawl) -> None:
@@ -162,7 +163,7 @@ def test_a_disk_that_fails_ends_the_crawl_at_once(tmp_path: Path, monkeypatch: p
             crawl(tmp_path, server, ["http://one.example/"], page_timeout=500, read_timeout=500)
 
 
-def test_answers_damaged_at_random_end_as_pages_or_in_a_named_reason_and_fit_the_archive(tmp_path: Path) -> None:
+def test_randomly_damaged_responses_give_pages_or_reasons_and_can_be_archived(tmp_path: Path) -> None:
     rng = random.Random(1)
     sound = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 12\r\n\r\n<p>hello</p>",

@@ -12,12 +12,12 @@ from common.files import read_lines
 from corpus.scrape.journal import Journal
 
 URLS = [f"http://one.example/{n}" for n in range(5)]
-MADE = {"extractors": ["trafilatura"], "max_bytes": 100, "obey_robots": True}
+SETTINGS = {"extractors": ["trafilatura"], "max_bytes": 100, "obey_robots": True}
 PAGE: dict[str, Any] = {"record": {"text": "three ü", "extractor": "trafilatura"}, "bytes": 7}
 
 
-def opened(folder: Path, urls: list[str] = URLS, made: dict[str, Any] = MADE) -> Journal:
-    return Journal(folder / "x", urls, urls, made)
+def opened(folder: Path, urls: list[str] = URLS, settings: dict[str, Any] = SETTINGS) -> Journal:
+    return Journal(folder / "x", urls, urls, settings)
 
 
 def fill(folder: Path) -> None:
@@ -31,7 +31,7 @@ def known(journal: Journal, count: int = 5) -> list[str]:
 
 
 @pytest.mark.parametrize("finish", [False, True])
-def test_a_journal_remembers_what_became_of_each_url_until_and_after_the_shard_is_finished(
+def test_a_journal_keeps_the_outcome_of_each_url_before_and_after_the_shard_is_finished(
     finish: bool, tmp_path: Path
 ) -> None:
     fill(tmp_path)
@@ -41,7 +41,7 @@ def test_a_journal_remembers_what_became_of_each_url_until_and_after_the_shard_i
         assert [path.name for path in tmp_path.iterdir()] == ["x.journal.zst"]
     with opened(tmp_path) as journal:
         assert known(journal) == ["", "http_404", "", "ok", ""]
-        assert (journal.finished, journal.archive_end, journal.archived_at(3), journal.archived_at(1)) == (
+        assert (journal.finished, journal.archive_end, journal.archive_offset(3), journal.archive_offset(1)) == (
             2,
             100,
             50,
@@ -56,7 +56,7 @@ def test_a_journal_remembers_what_became_of_each_url_until_and_after_the_shard_i
         assert journal.finished == 3
 
 
-def test_a_kill_between_the_two_steps_of_the_end_changes_nothing(tmp_path: Path) -> None:
+def test_a_kill_between_the_two_steps_of_finish_changes_nothing(tmp_path: Path) -> None:
     fill(tmp_path)
     log = (tmp_path / "x.journal").read_bytes()
     with opened(tmp_path) as journal:
@@ -64,7 +64,7 @@ def test_a_kill_between_the_two_steps_of_the_end_changes_nothing(tmp_path: Path)
     base = (tmp_path / "x.journal.zst").read_bytes()
     (tmp_path / "x.journal").write_bytes(log)  # not yet removed
     with opened(tmp_path) as journal:
-        assert known(journal) == ["", "http_404", "", "ok", ""] and journal.archived_at(3) == 50
+        assert known(journal) == ["", "http_404", "", "ok", ""] and journal.archive_offset(3) == 50
         journal.finish()
     assert (tmp_path / "x.journal.zst").read_bytes() == base and not (tmp_path / "x.journal").exists()
 
@@ -82,14 +82,14 @@ def test_urls_keep_their_outcomes_in_any_other_list(tmp_path: Path) -> None:
 
 def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path: Path) -> None:
     fill(tmp_path)
-    larger = {**MADE, "max_bytes": 200}
+    larger = {**SETTINGS, "max_bytes": 200}
     for _ in range(2):  # the second time from OUTPUT.journal.zst
-        with opened(tmp_path, made=larger) as journal:
+        with opened(tmp_path, settings=larger) as journal:
             journal.append(1, URLS[1], reason="http_410")
-            journal.append(2, URLS[2], reason="robots", made=MADE)
-        with opened(tmp_path, made={**MADE, "max_bytes": 300}) as journal:
+            journal.append(2, URLS[2], reason="robots", settings=SETTINGS)
+        with opened(tmp_path, settings={**SETTINGS, "max_bytes": 300}) as journal:
             assert known(journal) == ["", "http_410", "robots", "ok", ""]
-            assert [journal.made_with(position)["max_bytes"] for position in (1, 2, 3)] == [200, 100, 100]
+            assert [journal.settings_of(position)["max_bytes"] for position in (1, 2, 3)] == [200, 100, 100]
             journal.finish()
     lines = list(read_lines(tmp_path / "x.journal.zst"))
     assert sum(b'"url"' in line for line in lines) == 3
@@ -101,18 +101,18 @@ def test_a_response_in_the_archive_is_known_before_its_outcome_and_after_it(tmp_
         found = [(URLS[0], 100, 200, True), (URLS[1], 200, 300, False), ("http://two.example/", 300, 400, True)]
         assert journal.adopt([*found, ("no URL", 400, 500, True)]) == 3
         assert known(journal) == ["archived", "http_404", "", "ok", ""] and journal.finished == 2
-        assert [journal.archived_at(position) for position in range(5)] == [100, 200, None, 50, None]
+        assert [journal.archive_offset(position) for position in range(5)] == [100, 200, None, 50, None]
         journal.append(0, URLS[0], **PAGE)
         journal.finish()
     with opened(tmp_path, [*URLS, "http://two.example/"]) as journal:
         assert known(journal, 6) == ["ok", "http_404", "", "ok", "", "archived"]
-        assert [journal.archived_at(position) for position in (0, 1, 3, 5)] == [100, 200, 50, 300]
-        journal.lose_archive()
+        assert [journal.archive_offset(position) for position in (0, 1, 3, 5)] == [100, 200, 50, 300]
+        journal.record_lost_archive()
     with opened(tmp_path) as journal:
-        assert journal.archive_end == 0 and journal.archived_at(0) is None and journal.reason(0) == "ok"
+        assert journal.archive_end == 0 and journal.archive_offset(0) is None and journal.reason(0) == "ok"
 
 
-def test_failures_of_a_host_are_told_from_those_of_a_page(tmp_path: Path) -> None:
+def test_failures_of_a_host_are_distinguished_from_those_of_a_page(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.append(2, URLS[2], reason="dns", host_failed=True)
         journal.append(4, URLS[4], reason="http_404")
@@ -148,7 +148,7 @@ def test_a_damaged_line_costs_only_itself_and_a_damaged_file_is_named(
     content = bytearray((tmp_path / "x.journal.zst").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "x.journal.zst").write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.journal\.zst: damaged at byte 0; put a copy back"):
+    with pytest.raises(InputError, match=r"x\.journal\.zst: damaged at byte 0; restore a copy"):
         opened(tmp_path)
     path.write_bytes(b'{"journal":3}\n')
     (tmp_path / "x.journal.zst").unlink()
@@ -157,7 +157,7 @@ def test_a_damaged_line_costs_only_itself_and_a_damaged_file_is_named(
     assert path.read_bytes() == b'{"journal":3}\n'
 
 
-def test_the_journal_of_version_1_is_taken_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_journal_of_version_1_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     urls = ["http://a.example/1", "http://a.example/2#x", "http://a.example/3", "http://a.example/4"]
     keys = ["http://a.example/1", "http://a.example/2", "http://a.example/3", ""]
     page = {"record": {"url": urls[1], "text": "t", "extractor": "plain"}, "bytes": 1}
@@ -175,19 +175,19 @@ def test_the_journal_of_version_1_is_taken_over(tmp_path: Path, capsys: pytest.C
             path.unlink()
         (tmp_path / "x.journal").write_text(text)
         listed = (urls, keys) if same else ([*urls, "http://b.example/"], [*keys, "http://b.example/"])
-        for _ in range(2):  # taken over once, and there for good
-            with Journal(tmp_path / "x", *listed, MADE) as journal:
+        for _ in range(2):  # converted once, for good
+            with Journal(tmp_path / "x", *listed, SETTINGS) as journal:
                 assert known(journal, 4) == ["dns" if same else "", "plain", "", ""]
-                assert journal.host_failed(0) is same and journal.made_with(1) == {**MADE, "obey_robots": False}
+                assert journal.host_failed(0) is same and journal.settings_of(1) == {**SETTINGS, "obey_robots": False}
                 assert journal.outcome(1)["record"] == page["record"] and journal.archive_end == 0
         said = capsys.readouterr().err
         assert said.count("x.journal is of an earlier version") == 1
         assert ("failures are tried again" in said) is not same
 
 
-def test_a_journal_that_settled_nothing_leaves_no_file(tmp_path: Path) -> None:
+def test_a_journal_without_an_outcome_leaves_no_file(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
-        journal.agree()
+        journal.accept_settings()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -199,7 +199,7 @@ def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
     assert (tmp_path / "x.journal").exists()
 
 
-def test_many_lines_are_found_again_in_any_order_and_by_other_programs(tmp_path: Path) -> None:
+def test_many_lines_are_read_in_any_order_also_by_other_programs(tmp_path: Path) -> None:
     urls = [f"http://one.example/{n}" for n in range(500)]
     with opened(tmp_path, urls) as journal:
         for n, url in enumerate(urls):

@@ -19,7 +19,7 @@ from common.errors import ConfigError, EmptyResultError, InputError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.scrape.__main__ import scrape
-from corpus.urls.rules import document_id
+from corpus.urls.url import document_id
 from demo.build import build_site
 from demo.pages import Host, page_html
 from demo.serve import serve
@@ -103,7 +103,7 @@ ILL_HOST, PAGES_A_HOST = 7, 50
 
 
 def large_site(folder: Path, count: int) -> Path:
-    """Short pages, a few of them HTML, on hosts of which one falls ill; every 23rd URL is a dead link."""
+    """Short pages, a few of them HTML, on several hosts, one of which starts to fail; every 23rd URL is a dead link."""
     urls = [f"https://site{n // PAGES_A_HOST}.example/story/{n}" for n in range(count)]
     pages = []
     for n, url in enumerate(urls):
@@ -132,11 +132,11 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
     with serve(site, requested) as address:
         undisturbed = run(address, site / "urls.txt", whole, rejects=rejects[whole])
         requested.clear()
-        for moment in sorted(rng.sample(range(1, count - 200), kills)):  # the last kill, too, must come in time
+        for moment in sorted(rng.sample(range(1, count - 200), kills)):  # even the last kill must come before the end
             options: list[str | Path] = ["--urls", site / "urls.txt", "--output", cut, "--archive", archive]
             options += ["--rejects", rejects[cut], "--resolve", f"*={address}", "--config", config(tmp_path)]
             with started(*options) as process:
-                wait_for_lines(journal, 1 + max(moment, len(finished) + 1), process)  # the first line names the run
+                wait_for_lines(journal, 1 + max(moment, len(finished) + 1), process)  # the first line is the header
                 time.sleep(rng.uniform(0, 0.03))
                 kill_all(process, rng)
             assert not cut.exists() and not finished & set(requested)
@@ -156,7 +156,7 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
 
 @contextlib.contextmanager
 def started(*options: str | Path) -> Iterator["subprocess.Popen[str]"]:
-    """The command at work, in a process group of its own."""
+    """The running command, in its own process group."""
     command = [sys.executable, "-m", "corpus.scrape", *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, process_group=0, stdout=pipe, stderr=pipe, text=True) as process:
@@ -178,9 +178,7 @@ def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_scrape_that_is_told_to_stop_does_so_at_once_and_can_go_on(
-    signum: signal.Signals, code: int, tmp_path: Path
-) -> None:
+def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signals, code: int, tmp_path: Path) -> None:
     output, journal = tmp_path / "pages.jsonl.zst", tmp_path / "pages.jsonl.zst.journal"
     released = threading.Event()
 
@@ -207,7 +205,7 @@ def test_a_scrape_that_is_told_to_stop_does_so_at_once_and_can_go_on(
             process.send_signal(signum)
             _, errors = process.communicate(timeout=60)
         assert process.returncode == code
-        assert errors.count("scrape: 20 of 30 URLs are settled") == 1 and "Traceback" not in errors
+        assert errors.count("note: 20 of 30 URLs are done") == 1 and "Traceback" not in errors
         assert not psutil.wait_procs(workers, timeout=30)[1]
         assert not output.exists() and all("record" in line for line in lines_of(journal))
         stats = run(server.address, urls, output, page_timeout=0.3)
@@ -221,20 +219,20 @@ def config(folder: Path) -> Path:
 
 
 def lines_of(journal: Path) -> list[dict[str, Any]]:
-    """What a journal says of URLs; a torn last line says nothing."""
+    """The lines of a journal about URLs, without a torn last line."""
     lines = [json.loads(line) for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return [line for line in lines if "url" in line]
 
 
 def wait_for_lines(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    """Until a journal has so many lines, or the process that writes it is gone."""
+    """Wait until a journal has `count` lines, or the process that writes it is gone."""
     deadline = time.monotonic() + 60
     while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= count):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_a_page_that_breaks_its_server_harms_no_other(tmp_path: Path) -> None:
+def test_bad_servers_affect_no_other_page(tmp_path: Path) -> None:
     bad = {
         "a.example/": rude.silence,
         "b.example/": rude.reset,
@@ -259,7 +257,7 @@ def test_more_connections_may_stay_open_than_the_shell_allows_files(tmp_path: Pa
     assert "200 of 200 documents kept" in result.stdout, result
 
 
-def test_characters_are_read_by_header_then_page_then_bytes(tmp_path: Path) -> None:
+def test_encodings_come_from_header_then_page_then_bytes(tmp_path: Path) -> None:
     story = "Zażółć gęślą jaźń, powiedział pan Ólafur. " * 8
     html = "<html><head>{}<title>Story</title></head><body><article><p>{}</p></article></body></html>"
     meta = '<meta charset="iso-8859-2">'
@@ -277,7 +275,7 @@ def test_characters_are_read_by_header_then_page_then_bytes(tmp_path: Path) -> N
     assert texts == {f"http://{name}": story.strip() for name in pages}
 
 
-def test_the_largest_hosts_have_their_own_statistics(command: Command, tmp_path: Path) -> None:
+def test_the_largest_hosts_have_statistics(command: Command, tmp_path: Path) -> None:
     plain = reply(b"a plain text", Content_Type="text/plain")
     pages = {f"large.example/{n}": plain for n in range(4)} | {f"small{n:02}.example/": plain for n in range(25)}
     names = [*sorted(pages, reverse=True), *(f"large.example/dead/{n}" for n in range(3))]
@@ -303,7 +301,7 @@ def test_a_public_host_is_not_contacted_without_a_contact(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 
 
-def test_a_run_without_any_page_names_the_reasons_and_starts_afresh_next_time(tmp_path: Path) -> None:
+def test_a_run_without_any_page_names_the_reasons_and_the_next_one_tries_again(tmp_path: Path) -> None:
     urls = list_of(tmp_path / "urls.txt", "http://one.example/1", "http://one.example/2", "http://one.example/3.jpg")
     output = tmp_path / "pages.jsonl.zst"
     with rude_server({}) as server:
@@ -322,13 +320,13 @@ def test_an_empty_list_is_an_error_unless_allowed(tmp_path: Path) -> None:
     assert read_shard(tmp_path / "pages.jsonl.zst") == []
 
 
-def test_a_list_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_list_that_is_not_utf8_is_an_error_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "urls.txt").write_bytes(b"http://one.example/\n\xff\xfe\n")
     with pytest.raises(InputError, match=r"urls\.txt:2: not UTF-8"):
         run("127.0.0.1:9", tmp_path / "urls.txt", tmp_path / "pages.jsonl.zst")
 
 
-def test_the_command_says_in_one_line_what_is_wrong(command: Command, tmp_path: Path) -> None:
+def test_the_command_reports_errors_in_one_line(command: Command, tmp_path: Path) -> None:
     urls = list_of(tmp_path / "urls.txt", "http://one.example/1")
     arguments = ["--urls", urls, "--output", tmp_path / "out" / "pages.jsonl.zst"]
     assert_one_line_error(command("corpus.scrape", *arguments), "scrape.contact", "one.example")
@@ -339,7 +337,7 @@ def test_the_command_says_in_one_line_what_is_wrong(command: Command, tmp_path: 
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
-def test_real_pages_are_scraped_under_their_own_names(shared_data: Path, tmp_path: Path) -> None:
+def test_real_pages_are_scraped_under_their_real_urls(shared_data: Path, tmp_path: Path) -> None:
     count = write_real_site(shared_data, tmp_path / "site", every=6)
     with serve(tmp_path / "site") as address:
         stats = run(address, tmp_path / "site" / "urls.txt", tmp_path / "pages.jsonl.zst", workers=2, page_timeout=30)

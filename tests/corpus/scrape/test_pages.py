@@ -5,15 +5,15 @@ import pytest
 from common.errors import EmptyResultError
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.scrape.fetch import Page
 from corpus.scrape.pages import outcome_writer, page_outcome
-from corpus.urls.rules import document_id
+from corpus.scrape.response import FetchedPage
+from corpus.urls.url import document_id
 from tests.helpers import read_shard
 
-PAGE = Page("https://one.example/new", 200, "OK", (), "text/html", b"zipped", b"", "http://one.example/old")
+PAGE = FetchedPage("https://one.example/new", 200, "OK", (), "text/html", b"zipped", b"", "http://one.example/old")
 
 
-def test_a_record_is_named_by_the_url_that_was_asked_for() -> None:
+def test_a_record_is_identified_by_the_requested_url() -> None:
     record = page_outcome(PAGE, Extracted("text", "title", "2019-03-01", "trafilatura"))["record"]
     assert record == {
         "id": document_id("http://one.example/old"),
@@ -28,7 +28,7 @@ def test_a_record_is_named_by_the_url_that_was_asked_for() -> None:
     assert "date" not in page_outcome(PAGE, Extracted("text", "", "", "plain"))["record"]
 
 
-def test_outcomes_become_shard_rejects_and_counts(tmp_path: Path) -> None:
+def test_outcomes_become_a_shard_rejects_and_counts(tmp_path: Path) -> None:
     stats, output, rejects = Stats("scrape"), tmp_path / "pages.jsonl", tmp_path / "rejects.jsonl"
     outcome = page_outcome(PAGE, Extracted("tëxt", "", "", "plain"))
     with outcome_writer(output, rejects, stats, allow_empty=False) as write:
@@ -40,7 +40,7 @@ def test_outcomes_become_shard_rejects_and_counts(tmp_path: Path) -> None:
     assert stats.extra["extractors"] == {"plain": 1}
 
 
-def test_a_shard_without_any_page_is_an_error_and_no_file(tmp_path: Path) -> None:
+def test_a_shard_without_any_page_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(EmptyResultError, match=r"no text from any of 1 URLs \(1 dns\)"):
         with outcome_writer(tmp_path / "pages.jsonl", None, Stats("scrape"), allow_empty=False) as write:
             write("http://one.example/", {"reason": "dns"})

@@ -9,19 +9,19 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.robots import RobotsRules, fetch_robots, parse_robots
-from corpus.urls.rules import Url, parse_url
+from corpus.urls.url import Url, parse_url
 from tests.corpus.scrape.google_robots import CASES, DEPARTURES, Case
 
 ROBOT = "urls-to-gpt2"
 
 
 def allowed(text: bytes, path: str, robot: str = ROBOT) -> bool:
-    """Whether `robot` may fetch a path of a site with this robots.txt, asked as the Fetcher asks."""
+    """Whether `robot` may fetch a path of a site with this robots.txt, checked as the Fetcher does."""
     return parse_robots(text, robot).allows(URL(parse_url(f"http://one.example{path}").text).raw_path_qs)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_google_s_expectations(case: Case) -> None:
+def test_google_s_cases_give_google_s_results(case: Case) -> None:
     text = "\n".join(line.strip() for line in case.robots.split("|")).encode()
     for path in (*case.allowed, *case.refused):
         ours = allowed(text, path, case.agent)
@@ -53,13 +53,13 @@ def test_rules_for_this_robot_win_over_those_for_all_and_those_for_others_are_ig
         ("mybot", "MyBot"),
     ],
 )
-def test_an_agent_line_names_us_in_any_form_of_our_name(agent: str, robot: str) -> None:
+def test_an_agent_line_matches_any_form_of_our_name(agent: str, robot: str) -> None:
     text = f"User-agent: *\nDisallow:\n\nUser-agent: {agent}\nUser-agent: another\nDisallow: /p\n".encode()
     assert not allowed(text, "/p", robot)
 
 
 @pytest.mark.parametrize("agent", ["urls", "gpt2", "urls-to-gpt2-images", "my-urls-to-gpt2", "Mozilla", "to-*", ""])
-def test_an_agent_line_with_another_name_does_not_name_us(agent: str) -> None:
+def test_an_agent_line_with_another_name_does_not_match(agent: str) -> None:
     assert allowed(f"User-agent: {agent}\nDisallow: /\n".encode(), "/p")
 
 
@@ -82,7 +82,7 @@ def test_an_agent_line_with_another_name_does_not_name_us(agent: str) -> None:
         ("Mozilla/5.0 MyBot/1.0 +http://other.example/page", "MyBot"),
     ],
 )
-def test_our_name_is_the_product_that_the_user_agent_names(user_agent: str, name: str) -> None:
+def test_our_name_is_the_product_token_of_the_user_agent(user_agent: str, name: str) -> None:
     assert ScrapeSettings(user_agent=user_agent).robot_token == name
 
 
@@ -102,18 +102,18 @@ def test_a_user_agent_without_a_robot_s_name_is_refused_unless_the_name_is_given
     "path",
     r"/p /x/../p /./p /x/%2e%2e/p /%2E/p /../../p /x/.%2e/p/q /x\..\p /%70 /p?q /p#top".split(),
 )
-def test_no_spelling_of_a_path_goes_round_a_rule(path: str) -> None:
+def test_no_spelling_of_a_path_evades_a_rule(path: str) -> None:
     assert not allowed(b"User-agent: *\nDisallow: /p\n", path)
 
 
 @given(st.lists(st.sampled_from([".", "..", "%2e", ".%2E", "p", "x", "", "a%2Fb", "é"]), max_size=6))
 @example(["x", "..", "p"])
-def test_the_path_that_is_asked_about_is_the_path_that_is_sent(segments: list[str]) -> None:
+def test_the_path_that_is_checked_is_the_path_that_is_sent(segments: list[str]) -> None:
     url = parse_url("http://one.example/" + "/".join(segments))
     sent = URL(url.text).raw_path_qs
     assert not {".", "..", "%2e"} & set(sent.lower().split("/"))
     assert parse_url(url.text) == url._replace(length=len(url.text))
-    # a rule for exactly the path that goes over the wire closes it, however it was written
+    # a rule for exactly the path that is sent forbids it in any spelling
     assert sent == "/robots.txt" or not parse_robots(f"User-agent: *\nDisallow: {sent}$".encode(), ROBOT).allows(sent)
 
 
@@ -141,11 +141,11 @@ def test_the_path_that_is_asked_about_is_the_path_that_is_sent(segments: list[st
         ("/a**c$", "/a-b-c", True),
     ],
 )
-def test_a_pattern_and_a_path_are_compared_in_one_form(rule: str, path: str, closed: bool) -> None:
+def test_patterns_and_paths_are_normalised_alike(rule: str, path: str, closed: bool) -> None:
     assert allowed(f"User-agent: *\nDisallow: {rule}\n".encode(), path) != closed
 
 
-def test_bytes_that_are_not_utf8_are_compared_as_they_are() -> None:
+def test_bytes_that_are_not_utf8_are_compared_unchanged() -> None:
     text = b"User-agent: *\nDisallow: /caf\xe9/\n"
     assert not allowed(text, "/caf%E9/") and allowed(text, "/caf%E8/") and allowed(text, "/caf%C3%A9/")
 
@@ -168,11 +168,11 @@ def test_bytes_that_are_not_utf8_are_compared_as_they_are() -> None:
         b"User-agent: *\nDisallow: /q\nUser-agent: a\nDisallow:\nUser-agent: *\nDisallow: /p\n",
     ],
 )
-def test_the_first_group_is_obeyed_however_the_file_is_written(text: bytes) -> None:
+def test_the_first_group_is_obeyed_in_any_encoding_and_spelling(text: bytes) -> None:
     assert not allowed(text, "/p") and allowed(text, "/other")
 
 
-def test_a_byte_order_mark_inside_a_file_is_a_line_that_nobody_knows() -> None:
+def test_a_byte_order_mark_inside_a_file_makes_an_unknown_line() -> None:
     assert not allowed(b"User-agent: *\nDisallow: /p\n\xef\xbb\xbfAllow: /p/q\n", "/p/q")
 
 
@@ -188,7 +188,7 @@ def test_a_byte_order_mark_inside_a_file_is_a_line_that_nobody_knows() -> None:
         ("Crawl-delay: 9\nUser-agent: another\nCrawl-delay: 8", 0),
     ],
 )
-def test_a_crawl_delay_is_for_the_agents_above_it(lines: str, delay: float) -> None:
+def test_a_crawl_delay_applies_to_the_agents_above_it(lines: str, delay: float) -> None:
     assert parse_robots(lines.encode(), ROBOT).crawl_delay == delay
 
 
@@ -197,32 +197,32 @@ def test_a_crawl_delay_is_for_the_agents_above_it(lines: str, delay: float) -> N
 )
 def test_many_agents_with_many_rules_take_no_longer_than_their_lines(agent: str) -> None:
     lines = [agent.format(n) for n in range(12_000)] + [f"Disallow: /{n}" for n in range(12_000)]
-    robots = parse_robots("\n".join(lines).encode(), ROBOT)  # a library kept 144 million rules
+    robots = parse_robots("\n".join(lines).encode(), ROBOT)  # Protego would store 144 million rules
     assert robots.allows("/page")
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"\xff\xfe\x00U\x00", b"<html>not found</html>", b"Disallow: /", b"User-agent:\nDisallow: /"]
 )
-def test_what_is_no_robots_txt_forbids_nothing(body: bytes) -> None:
+def test_a_file_that_is_not_a_robots_txt_forbids_nothing(body: bytes) -> None:
     assert allowed(body, "/page")
 
 
-def test_bytes_beyond_the_limit_of_the_standard_are_not_read() -> None:
+def test_bytes_beyond_the_limit_of_the_rfc_are_ignored() -> None:
     head = b"User-agent: *\nDisallow: /early/\n"
     robots = parse_robots(head + b"#" * (500 * 1024 - len(head)) + b"\nDisallow: /late/\n", ROBOT)
     assert not robots.allows("/early/")
     assert robots.allows("/late/")
 
 
-def test_a_line_that_the_limit_cuts_is_not_read_either() -> None:
+def test_a_line_cut_by_the_limit_is_ignored() -> None:
     head = b"User-agent: *\nDisallow: /\n"
     text = head + b"#" * (500 * 1024 - len(head) - 9) + b"\nAllow: /public/page\n"
     assert text[: 500 * 1024].endswith(b"Allow: /") and not allowed(text, "/secret")
 
 
 def answered(*answers: bytes | str | PageError) -> RobotsRules | str:
-    """What these answers to the requests for a robots.txt mean."""
+    """The rules or the reason that these responses to robots.txt requests give."""
     left = list(answers)
 
     async def ask(url: Url) -> bytes | str:
@@ -243,13 +243,13 @@ def answered(*answers: bytes | str | PageError) -> RobotsRules | str:
     ],
     ids=str,
 )
-def test_an_answer_that_cannot_be_read_closes_the_host(answer: bytes | PageError) -> None:
+def test_an_unreadable_robots_txt_closes_the_host(answer: bytes | PageError) -> None:
     assert answered(answer) == "robots_unreachable"
     assert answered("http://other.example/robots.txt", answer) == "robots_unreachable"
 
 
 @pytest.mark.parametrize("reason", ["dns", "tls", "connection", "bad_response", "private_host"])
-def test_a_host_out_of_reach_keeps_its_reason(reason: str) -> None:
+def test_an_unreachable_host_keeps_its_reason(reason: str) -> None:
     assert answered(PageError(reason)) == reason
 
 
@@ -259,7 +259,7 @@ def test_a_host_without_a_robots_txt_forbids_nothing(reason: str) -> None:
     assert isinstance(rules, RobotsRules) and rules.allows("/page")
 
 
-def test_rules_behind_five_redirects_are_obeyed() -> None:
+def test_rules_after_five_redirects_are_obeyed() -> None:
     hops = [f"http://host{n}.example/robots.txt" for n in range(5)]
     rules = answered(*hops, b"User-agent: *\nDisallow: /\n")
     assert isinstance(rules, RobotsRules) and not rules.allows("/page")

@@ -1,167 +1,152 @@
-import asyncio
-from collections.abc import Iterator
+import gzip
+import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from common.errors import EmptyResultError
-from common.settings import BlacklistSettings, ScrapeSettings
-from common.stats import Stats
-from corpus.extract.extractors import Extracted
-from corpus.scrape import warc
-from corpus.scrape.__main__ import scrape
-from corpus.scrape.fetch import Page
-from corpus.scrape.pages import Outcome
-from corpus.scrape.warc import candidates, extract_archives
-from demo.build import build_site
-from demo.pages import Host, page_html
-from demo.serve import serve
-from tests.conftest import Command
-from tests.helpers import assert_one_line_error, prose, read_shard
+from common.errors import InputError
+from corpus.scrape.response import FetchedPage
+from corpus.scrape.warc import read_pages
 from tests.warc_records import http, record, write_warc
 
-HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
-RULES = BlacklistSettings()
+HTML = b"<p>Hello</p>"
+LIMIT = 100_000
+URL = "https://one.example/a"
 
 
-def article(number: int) -> bytes:
-    return http(page_html(HOST, f"Story {number}", prose(number, 150), number=number).encode())
+def names(path: Path) -> list[str]:
+    """The URL of each page, or the reason of a response without a page."""
+    return [found if isinstance(found, str) else url for url, found in read_pages(path, LIMIT)]
 
 
-def extracted(*paths: Path, output: Path, workers: int = 1, allow_empty: bool = False) -> Stats:
-    rejects = output.with_name(f"{output.name}.rejects.jsonl")
-    return extract_archives(
-        paths, output, ScrapeSettings(), RULES, rejects=rejects, workers=workers, allow_empty=allow_empty
-    )
+def chunked(body: bytes) -> bytes:
+    half = len(body) // 2
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:half], body[half:], b""))
 
 
-def test_the_archive_of_a_crawl_gives_the_records_of_the_crawl(tmp_path: Path) -> None:
-    build_site({f"Story {n}": prose(n, 150) for n in range(8)}, tmp_path / "site")
-    crawled, archive, again = (tmp_path / name for name in ("crawl.jsonl", "raw.warc.gz", "again.jsonl"))
-    with serve(tmp_path / "site") as address:
-        settings = ScrapeSettings(
-            resolve={"*": address}, host_delay=0, page_timeout=2, retries=0, user_agent="test/1", max_bytes=1 << 20
-        )
-        scrape(tmp_path / "site" / "urls.txt", crawled, settings, RULES, archive=archive, workers=2)
-    records = {entry["id"]: entry for entry in read_shard(crawled)}
-    assert any(entry["final_url"] != entry["url"] for entry in records.values())
-    stats = extracted(archive, output=again)
-    assert {entry["id"]: entry for entry in read_shard(again)} == records
-    assert stats.documents_out == len(records) and set(stats.reasons) <= {"extract_empty"}
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http(gzip.compress(HTML, mtime=0), Content_Encoding="gzip"),
+        http(zlib.compress(HTML), Content_Encoding="deflate"),
+        http(chunked(HTML), Transfer_Encoding="chunked"),
+        http(chunked(gzip.compress(HTML, mtime=0)), Transfer_Encoding="Chunked", Content_Encoding="gzip"),
+        # Common Crawl stores decoded bodies: today with the original headers renamed …
+        http(HTML, X_Crawler_Content_Encoding="gzip", X_Crawler_Transfer_Encoding="chunked"),
+        # … until 2018 with the original headers
+        http(HTML, Content_Encoding="gzip"),
+        http(HTML, Content_Encoding="deflate", Transfer_Encoding="chunked"),
+        http(HTML, Content_Encoding="br"),
+    ],
+)
+def test_a_body_is_decoded_if_its_header_is_true(tmp_path: Path, answer: bytes) -> None:
+    (found,) = read_pages(write_warc(tmp_path / "one.warc.gz", record(URL, answer)), LIMIT)
+    assert isinstance(found[1], FetchedPage) and found[1].body == HTML
 
 
-def test_records_follow_the_files_and_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:
-    files = [
-        write_warc(
-            tmp_path / f"{name}.warc.gz",
-            *(record(f"https://{name}.example/{n}", article(n) if n % 5 else http(b"<p>")) for n in range(15)),
-        )
-        for name in ("b", "a")
-    ]
-    outputs = [tmp_path / "one.jsonl.zst", tmp_path / "three.jsonl.zst"]
-    for output, workers in zip(outputs, (1, 3), strict=True):
-        stats = extracted(*files, output=output, workers=workers)
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
-    expected = [f"https://{name}.example/{n}" for name in ("b", "a") for n in range(15) if n % 5]
-    assert [entry["url"] for entry in read_shard(outputs[0])] == expected
-    assert stats.documents_in == 30 == stats.documents_out + stats.reasons["extract_empty"]
-    assert stats.extra["extractors"] == {"trafilatura": 24}
+@pytest.mark.parametrize(
+    ("reason", "block"),
+    [
+        ("http_404", http(b"gone", status="404 Not Found")),
+        ("http_301", http(status="301 Moved", Location="/b")),
+        ("content_type", http(b"\x89PNG", Content_Type="image/png")),
+        ("content_type", http(b"%PDF-1.4 says it is HTML")),
+        ("content_type", b"HTTP/1.1 200 OK\r\n\r\n<p>no type"),
+        ("too_large", http(b"x" * (LIMIT + 1))),
+        ("too_large", http(gzip.compress(bytes(LIMIT + 1), mtime=0), Content_Encoding="gzip")),
+        ("bad_encoding", http(gzip.compress(HTML, mtime=0)[:-9], Content_Encoding="gzip")),
+        ("bad_response", b""),
+        ("bad_response", b"220 smtp.example ESMTP"),
+        ("bad_response", b"SSH-2.0-OpenSSH_9.2\r\n"),
+    ],
+)
+def test_a_response_without_a_page_has_a_reason(tmp_path: Path, reason: str, block: bytes) -> None:
+    path = write_warc(tmp_path / "one.warc.gz", record(URL, block), record(f"{URL}/next", http(HTML)))
+    assert next(read_pages(path, LIMIT)) == (URL, reason)
+    assert names(path) == [reason, f"{URL}/next"]
 
 
-def test_pages_pass_the_rules_of_a_crawl_and_the_first_of_equal_urls_is_kept(tmp_path: Path) -> None:
-    moved = {"X_Requested_URI": "http://old.example/start"}
+def test_records_other_than_complete_http_responses_are_skipped_or_have_a_reason(tmp_path: Path) -> None:
     path = write_warc(
-        tmp_path / "some.warc.gz",
-        record("https://one.example/a", http(b"not yet", status="503 Busy")),
-        record("https://one.example/a", article(1)),
-        record("http://www.one.example/a#top", article(2)),
-        record("https://192.168.0.1/a", article(3)),
-        record("https://one.example/photo.jpg", article(4)),
-        record("http://127.0.0.1/inside", article(5), **moved),
-        record("http://two.example/new", article(6), **moved),
-        record("http://two.example/new", article(6)),
+        tmp_path / "mixed.warc",
+        record("", b"software: x", kind="warcinfo"),
+        record(URL, b"GET /a HTTP/1.1\r\n\r\n", kind="request"),
+        record("dns:one.example", b"20261101 one.example. A 192.0.2.1"),
+        record(f"<{URL}>", http(HTML)),
+        record(URL, b"fetchTimeMs: 10", kind="metadata"),
+        record(f"{URL}/long", http(HTML), WARC_Truncated="length"),
+        record(URL, http(), kind="revisit"),
+        record(f"{URL}/last", http(HTML)),
     )
-    found = [
-        (url, page if isinstance(page, str) else "page") for url, page in candidates([path], ScrapeSettings(), RULES)
-    ]
-    assert found == [
-        ("https://one.example/a", "http_503"),
-        ("https://one.example/a", "page"),
-        ("http://www.one.example/a#top", "duplicate"),
-        ("https://192.168.0.1/a", "private_host"),
-        ("https://one.example/photo.jpg", "extension"),
-        ("http://old.example/start", "redirect_refused"),
-        ("http://old.example/start", "page"),
-        ("http://two.example/new", "page"),
-    ]
+    assert names(path) == ["scheme", URL, "truncated", f"{URL}/last"]
 
 
-def test_a_slow_page_holds_back_the_shard_but_neither_the_workers_nor_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(warc, "_TEXTS", 20)
-    first = asyncio.Event()
-    read, written, ahead = [0], [""][:0], []
+# ------------------------------------------------------------------------------------------------ damage
 
-    class Pool:
-        """Extracts every page at once, but the first one."""
-
-        def __init__(self, settings: ScrapeSettings, workers: int) -> None: ...
-
-        async def __aenter__(self) -> "Pool":
-            return self
-
-        async def __aexit__(self, *error: object) -> None: ...
-
-        async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
-            if body == b"0":
-                await first.wait()
-            return Extracted(body.decode(), "", "", "plain")
-
-    def pages() -> Iterator[tuple[str, Page | str]]:
-        for number in range(100):
-            read[0] += 1
-            ahead.append(read[0] - len(written))
-            if read[0] > 20:
-                first.set()
-            url = f"http://one.example/{number}"
-            yield url, Page(url, 200, "", (), "text/plain", b"", b"%d" % number, url)
-
-    def settle(url: str, outcome: Outcome) -> None:
-        written.append(outcome["record"]["text"])
-
-    monkeypatch.setattr(warc, "ExtractPool", Pool)
-    asyncio.run(asyncio.wait_for(warc._settle_all(pages(), ScrapeSettings(), 1, settle), 60))
-    assert written == [str(number) for number in range(100)]
-    assert 20 < max(ahead) <= 20 + 4
+RECORDS = [record(f"https://one.example/{n}", http(HTML + bytes(str(n), "ascii") * 900)) for n in range(5)]
+PAGES = [f"https://one.example/{n}" for n in range(5)]
 
 
-def test_a_run_without_any_page_names_the_cause_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    output = tmp_path / "out" / "pages.jsonl"
-    dead = write_warc(tmp_path / "dead.warc", record("http://one.example/1", http(status="404 Not Found")))
-    with pytest.raises(EmptyResultError, match=r"dead\.warc: no text from any of 1 URLs \(1 http_404\)"):
-        extracted(dead, output=output)
-    wet = write_warc(tmp_path / "texts.warc.wet", record("http://one.example/1", b"text", kind="conversion"))
-    with pytest.raises(EmptyResultError, match=r"texts\.warc\.wet: no response records"):
-        extracted(wet, output=output)
-    assert list((tmp_path / "out").iterdir()) == []
-    assert extracted(dead, wet, output=output, allow_empty=True).reasons == {"http_404": 1}
-    assert output.read_bytes() == b""
+def test_a_damaged_record_costs_only_itself_and_is_located(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_warc(tmp_path / "five.warc.gz", *RECORDS)
+    content = bytearray(path.read_bytes())
+    start = len(b"".join(gzip.compress(each, mtime=0) for each in RECORDS[:2]))
+    content[start + 60 : start + 80] = bytes(20)
+    path.write_bytes(content)
+    assert names(path) == [*PAGES[:2], "damaged", *PAGES[3:]]
+    assert f"{path}: the record at byte {start} is damaged" in capsys.readouterr().err
 
 
-def test_the_command_takes_folders_and_says_in_one_line_what_is_wrong(command: Command, tmp_path: Path) -> None:
-    folder, output = tmp_path / "warc", tmp_path / "pages.jsonl.zst"
-    folder.mkdir()
-    write_warc(folder / "1.warc.gz", record("https://one.example/1", article(1)))
-    cut = write_warc(folder / "2.warc.gz", record("https://one.example/2", article(2)))
-    arguments = ["--output", output, "--stats", tmp_path / "stats.json", "--warc"]
-    result = command("corpus.scrape", *arguments, folder)
-    assert result.returncode == 0, result.stderr
-    assert [entry["title"] for entry in read_shard(output)] == ["Story 1", "Story 2"]
-    output.unlink()
-    cut.write_bytes(cut.read_bytes()[:-7])
-    assert_one_line_error(command("corpus.scrape", *arguments, folder), "2.warc.gz", "byte 0")
-    assert_one_line_error(command("corpus.scrape", *arguments, tmp_path / "*.none"), "*.none", "matches no file")
-    assert_one_line_error(command("corpus.scrape", *arguments, folder, "--archive", tmp_path / "x"), "--archive")
-    assert not output.exists()
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_goes_unnoticed_or_spreads(tmp_path: Path, data: st.DataObject) -> None:
+    path = write_warc(tmp_path / "five.warc.gz", *RECORDS)
+    good = dict(read_pages(path, LIMIT))
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    try:
+        found = list(read_pages(path, LIMIT))
+    except InputError:
+        return
+    assert sum(url in good and good[url] == answer for url, answer in found) >= 4
+    assert all(answer == "damaged" or good[url] == answer for url, answer in found)
+
+
+@pytest.mark.parametrize("name", ["five.warc.gz", "five.warc"])
+def test_a_truncated_file_is_refused_with_the_offset(tmp_path: Path, name: str) -> None:
+    path = write_warc(tmp_path / name, *RECORDS)
+    content = path.read_bytes()
+    last = len(content) - len(gzip.compress(RECORDS[4], mtime=0) if name.endswith(".gz") else RECORDS[4])
+    for kept in (1, 2, 40, (len(content) - last) // 2, len(content) - last - 5):
+        path.write_bytes(content[: last + kept])
+        expected = (
+            f"ends inside the record at byte {last};" if path.suffix == ".gz" or kept > 9 else "after the first 4"
+        )
+        with pytest.raises(InputError, match=f"{name}: .*{expected}"):
+            names(path)
+    path.write_bytes(content[:last])
+    assert names(path) == PAGES[:4]
+
+
+def test_a_file_of_one_gzip_member_is_read_and_refused_if_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "stream.warc.gz"
+    content = bytearray(gzip.compress(b"".join(RECORDS * 100), compresslevel=0, mtime=0))
+    path.write_bytes(content)
+    assert names(path) == PAGES * 100
+    content[-3000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="no WARC record after the first"):
+        names(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>\n", gzip.compress(b"a text\n", mtime=0), bytes(5000), b"WARC/9.9\r\n\r\n"]
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "odd.warc.gz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"odd\.warc\.gz: no WARC record"):
+        names(path)

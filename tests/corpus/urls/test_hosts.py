@@ -29,7 +29,7 @@ def test_addresses_that_are_public(address: str) -> None:
 
 
 def _embedded(address: ipaddress.IPv4Address) -> dict[str, ipaddress.IPv6Address]:
-    """The IPv6 addresses that stand for an IPv4 address."""
+    """The IPv6 addresses that embed an IPv4 address."""
     low = int(address)
     return {
         "IPv4-compatible": ipaddress.IPv6Address(low),
@@ -42,7 +42,7 @@ def _embedded(address: ipaddress.IPv4Address) -> dict[str, ipaddress.IPv6Address
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.sampled_from([ipaddress.IPv4Address("127.0.0.1")])))
-def test_an_address_inside_another_is_judged_as_itself(address: ipaddress.IPv4Address) -> None:
+def test_an_embedded_ipv4_address_is_judged_as_ipv4(address: ipaddress.IPv4Address) -> None:
     private = is_private_address(str(address))
     assert private or address.is_global
     for name, outer in _embedded(address).items():
@@ -50,7 +50,9 @@ def test_an_address_inside_another_is_judged_as_itself(address: ipaddress.IPv4Ad
 
 
 @given(st.ip_addresses(v=6))
-def test_what_the_standard_library_does_not_call_global_is_not_public(address: ipaddress.IPv6Address) -> None:
+def test_addresses_that_the_standard_library_does_not_call_global_are_not_public(
+    address: ipaddress.IPv6Address,
+) -> None:
     embeds = any(int(address) >> shift == head for shift, head in ((32, 0), (32, 0xFFFF), (112, 0x2002)))
     assert embeds or address.is_global or is_private_address(str(address))
     assert (
@@ -73,7 +75,7 @@ def test_no_spelling_of_a_private_host_passes(host: str) -> None:
     assert rules.reason(f"https://{host}:8443/page") in ("malformed", "private_host")
 
 
-def test_a_host_has_one_written_form() -> None:
+def test_a_host_has_one_normalised_form() -> None:
     forms = {"Bücher.Example.": "xn--bcher-kva.example", "８.8.8.8": "8.8.8.8", "[2606:4700:0::1]": "2606:4700::1"}
     assert {given: ascii_host(given) for given in forms} == forms
     assert not any(is_private_host(host) for host in forms.values())

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from common.errors import InputError
 from common.settings import BlacklistSettings
-from corpus.urls.rules import UrlRules, canonical_url, document_id, parse_url
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import canonical_url, document_id, parse_url
 
 RULES = UrlRules(BlacklistSettings())
 
@@ -69,7 +70,7 @@ def test_short_urls_are_dropped_by_the_configured_length() -> None:
     assert UrlRules(BlacklistSettings(min_length=13)).reason("http://a.org/") is None
 
 
-def test_user_lists_add_domains_names_and_endings() -> None:
+def test_user_lists_add_domains_names_and_extensions() -> None:
     rules = UrlRules(BlacklistSettings(extra_domains=["example.org", "Spam"], extra_extensions=[".WEB"]))
     assert rules.reason("http://www.example.org/page") == "domain"
     assert rules.reason("http://example.com/page") is None
@@ -77,7 +78,7 @@ def test_user_lists_add_domains_names_and_endings() -> None:
     assert rules.reason("http://example.com/page.web") == "extension"
 
 
-def test_user_lists_drop_by_suffix_by_pattern_and_from_files(tmp_path: Path) -> None:
+def test_user_lists_drop_by_suffix_pattern_and_file(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("# mine\nbücher.example  # a shop\nNews\n")
     rules = UrlRules(
         BlacklistSettings(
@@ -96,7 +97,7 @@ def test_user_lists_drop_by_suffix_by_pattern_and_from_files(tmp_path: Path) -> 
 
 
 def test_bad_user_lists_are_named() -> None:
-    with pytest.raises(ValidationError, match="no regular expression"):
+    with pytest.raises(ValidationError, match="not a regular expression"):
         BlacklistSettings(extra_patterns=["("])
     with pytest.raises(ValidationError, match="extra_extensions"):
         BlacklistSettings(extra_extensions=["jpg"])
@@ -144,7 +145,7 @@ def test_urls_of_different_pages_differ(one: str, other: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_kept_or_dropped_for_a_named_reason(text: str) -> None:
+def test_any_text_is_kept_or_dropped_with_a_reason(text: str) -> None:
     for url in (text, f"http://{text}", f"http://example.org/{text}"):
         parsed, reason = RULES.check(url)
         assert (parsed is None) == (reason == "malformed")

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, InputError
 from common.settings import BlacklistSettings
-from corpus.urls.domains import Domains
+from corpus.urls.domain_lists import DomainBlocklist
 from corpus.urls.rules import UrlRules
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 
 
 def rules_of(folder: Path, data: bytes | str) -> UrlRules:
-    """The rules with one user's list."""
+    """The rules with one user list."""
     path = folder / "list.txt"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return UrlRules(BlacklistSettings(domain_lists=[path]))
@@ -54,14 +54,14 @@ def dropped(rules: UrlRules, *hosts: str) -> list[bool]:
     ],
 )
 @pytest.mark.parametrize("ending", ["\n", "\r\n", ""])
-def test_an_entry_in_any_form_drops_its_host_and_everything_below(tmp_path: Path, entry: str, ending: str) -> None:
+def test_an_entry_in_any_form_drops_its_host_and_everything_below_it(tmp_path: Path, entry: str, ending: str) -> None:
     rules = rules_of(tmp_path, entry + ending)
     assert dropped(rules, "shop.example", "www.shop.example", "a.b.shop.example:81") == [True] * 3
     assert dropped(rules, "my-shop.example", "example.org", "shop.example.org", "local.com") == [False] * 4
     assert rules.domains.lists[1].unusable == 0
 
 
-def test_a_host_below_a_registered_domain_drops_its_own_part_only(tmp_path: Path) -> None:
+def test_a_host_below_a_registered_domain_drops_only_its_subtree(tmp_path: Path) -> None:
     rules = rules_of(tmp_path, "sub.foo.example\nwww.books.blogspot.com\nwww.gov.uk\n")
     assert dropped(rules, "sub.foo.example", "a.sub.foo.example", "www.sub.foo.example") == [True] * 3
     assert dropped(rules, "foo.example", "other.foo.example", "subsub.foo.example") == [False] * 3
@@ -78,7 +78,7 @@ def test_addresses_and_international_names_are_entries(tmp_path: Path) -> None:
     assert dropped(rules, "192.0.1.2", "1.192.0.1", "[2606:4700::3]") == [False] * 3
 
 
-def test_a_name_of_digits_is_no_part_of_an_address() -> None:
+def test_a_name_of_digits_never_matches_an_address() -> None:
     rules = UrlRules(BlacklistSettings(extra_domains=["163"]))
     assert dropped(rules, "163.com", "163.53.2.1") == [True, False]
 
@@ -114,7 +114,7 @@ def test_entries_that_can_never_match_are_counted_and_the_first_is_named(
 
 
 @pytest.mark.parametrize("data", [UNUSABLE.encode(), b"\x89PNG\r\n\x1a\n\x00\x00\xff", b"/a/\n/b/\n"])
-def test_a_list_of_which_no_entry_can_match_is_an_error(tmp_path: Path, data: bytes) -> None:
+def test_a_list_without_a_usable_entry_is_an_error(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(InputError, match=r"list\.txt: (\d+) of \1 entries can never match; the first: .*list\.txt:1: "):
         rules_of(tmp_path, data)
     with pytest.raises(ConfigError, match=r"blacklist\.extra_domains: 1 of 1"):
@@ -123,7 +123,7 @@ def test_a_list_of_which_no_entry_can_match_is_an_error(tmp_path: Path, data: by
         UrlRules(BlacklistSettings(extra_suffixes=["a b"]))
 
 
-def test_a_useless_list_is_one_line_on_the_command_line(tmp_path: Path, command: Command) -> None:
+def test_a_list_without_a_usable_entry_is_a_one_line_error_of_the_command(tmp_path: Path, command: Command) -> None:
     (tmp_path / "list.txt").write_text("/a/\n")
     (tmp_path / "urls.txt").write_text("http://foo.example/page\n")
     (tmp_path / "config.yaml").write_text(f"run: x\nurls: [x]\nblacklist: {{domain_lists: [{tmp_path}/list.txt]}}\n")
@@ -132,11 +132,11 @@ def test_a_useless_list_is_one_line_on_the_command_line(tmp_path: Path, command:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_list_without_entries_is_no_error(tmp_path: Path) -> None:
+def test_an_empty_list_is_not_an_error(tmp_path: Path) -> None:
     assert rules_of(tmp_path, NO_ENTRIES).domains.lists[1].entries == 0
 
 
-def test_a_suffix_may_be_public_and_shares_the_forms_of_an_entry() -> None:
+def test_a_suffix_may_be_public_and_may_be_written_like_any_entry() -> None:
     rules = UrlRules(BlacklistSettings(extra_suffixes=[".gov.au", "*.Blogs.example.", "xyz", "www.one.example"]))
     assert dropped(rules, "www.health.gov.au", "a.blogs.example", "any.xyz", "www.one.example") == [True] * 4
     assert dropped(rules, "gov.au.example", "my-blogs.example", "xyz.example", "one.example") == [False] * 4
@@ -145,13 +145,13 @@ def test_a_suffix_may_be_public_and_shares_the_forms_of_an_entry() -> None:
 @given(
     st.lists(st.text(max_size=20) | st.from_regex(r"[*|.]{0,2}[a-c]{1,2}(\.[a-c]{1,2}){0,2}[/^:.]?", fullmatch=True))
 )
-def test_any_entry_is_taken_or_counted(entries: list[str]) -> None:
+def test_any_entry_is_used_or_counted_as_unusable(entries: list[str]) -> None:
     try:
-        domains = Domains(BlacklistSettings(extra_domains=["sure.example", *entries]))
-    except UnicodeEncodeError:  # halves of characters, which no file can hold
+        domains = DomainBlocklist(BlacklistSettings(extra_domains=["sure.example", *entries]))
+    except UnicodeEncodeError:  # lone surrogates, which no file can hold
         return
     (result,) = (given for given in domains.lists if given.name == "blacklist.extra_domains")
-    assert domains.drop("a.sure.example") and result.unusable <= result.entries <= 1 + sum(
+    assert domains.blocks("a.sure.example") and result.unusable <= result.entries <= 1 + sum(
         max(1, len(entry.split())) for entry in entries
     )
     assert bool(result.first) == bool(result.unusable)

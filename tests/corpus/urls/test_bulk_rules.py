@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import BlacklistSettings
-from corpus.urls.lists import UrlListRules, shard_of
-from corpus.urls.rules import UrlRules, canonical_url
+from corpus.urls.bulk_rules import BulkUrlRules, shard_of
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import canonical_url
 
 HOSTS = (
     "example.org www.example.org Example.ORG example.org. www.youtube.com m.facebook.co.uk a.org 10.0.0.1 8.8.8.8 1.2 "
@@ -35,8 +36,8 @@ def urls(draw: st.DrawFn) -> str:
 
 
 @given(st.lists(urls(), min_size=1, max_size=5), st.sampled_from(SETTINGS))
-def test_the_short_way_and_the_long_way_agree(lines: list[str], settings: BlacklistSettings) -> None:
-    checked = UrlListRules(settings, 7).check("\n".join(lines).encode())
+def test_the_fast_path_and_the_slow_path_agree(lines: list[str], settings: BlacklistSettings) -> None:
+    checked = BulkUrlRules(settings, 7).check("\n".join(lines).encode())
     expected_urls, expected_verdicts, expected_hashes = [], [], []
     for line in lines:
         url, reason = UrlRules(settings).check(line)
@@ -49,8 +50,8 @@ def test_the_short_way_and_the_long_way_agree(lines: list[str], settings: Blackl
     assert checked.hashes == expected_hashes
 
 
-def test_lines_that_are_no_utf8_are_malformed_entries() -> None:
-    checked = UrlListRules(BlacklistSettings(), 1).check(
+def test_lines_that_are_not_utf8_are_malformed() -> None:
+    checked = BulkUrlRules(BlacklistSettings(), 1).check(
         b"http://a.example/1\n\xffhttp://a.example/2\r\n\n# no entry\n"
     )
     assert checked.urls == ["http://a.example/1", "\ufffdhttp://a.example/2"]
@@ -59,14 +60,14 @@ def test_lines_that_are_no_utf8_are_malformed_entries() -> None:
 
 def test_every_entry_of_a_dump_is_an_entry_of_the_result() -> None:
     dump = b'{"url":"http://a.example/1","score":5}\n{"score":1}\n{broken\n{"url":"http://a.example/2","score":1}\n'
-    checked = UrlListRules(BlacklistSettings(), 1).check(dump)
+    checked = BulkUrlRules(BlacklistSettings(), 1).check(dump)
     assert checked.verdicts == [0, "malformed", "malformed", "score"]
 
 
 def submission(**fields: object) -> tuple[str, int | str]:
-    """What becomes of one submission of a dump: the URL and its shard, 0, or the reason to drop it."""
+    """The URL of one submission of a dump, and its shard (0) or the reason to drop it."""
     line = {"url": "http://a.example/page", "score": 3, "over_18": False, "is_self": False, **fields}
-    checked = UrlListRules(BlacklistSettings(), 1).check(orjson.dumps(line) + b"\n")
+    checked = BulkUrlRules(BlacklistSettings(), 1).check(orjson.dumps(line) + b"\n")
     assert len(checked.urls) == len(checked.verdicts) == 1 and len(checked.hashes) == checked.verdicts.count(0)
     return checked.urls[0], checked.verdicts[0]
 
@@ -77,7 +78,10 @@ def submission(**fields: object) -> tuple[str, int | str]:
         ("http://a.example/?x=1&amp;y=2", "http://a.example/?x=1&y=2"),
         ("http://a.example/?x=1&amp;copy=2&copy=3&reg;", "http://a.example/?x=1&copy=2&copy=3&reg;"),
         ("http://a.example/?q=&lt;b&gt;", "http://a.example/?q=<b>"),
-        ("http://a.example/?q=&amp;lt;&amp;amp;", "http://a.example/?q=&lt;&amp;"),  # once, as it was escaped once
+        (
+            "http://a.example/?q=&amp;lt;&amp;amp;",
+            "http://a.example/?q=&lt;&amp;",
+        ),  # unescaped only once
         ("  http://a.example/page \n", "http://a.example/page"),
     ],
 )
@@ -85,13 +89,13 @@ def test_the_url_of_a_submission_is_the_one_that_was_posted(url: str, meant: str
     assert submission(url=url) == (meant, 0)
 
 
-def test_a_line_with_a_url_is_taken_as_it_stands() -> None:
+def test_a_url_line_is_not_unescaped() -> None:
     line = "http://a.example/?x=1&amp;y=2"
-    assert UrlListRules(BlacklistSettings(), 1).check(line.encode()).urls == [line]
+    assert BulkUrlRules(BlacklistSettings(), 1).check(line.encode()).urls == [line]
 
 
 def test_the_escaped_and_the_plain_form_of_a_url_are_one_page() -> None:
-    checked = UrlListRules(BlacklistSettings(), 1).check(
+    checked = BulkUrlRules(BlacklistSettings(), 1).check(
         b'{"url": "http://a.example/?x=1&amp;y=2"}\nhttp://a.example/?x=1&y=2\n'
     )
     assert len(set(checked.hashes)) == 1 and len(checked.hashes) == 2
@@ -113,7 +117,9 @@ def test_the_escaped_and_the_plain_form_of_a_url_are_one_page() -> None:
         ({"url": "/r/pics/comments/1/a_crosspost/"}, "domain"),
     ],
 )
-def test_the_fields_of_a_submission_count_by_their_meaning(fields: dict[str, object], verdict: int | str) -> None:
+def test_fields_of_a_submission_may_be_booleans_numbers_or_strings(
+    fields: dict[str, object], verdict: int | str
+) -> None:
     assert submission(**fields)[1] == verdict
 
 
@@ -121,12 +127,12 @@ def test_an_old_submission_without_is_self_is_known_by_its_url() -> None:
     own = {"url": "http://reddit.com/r/books/comments/1/x/", "domain": "self.books"}
     magazine = {"url": "http://www.self.com/page", "domain": "self.com"}
     lines = orjson.dumps(own) + b"\n" + orjson.dumps(magazine)
-    assert UrlListRules(BlacklistSettings(), 1).check(lines).verdicts == ["domain", 0]
+    assert BulkUrlRules(BlacklistSettings(), 1).check(lines).verdicts == ["domain", 0]
 
 
 def test_no_url_of_a_real_dump_stays_escaped(shared_data: Path) -> None:
     dump = (shared_data / "urls" / "submissions.jsonl").read_bytes()
-    checked = UrlListRules(BlacklistSettings(), 1).check(dump)
+    checked = BulkUrlRules(BlacklistSettings(), 1).check(dump)
     kept = [url for url, verdict in zip(checked.urls, checked.verdicts, strict=True) if verdict == 0]
     assert dump.count(b"&amp;") > 300 and len(kept) > 800
     assert not [url for url in kept if "&amp;" in url]

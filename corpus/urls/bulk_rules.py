@@ -1,10 +1,11 @@
-"""The URL rules over lists of millions of lines: one pattern splits a block, a host is judged once.
+"""The URL rules for lists of millions of lines: one regular expression splits a block, each host is checked once.
 
-    rules = UrlListRules(BlacklistSettings(), shards=64)
+    rules = BulkUrlRules(BlacklistSettings(), shards=64)
     checked = rules.check(b"http://example.org/page\n# a comment\nftp://example.org/file\n")
 
-A line is a URL, or a Pushshift submission (a JSON object). Nine of ten URLs are plain (lower-case host, no port,
-nothing escaped) and take the short way; every other line takes `UrlRules.check`, with the same result.
+A line is a URL or a Pushshift submission (a JSON object). Nine of ten URLs are plain (lower-case host, no port, no
+escapes) and take a fast path. Every other line, and every line if an optional rule is on, goes through
+`UrlRules.check`; both paths give the same result.
 """
 
 import re
@@ -16,10 +17,11 @@ import orjson
 import xxhash
 
 from common.settings import BlacklistSettings
+from corpus.urls.bounded_cache import BoundedCache
 from corpus.urls.hosts import ascii_host
-from corpus.urls.memo import Memo
 from corpus.urls.public_suffix import registered_domain
-from corpus.urls.rules import PATH_CHARACTERS, UrlRules, without_tracking
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import PATH_CHARACTERS, without_tracking
 
 _PATH = re.escape(PATH_CHARACTERS)
 _LINE = re.compile(
@@ -27,19 +29,19 @@ _LINE = re.compile(
 )
 
 _Host = tuple[str | None, str, int]
-"""Why plain URLs of a host are dropped, or None; the host in their canonical form; their shard."""
+"""Why plain URLs of a host are dropped, or None; the host in canonical form; the shard."""
 
 
 @dataclass
-class Checked:
-    """The entries of some lines in order."""
+class CheckedUrls:
+    """The URLs of a block of lines, in order."""
 
     urls: list[str] = field(default_factory=list)
-    """As they will be fetched; where they are dropped, as they were given."""
+    """As they will be requested; dropped URLs as given."""
     verdicts: list[int | str] = field(default_factory=list)
-    """For each of them, the reason to drop it, or its shard."""
+    """For each URL, the reason to drop it, or its shard."""
     hashes: list[int] = field(default_factory=list)
-    """64-bit hashes of the canonical forms of those that have a shard."""
+    """64-bit hashes of the canonical forms of the kept URLs."""
 
 
 def _hash(canonical: str) -> int:
@@ -47,21 +49,21 @@ def _hash(canonical: str) -> int:
 
 
 def shard_of(host: str, shards: int) -> int:
-    """Shard of a host's registered domain: a hash, so that it never depends on the list."""
+    """The shard of a host: a hash of its registered domain, independent of the list."""
     return _hash(registered_domain(host)) % shards if shards > 1 else 0
 
 
-class UrlListRules:
-    """The rules of `settings` for a list that is split into `shards`."""
+class BulkUrlRules:
+    """The URL rules for a list that is split into `shards`."""
 
     def __init__(self, settings: BlacklistSettings, shards: int) -> None:
         self._settings, self._shards, self._rules = settings, shards, UrlRules(settings)
         self.domain_lists = self._rules.domains.lists
-        self._hosts = Memo(self._host)
+        self._hosts = BoundedCache(self._host)
 
     def _host(self, host: str) -> _Host | None:
-        """What plain URLs of a host have in common; None where each must be looked at."""
-        if self._settings.extra_patterns or self._settings.min_length > len("http://") + len(host):
+        """The verdict shared by all plain URLs of a host; None if each URL must be checked."""
+        if self._rules.optional or self._settings.min_length > len("http://") + len(host):
             return None
         try:
             if ascii_host(host) != host:  # a final dot
@@ -70,12 +72,12 @@ class UrlListRules:
             return "malformed", host, 0
         return self._rules.host_reason(host), host.removeprefix("www."), shard_of(host, self._shards)
 
-    def check(self, block: bytes) -> Checked:
-        """Every entry of whole lines. Blank lines and lines that begin with `#` are no entries."""
-        checked = Checked()
+    def check(self, block: bytes) -> CheckedUrls:
+        """Check a block of whole lines. Blank lines and lines that begin with `#` are skipped."""
+        checked = CheckedUrls()
         urls, verdicts, hashes = checked.urls, checked.verdicts, checked.hashes
         hosts, extensions, digest = self._hosts, self._rules.extensions, xxhash.xxh3_64_intdigest
-        # bytes that are no UTF-8 become characters that no URL may have
+        # invalid UTF-8 becomes characters that no URL may contain
         for line in _LINE.finditer(block.decode("utf-8", "surrogateescape").removesuffix("\n")):
             url, host, path, query = line.groups()
             if not host or "/." in path or (known := hosts[host]) is None:  # `/.` may be a dot segment
@@ -96,8 +98,8 @@ class UrlListRules:
             hashes.append(digest(canonical.encode()))
         return checked
 
-    def _check_line(self, line: str, checked: Checked) -> None:
-        """A line that is no plain URL."""
+    def _check_line(self, line: str, checked: CheckedUrls) -> None:
+        """Check a line that is not a plain URL."""
         if not line or line.startswith("#"):
             return
         reason: str | None = None
@@ -113,7 +115,7 @@ class UrlListRules:
             checked.hashes.append(_hash(url.canonical))
 
     def _submission(self, line: str) -> tuple[str, str | None]:
-        """URL of a Pushshift submission, and the reason to skip it before the URL rules, or None."""
+        """The URL of a Pushshift submission, and the reason to skip it before the URL rules, or None."""
         try:
             entry: Any = orjson.loads(line.encode("utf-8", "surrogateescape"))
         except orjson.JSONDecodeError:
@@ -122,11 +124,11 @@ class UrlListRules:
         if not isinstance(url, str):
             return line, "malformed"
         url = _unescape(url)
-        if url.startswith(("/r/", "/u/", "/user/")):  # a crosspost; what it leads to is a submission of its own
+        if url.startswith(("/r/", "/u/", "/user/")):  # a crosspost; its target is a separate submission
             url = f"https://www.reddit.com{url}"
         try:
             over_18 = _truth(entry.get("over_18"))
-            is_self = _truth(entry.get("is_self"))  # without it, a self post's URL is reddit's, which `domain` drops
+            is_self = _truth(entry.get("is_self"))  # if missing, `domain` drops self posts: their URLs are reddit's
             score = _number(entry.get("score", self._settings.min_score))
         except ValueError:
             return url, "malformed"
@@ -138,24 +140,24 @@ class UrlListRules:
 
 
 def _unescape(text: str) -> str:
-    """Undo the three escapes in which Reddit sends every text; `&copy=1` in a query is none of them."""
+    """Undo the three escapes that Reddit applies to every text; `&copy=1` in a query is not an escape."""
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
 def _truth(value: object) -> bool:
-    """A flag of a dump, also as a number or a string; ValueError where it is none."""
+    """A flag of a dump: a boolean, number or string. Raises ValueError for anything else."""
     text = str(value).strip().lower()
     if text in ("true", "1", "1.0", "yes", "t", "y"):
         return True
     if text in ("false", "0", "0.0", "no", "f", "n", "none", "null", ""):
         return False
-    raise ValueError(f"no flag: {text}")
+    raise ValueError(f"not a flag: {text}")
 
 
 def _number(value: object) -> float:
-    """A score of a dump, also as a string; ValueError where it is none."""
+    """A score of a dump: a number or string. Raises ValueError for anything else."""
     if isinstance(value, int | float | str) and not isinstance(value, bool) and "_" not in str(value):
         number = float(value)
         if isfinite(number):
             return number
-    raise ValueError(f"no number: {value}")
+    raise ValueError(f"not a number: {value}")

@@ -1,13 +1,13 @@
-"""Lists of domains whose pages are not wanted: the built-in one, the user's own, and public blocklists.
+"""Domain blocklists: the built-in one, the user's own, and public ones.
 
-An entry without a dot is a name: `example` drops example.com, www.example.co.uk and every other registered domain of
-that name. An entry with a dot is a host with everything below it, and may be written in any of these ways:
+An entry without a dot is a name: `example` drops example.com, www.example.co.uk and every other registered domain with
+that name. An entry with a dot drops a host and everything below it, and may be written in any of these ways:
 
     example.com   www.example.com   .example.com   *.example.com   EXAMPLE.COM.   bücher.example   192.0.2.1
     http://example.com/   example.com:8080   ||example.com^   0.0.0.0 example.com (hosts files)   example.* (a name)
 
-`www.` counts for nothing, as in the canonical form of a URL; nor does a port. Entries that can never match a host
-(paths, regular expressions), and those that would match a whole public suffix (`co.uk`), are counted and reported.
+`www.` and ports are ignored, as in the canonical form of a URL. Entries that can never match a host (paths, regular
+expressions) or would match a whole public suffix (`co.uk`) are counted and reported.
 """
 
 import ipaddress
@@ -25,42 +25,42 @@ from corpus.urls.public_suffix import is_public_suffix, registered_domain
 _BUILT_IN = Path(__file__).parent / "data" / "domains.txt"
 _PLAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.){1,9}[a-z]{2,20}")
 _HEADING = re.compile(r"!.*|\[[^\[\]:]*\]")  # comments and `[Adblock Plus 2.0]` in Adblock's lists
-_COSMETIC = re.compile(r"[^#\s]+#[@?$%]*#")  # in those, `example.com##.banner` hides a part of a page
+_COSMETIC = re.compile(r"[^#\s]+#[@?$%]*#")  # in Adblock lists, `example.com##.banner` hides a part of a page
 _ADBLOCK = re.compile(r"\|\|([^|^$]+)\^?\|?(?:\$(?:(?:important|document|doc|all|popup),?)+)?")
 _SITE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(.*)", re.IGNORECASE)
 _WITH_PORT = re.compile(r"(\[[^\[\]]*\]|[^:]*):[0-9]{0,5}")
-_SUBTREE = re.compile(r"^\*?\.")  # what is below a host; this never leaves the host itself out
+_SUBTREE = re.compile(r"^\*?\.")  # everything below a host; here the host itself is included
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 
 
 @dataclass
-class DomainList:
-    """What became of the entries of one list."""
+class DomainListReport:
+    """How many entries of one list are usable."""
 
     name: str
-    """The file, or the key of the configuration."""
+    """The file, or the configuration key."""
     entries: int = 0
     unusable: int = 0
     """Entries that can never match."""
     first: str = ""
-    """The first of these: where it stands, what it says, and why."""
+    """The first of them: location, text, and why it cannot match."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.unusable} of {self.entries} entries can never match; the first: {self.first}"
 
 
-class Domains:
-    """The domains that `settings` drop. Raises InputError or ConfigError for a list of which no entry can match."""
+class DomainBlocklist:
+    """All domains that `settings` drop. Raises InputError or ConfigError for a list without a usable entry."""
 
     def __init__(self, settings: BlacklistSettings) -> None:
         self._keys: set[str] = set()
-        """`example.com` with everything below it, `example.*` for a name."""
+        """`example.com` for a host and everything below it, `example.*` for a name."""
         self.lists = [self._read_file(path) for path in (_BUILT_IN, *settings.domain_lists)]
         self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains, _host_or_name))
         self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, _suffix))
 
-    def drop(self, host: str) -> bool:
-        """Whether a host in its written form is on a list."""
+    def blocks(self, host: str) -> bool:
+        """Whether a normalised host is on a list."""
         keys, rest = self._keys, host
         if is_address(host):
             return host in keys
@@ -72,20 +72,20 @@ class Domains:
                 return False
         return True
 
-    def _read_file(self, path: Path) -> DomainList:
-        result = self._add(DomainList(str(path)), map(_decode, read_lines(path)), _host_or_name)
+    def _read_file(self, path: Path) -> DomainListReport:
+        result = self._add(DomainListReport(str(path)), map(_decode, read_lines(path)), _host_or_name)
         if result.entries and result.unusable == result.entries:
             raise InputError(f"{result}; give a list of domains, or remove it from blacklist.domain_lists")
         return result
 
-    def _read_key(self, name: str, entries: Iterable[str], parse: Callable[[str], str]) -> DomainList:
-        result = self._add(DomainList(name), entries, parse)
+    def _read_key(self, name: str, entries: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
+        result = self._add(DomainListReport(name), entries, parse)
         if result.entries and result.unusable == result.entries:
             raise ConfigError(str(result))
         return result
 
-    def _add(self, result: DomainList, lines: Iterable[str], parse: Callable[[str], str]) -> DomainList:
-        """Take in the entries on the lines of a list; `parse` makes a key of each."""
+    def _add(self, result: DomainListReport, lines: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
+        """Add the entries of a list; `parse` returns the key of each."""
         for number, line in enumerate(lines, start=1):
             for entry in (line,) if _PLAIN.fullmatch(line) else _entries(line):
                 result.entries += 1
@@ -98,7 +98,7 @@ class Domains:
 
 
 def _decode(line: bytes) -> str:
-    """Old lists are in Latin-1, here and there."""
+    """Decode a line; some old lists are Latin-1."""
     try:
         return line.decode()
     except UnicodeDecodeError:
@@ -106,7 +106,7 @@ def _decode(line: bytes) -> str:
 
 
 def _entries(line: str) -> list[str]:
-    """The entries on a line; none on one that is blank or a comment."""
+    """The entries on a line; a blank line or a comment has none."""
     line = line.strip().removeprefix("\ufeff")
     if _COSMETIC.match(line):
         return [line]
@@ -115,7 +115,7 @@ def _entries(line: str) -> list[str]:
         return []
     if len(words) == 1:
         return words
-    # in a hosts file an address precedes the names; those without a dot (localhost) are the machine's own
+    # in a hosts file an address precedes the names; names without a dot (localhost) are local
     return [word for word in words[1:] if "." in word] if _is_ip(words[0]) else [line]
 
 
@@ -130,7 +130,7 @@ def _is_ip(word: str) -> bool:
 
 
 def _host_or_name(entry: str) -> str:
-    """The key for a host in its written form, or for a name; ValueError says why an entry can never match."""
+    """The key of an entry: a normalised host, or a name. Raises ValueError with the reason if it can never match."""
     if _PLAIN.fullmatch(entry):  # most lines of large lists
         return _without_www(entry)
     bare = _bare(entry)
@@ -148,18 +148,18 @@ def _without_www(host: str) -> str:
     if not is_public_suffix(domain):
         return domain
     if domain == host:
-        raise ValueError("a public suffix: blacklist.extra_suffixes drops everything below one")
+        raise ValueError("a public suffix; use blacklist.extra_suffixes to drop everything below it")
     return host  # www.com, www.gov.uk
 
 
 def _suffix(entry: str) -> str:
-    """The end of host names that an entry of `extra_suffixes` stands for."""
+    """The host suffix of an entry of `extra_suffixes`."""
     text = _SUBTREE.sub("", _bare(entry))
     return _host(text) if "." in text or ":" in text else _label(text)
 
 
 def _bare(entry: str) -> str:
-    """What is left of an entry without Adblock's marks, a scheme, a final slash and a port."""
+    """An entry without Adblock markup, scheme, final slash and port."""
     if " " in entry or "\t" in entry:
         raise ValueError("more than one word")
     if "#" in entry or entry.startswith("@@"):
@@ -183,7 +183,7 @@ def _host(text: str) -> str:
     try:
         return ascii_host(f"[{text}]" if ":" in text and not text.startswith("[") else text)
     except ValueError:
-        raise ValueError("no host name") from None
+        raise ValueError("not a host name") from None
 
 
 def _label(text: str) -> str:
@@ -192,5 +192,5 @@ def _label(text: str) -> str:
     except ValueError:
         name = ""
     if not _NAME.fullmatch(name):
-        raise ValueError("no host name")
+        raise ValueError("not a host name")
     return name

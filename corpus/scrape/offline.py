@@ -1,0 +1,116 @@
+"""Extract the pages of WARC files without a network: `python -m corpus.scrape --warc FILE... --output FILE`."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from common.errors import EmptyResultError, PageError
+from common.progress import Meter
+from common.settings import BlacklistSettings, ScrapeSettings
+from common.stats import Stats
+from corpus.extract.pool import ExtractPool
+from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
+from corpus.scrape.response import FetchedPage
+from corpus.scrape.warc import read_pages
+from corpus.urls.rules import UrlRules
+from corpus.urls.seen_set import SeenSet
+
+_PAGES_PER_WORKER = 4  # in memory: one is being extracted, the others wait
+_MAX_WAITING = 1024  # outcomes that wait for a slower page before them
+
+
+def checked_pages(
+    paths: Iterable[Path], settings: ScrapeSettings, blacklist: BlacklistSettings
+) -> Iterator[tuple[str, FetchedPage | str]]:
+    """Yield every response of the files in order: its URL, and its page or the first reason to drop it.
+
+    The first of several pages with equal URLs is kept; this takes 8 bytes of memory per URL.
+    """
+    rules, seen = UrlRules(blacklist), SeenSet()
+    for path in paths:
+        for url, page in read_pages(path, settings.max_bytes):
+            yield url, page if isinstance(page, str) else _drop_reason(page, rules, seen) or page
+
+
+def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenSet) -> str | None:
+    """Why a crawl would not have fetched a page, or None, in which case its URL is added to `seen`."""
+    parsed, reason = rules.check(page.requested)
+    if parsed is None or reason:
+        return reason or "malformed"
+    if page.url != page.requested and rules.reason(page.url):
+        return "redirect_refused"
+    key = xxhash.xxh3_64_intdigest(parsed.canonical.encode())
+    return None if seen.add(np.array([key], dtype=np.uint64))[0] else "duplicate"
+
+
+async def _extract_all(
+    pages: Iterable[tuple[str, FetchedPage | str]],
+    settings: ScrapeSettings,
+    workers: int,
+    write: Callable[[str, Outcome], None],
+) -> None:
+    """Call `write` with each URL and its outcome, in order, while later pages are extracted."""
+    slots = asyncio.Semaphore(_PAGES_PER_WORKER * workers)
+    waiting: deque[tuple[str, asyncio.Task[Outcome]]] = deque()
+
+    async def extract(page: FetchedPage | str) -> Outcome:
+        try:
+            if isinstance(page, str):
+                return {"reason": page}
+            return page_outcome(page, await pool.extract(page.body, page.content_type, page.url))
+        except PageError as error:
+            return {"reason": error.reason}
+        finally:
+            slots.release()
+
+    async def write_first() -> None:
+        url, task = waiting[0]
+        write(url, await task)
+        waiting.popleft()
+
+    async with ExtractPool(settings, workers) as pool:
+        try:
+            for url, page in pages:
+                await slots.acquire()
+                waiting.append((url, asyncio.create_task(extract(page))))
+                while waiting and (waiting[0][1].done() or len(waiting) > _MAX_WAITING):
+                    await write_first()
+            while waiting:
+                await write_first()
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+
+def extract_archives(
+    paths: Sequence[Path],
+    output: Path,
+    settings: ScrapeSettings,
+    blacklist: BlacklistSettings,
+    *,
+    rejects: Path | None = None,
+    workers: int = 1,
+    allow_empty: bool = False,
+) -> Stats:
+    """Extract the pages of WARC files into the shard `output`, in the order of the files.
+
+    Raises InputError for a file that is not WARC, EmptyResultError if no page has text.
+    """
+    stats = Stats("scrape")
+    try:
+        with outcome_writer(output, rejects, stats, allow_empty) as write, Meter("scrape", "pages") as meter:
+
+            def write_and_count(url: str, outcome: Outcome) -> None:
+                write(url, outcome)
+                meter.advance(size=outcome.get("bytes", 0), note=stats.dropped())
+
+            asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, workers, write_and_count))
+    except EmptyResultError as error:
+        cause = str(error) if stats.documents_in else "no response records inside; are these WET or WAT files?"
+        raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
+    return stats

@@ -1,0 +1,171 @@
+"""Parsing URLs, and the canonical form in which two URLs of one page are equal. Nothing here touches the network.
+
+url = parse_url("HTTP://www.Example.org:80/a/../b?utm_source=x#top")
+url.text         # http://www.example.org:80/b?utm_source=x, as it is requested
+url.canonical    # example.org/b
+"""
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from common.files import read_lines, short_hash
+from corpus.urls.bounded_cache import BoundedCache
+from corpus.urls.hosts import ascii_host
+
+DATA = Path(__file__).parent / "data"
+"""The built-in lists."""
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_SITE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(.*)|.*)")
+_AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0\ud800-\udfff]")  # control characters, spaces, lone surrogates
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"  # RFC 3986, 2.3
+_ESCAPES = {f"%{code:02X}": chr(code) if chr(code) in _UNRESERVED else f"%{code:02X}" for code in range(256)}
+PATH_CHARACTERS = _UNRESERVED + "/:@!$&'()*+,;="  # RFC 3986, 3.3: allowed unescaped in a path; a query also has ?
+_PLAIN = (PATH_CHARACTERS + "?").encode()
+_DOT_SEGMENT = re.compile(r"/(?:\.|%2e){1,2}(?=/|$)|\\", re.IGNORECASE)
+
+
+class Site(NamedTuple):
+    """The part of a URL before its path."""
+
+    scheme: str
+    """Lower case."""
+    host: str
+    """Lower case, IDNA-encoded, without a final dot; empty for schemes without one (mailto:)."""
+    port: int | None
+    """None if the URL names none."""
+    text: str
+    """As requested: `http://host:port`."""
+    canonical: str
+    """As compared: no scheme, no `www.`, no default port."""
+
+
+class Url(NamedTuple):
+    """A URL that passed the syntax check."""
+
+    site: Site
+    path: str
+    """Without dot segments."""
+    query: str
+    length: int
+    """Characters of the URL as given."""
+
+    @property
+    def host(self) -> str:
+        """The host; see `Site`."""
+        return self.site.host
+
+    @property
+    def text(self) -> str:
+        """The URL as requested: host in ASCII, without dot segments and fragment, otherwise as given."""
+        return f"{self.site.text}{self.path}?{self.query}" if self.query else self.site.text + self.path
+
+    @property
+    def canonical(self) -> str:
+        """The form in which two URLs of one page are equal.
+
+        No scheme, host without `www.`, no default port, no fragment, percent-encoding normalised, tracking
+        parameters removed.
+        """
+        site, path, query, _ = self
+        path = path or "/"
+        query = without_tracking(query) if query else ""
+        text = f"{site.canonical}{path}?{query}" if query else site.canonical + path
+        if text.encode().translate(None, _PLAIN):  # one URL in ten has other characters
+            query = "?" + _normalize_escapes(query, PATH_CHARACTERS + "?") if query else ""
+            text = site.canonical + _normalize_escapes(path, PATH_CHARACTERS) + query
+        return text
+
+
+def _parse_site(text: str) -> Site:
+    """Parse the part before the path. Raises ValueError if it is malformed or contains credentials."""
+    match = _SITE.fullmatch(text)
+    if match is None:
+        raise ValueError("no scheme")
+    scheme, authority = match[1].lower(), match[2]
+    if not authority:
+        if scheme in DEFAULT_PORTS:
+            raise ValueError("no host")
+        return Site(scheme, "", None, text, text)
+    if "@" in authority:
+        raise ValueError("credentials in the URL")
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
+        raise ValueError("bad host or port")
+    host, port = ascii_host(match[1]), int(match[2]) if match[2] else None
+    if port is not None and not 0 < port < 65536:
+        raise ValueError("port out of range")
+    name = f"[{host}]" if ":" in host else host
+    suffix = "" if port is None else f":{port}"
+    shown = "" if port == DEFAULT_PORTS.get(scheme) else suffix
+    return Site(scheme, host, port, f"{scheme}://{name}{suffix}", name.removeprefix("www.") + shown)
+
+
+_SITES = BoundedCache(_parse_site)
+
+
+def parse_url(url: str) -> Url:
+    """Parse and check a URL by RFC 3986. Raises ValueError if it is malformed or contains credentials."""
+    url = url.strip()
+    # printable text without spaces has no forbidden character; the slower pattern handles the rest
+    if (not url.isprintable() or " " in url) and _FORBIDDEN.search(url):
+        raise ValueError("a space or control character inside")
+    address, _, query = url.partition("#")[0].partition("?")
+    end = address.find("/", address.find("//") + 2)
+    if end < 0:
+        return Url(_SITES[address], "", query, len(url))
+    return Url(_SITES[address[:end]], _without_dot_segments(address[end:]), query, len(url))
+
+
+def _without_dot_segments(path: str) -> str:
+    r"""Resolve dot segments as browsers and servers do: `/x/../p`, `/./p` and `/x\..\p` are `/p` (RFC 3986, 5.2.4)."""
+    if not _DOT_SEGMENT.search(path):
+        return path
+    kept: list[str] = []
+    dots = ""
+    for segment in path.replace("\\", "/").split("/")[1:]:
+        dots = segment.lower().replace("%2e", ".")
+        if dots == "..":
+            del kept[-1:]
+        elif dots != ".":
+            kept.append(segment)
+    return "/".join(["", *kept, *([""] if dots in (".", "..") else [])])
+
+
+def _normalize_escapes(text: str, characters: str) -> str:
+    """Normalise percent-encoding: unreserved characters unescaped, everything else %XX in upper case."""
+    text = _ESCAPE.sub(lambda match: _ESCAPES[match[0].upper()], text)
+    return quote(text, safe=characters + "%")
+
+
+def read_list(path: Path) -> list[str]:
+    """The entries of a list, one per line; # starts a comment."""
+    lines = (line.decode("utf-8", "replace") for line in read_lines(path))
+    return [entry for line in lines if (entry := line.split("#")[0].strip())]
+
+
+@lru_cache(1)
+def _tracking() -> re.Pattern[str]:
+    """Matches the fields of a query that do not select the page: tracking parameters and empty fields."""
+    names = read_list(DATA / "tracking_parameters.txt")
+    fields = "|".join(re.escape(n[:-1]) + "[^&=]*" if n.endswith("*") else re.escape(n) for n in names)
+    return re.compile(rf"(?:^|&)(?:(?:{fields})(?:=[^&]*)?)?(?=&|$)", re.IGNORECASE)
+
+
+def without_tracking(query: str) -> str:
+    """A query without tracking parameters and empty fields."""
+    return _tracking().sub("", query).lstrip("&")
+
+
+def canonical_url(url: str) -> str:
+    """`Url.canonical` of a URL. Raises ValueError if it is malformed."""
+    return parse_url(url).canonical
+
+
+def document_id(url: str) -> str:
+    """16 hex digits that identify the page of a URL."""
+    return short_hash(canonical_url(url))

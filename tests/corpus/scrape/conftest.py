@@ -1,0 +1,37 @@
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from common.settings import ScrapeSettings
+from corpus.extract.extractors import Extracted, extract, load_extractors
+from tests.corpus.scrape.shards import PAGES
+from tests.rude_server import Server, rude_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with rude_server(PAGES) as server:
+        yield server
+
+
+class Pool:
+    """Extraction in this process, with the libraries loaded."""
+
+    def __init__(self, settings: ScrapeSettings, workers: int) -> None:
+        self.extractors = load_extractors(settings.extractors)
+
+    async def __aenter__(self) -> "Pool":
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
+        await asyncio.sleep(0)
+        return extract(body, content_type, url, self.extractors)
+
+
+@pytest.fixture
+def quick_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extract in this process."""
+    monkeypatch.setattr("corpus.scrape.crawl.ExtractPool", Pool)
