@@ -2,8 +2,8 @@
 
 There are three kinds of `scrape` keys:
 
-- How a page is fetched (contact, user_agent, resolve, time-outs, delays, concurrency, retries, archive): these never
-  invalidate an outcome. They apply to the pages that are still to be fetched.
+- How a page is fetched (contact, user_agent, resolve, time-outs, delays, concurrency, retries, host_failures, archive):
+  these never invalidate an outcome. They apply to the pages that are still to be fetched.
 - What an outcome depends on (OUTCOME_KEYS): an outcome that would differ now is made again, from the archive if that
   has the response. Otherwise the run stops until somebody agrees to fetch those pages again.
 - obey_robots: if it is turned on, robots.txt is asked about each page that was fetched without it, and pages that it
