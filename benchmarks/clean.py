@@ -125,7 +125,7 @@ def ours(source: Path, target: Path, workers: int) -> None:
 
 
 def _timed(function: Callable[..., None], source: Path, target: Path, last: int) -> Run:
-    one = source.with_name("one.jsonl.zst")  # imports and language profiles are read before the clock starts
+    one = source.with_name("one.jsonl.zst")  # load modules and language profiles before timing
     function(one, target, last if function is recipe else 1)
     started = time.perf_counter()
     function(source, target, last)
@@ -134,7 +134,7 @@ def _timed(function: Callable[..., None], source: Path, target: Path, last: int)
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Rows of documents a second, and of decisions like those of the recipe."""
+    """Rows of documents per second, and of agreement with the recipe."""
     sets = {folder.name: read_texts(folder) for folder in arguments.texts or ()} or {"packaged": packaged_texts()}
     rows = []
     for name, texts in sets.items():

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from common.config import step_settings
-from common.console import discard
+from common.console import discard, fail
 from common.errors import InputError, ToolkitError
 from common.files import is_stdout, shard_paths
 from common.path_options import (
@@ -279,8 +279,7 @@ def _report_errors(main: Callable[[], int]) -> int:
     try:
         return main()
     except ToolkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return fail(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -288,6 +287,4 @@ def _report_errors(main: Callable[[], int]) -> int:
         if isinstance(error, BrokenPipeError) and (not error.filename or is_stdout(Path(error.filename))):
             discard(1)  # not sys.stdout, which may be stderr by now
             return 0
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        return 2
+        return fail(error)

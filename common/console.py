@@ -1,4 +1,4 @@
-"""Messages for people: progress lines on stdout, notes and warnings on stderr."""
+"""Messages for people: progress lines on stdout; notes, warnings and errors on stderr."""
 
 import os
 import sys
@@ -20,6 +20,15 @@ def note(text: str) -> None:
 def warn(text: str) -> None:
     """Print to stderr what is wrong; the command continues without it."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def fail(error: Exception) -> int:
+    """Print to stderr, in one line, an error that a user can cure. Returns the exit code, 2."""
+    text = str(error)
+    if isinstance(error, OSError):
+        text = (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
+    print(f"error: {text}", file=sys.stderr)
+    return 2
 
 
 def discard(descriptor: int) -> None:

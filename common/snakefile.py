@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.config import load_settings, settings_text, validate, write_settings
-from common.console import note
+from common.console import fail, note
 from common.errors import ConfigError, ToolkitError
 from common.files import shard_name, write_text
 from common.settings import Settings
@@ -128,12 +128,8 @@ def _or_exit(action: Callable[[], Result]) -> Result:
     """The result of `action`; an error that the user can cure becomes one line and exit code 2, as in every step."""
     try:
         return action()
-    except ToolkitError as error:
-        message = str(error)
-    except OSError as error:
-        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+    except (ToolkitError, OSError) as error:
+        sys.exit(fail(error))
 
 
 def _digest(text: str) -> str:
