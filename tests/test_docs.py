@@ -24,16 +24,19 @@ def _section(title: str) -> str:
 
 def test_every_file_that_the_architecture_names_exists() -> None:
     assert len(_named()) > 100
-    assert [name for name in _named() if not (ROOT / name).exists()] == []
+    missing = [name for name in _named() if not (ROOT / name).exists()]
+    assert not missing, "\n".join(missing)
 
 
 def test_every_invariant_has_a_test_that_exists() -> None:
     guards = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", _section("Invariants"))
     assert len(guards) > 20
     missing = [
-        f"{name}::{test}" for name, test in guards if f"def {test}(" not in (ROOT / name).read_text(encoding="utf-8")
+        f"{name}::{test}"
+        for name, test in guards
+        if not (ROOT / name).is_file() or f"def {test}(" not in (ROOT / name).read_text(encoding="utf-8")
     ]
-    assert missing == []
+    assert not missing, "\n".join(missing)
 
 
 def test_every_folder_of_the_packages_is_in_the_tree() -> None:
