@@ -15,8 +15,8 @@ from tests.conftest import ROOT
 ALLOWED = {
     "common": set[str](),
     "corpus": set[str](),
-    "training": {"corpus.index", "corpus.text"},
-    "convert": {"training", "corpus.index"},
+    "training": {"corpus.index"},
+    "convert": {"training"},
     "cluster": {"training"},
     "report": set[str](),
     "demo": set[str](),
