@@ -1,10 +1,13 @@
 """Fixtures for every test: a clean environment, commands run as by a user, and the shared data if present."""
 
+import ipaddress
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,6 +44,20 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test connects to an address other than loopback."""
+    connect = socket.socket.connect
+
+    def connect_to_loopback(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            host = "127.0.0.1" if address[0] == "localhost" else address[0]
+            assert ipaddress.ip_address(host).is_loopback, f"a test connects to {address}"
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_to_loopback)
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+"""The three changes that CONTRIBUTING.md shows, applied to a copy of the code and run as the page says."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.pages import Host, page_html
+from tests.conftest import ROOT
+from tests.helpers import document, prose, read_shard, write_shard
+from tests.warc_records import http, record, write_warc
+
+SECTIONS = dict(
+    section.split("\n", 1) for section in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## ")[1:]
+)
+
+
+def change(title: str) -> list[str]:
+    """The lines of the diff in a section."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", SECTIONS[title], re.DOTALL)
+    return list(diff.splitlines())
+
+
+def apply(title: str, folder: Path) -> None:
+    """Apply a section's diff: each hunk's old lines occur once in its file, and become the new ones."""
+    for part in "\n".join(change(title)).split("--- ")[1:]:
+        name, *hunks = re.split(r"\n@@", part)
+        path = folder / name
+        text = path.read_text(encoding="utf-8")
+        for hunk in hunks:
+            lines = hunk.strip("\n").split("\n")
+            old = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+            new = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+            assert text.count(old) == 1, f"{name}: {old}"
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the code, in which the example's command finds its input."""
+    for name in ("common", "corpus", "cluster", "training", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def run_example(title: str, folder: Path) -> str:
+    """Run the command of a section in the copy; returns what it printed."""
+    (command,) = re.findall(r"^    python (-m .*)$", SECTIONS[title], re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("title", ["Add a filter", "Add an extractor", "Add a model size"])
+def test_a_change_is_under_twenty_lines(title: str) -> None:
+    assert 0 < sum(line.startswith("+") for line in change(title)) < 20
+
+
+def test_the_filter_drops_documents_that_repeat_their_lines(copy: Path) -> None:
+    apply("Add a filter", copy)
+    repeated = document(1, f"{prose(1)}\n" * 3)
+    write_shard(copy / "pages.jsonl.zst", [repeated, document(2, prose(2))])
+    assert "1 repeated_lines" in run_example("Add a filter", copy)
+    assert [kept["id"] for kept in read_shard(copy / "clean.jsonl.zst")] == [document(2, "")["id"]]
+
+
+def test_the_extractor_reads_the_article(copy: Path) -> None:
+    apply("Add an extractor", copy)
+    page = page_html(Host("one.example", "The One", "", ("Home",), "main"), "Story", prose(3), number=1)
+    write_warc(copy / "raw.warc.gz", record("https://one.example/1", http(page.encode())))
+    run_example("Add an extractor", copy)
+    (found,) = read_shard(copy / "pages.jsonl.zst")
+    assert found["extractor"] == "article" and prose(3)[:100] in found["text"]
+
+
+def test_the_model_size_has_its_processes_and_its_targets(copy: Path) -> None:
+    apply("Add a model size", copy)
+    assert re.search(r"processes +16\n", run_example("Add a model size", copy))

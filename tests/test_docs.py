@@ -1,0 +1,67 @@
+"""docs/architecture.md names files, tests and folders that exist, and leaves no folder out; links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
+
+
+def _named() -> list[str]:
+    """Every path of the repository in code marks: `corpus/clean.py`, `workflow/rules/`."""
+    found = {name for name in re.findall(r"`([^`\s]+)`", ARCHITECTURE) if PATH.fullmatch(name)}
+    return sorted(name for name in found if not name.startswith("results/"))
+
+
+def _section(title: str) -> str:
+    return ARCHITECTURE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    assert len(_named()) > 100
+    missing = [name for name in _named() if not (ROOT / name).exists()]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_invariant_has_a_test_that_exists() -> None:
+    guards = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", _section("Invariants"))
+    assert len(guards) > 20
+    missing = [
+        f"{name}::{test}"
+        for name, test in guards
+        if not (ROOT / name).is_file() or f"def {test}(" not in (ROOT / name).read_text(encoding="utf-8")
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_folder_of_the_packages_is_in_the_tree() -> None:
+    tree = _section("The tree")
+    folders = {path.parent.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if f"`{folder}/`" not in tree] == []
+
+
+def test_at_least_twenty_changes_have_their_file() -> None:
+    rows = [row for row in _section("To change X, open Y").splitlines() if row.startswith("| ")]
+    assert len(rows) > 20
+    for row in rows[1:]:
+        change, where, _ = (cell.strip() for cell in row.strip("|").split("|"))
+        assert "`" in where or where.startswith("the `raise`"), change
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_every_link_leads_to_a_file(page: str) -> None:
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+def test_the_readme_links_the_architecture_first() -> None:
+    links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert Path(links[0]) == Path("docs/architecture.md")

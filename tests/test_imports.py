@@ -1,0 +1,119 @@
+"""Imports go one way: between packages, inside `training` between layers, inside `corpus` from steps to rooms."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+# what each package may import besides itself and `common`
+ALLOWED = {
+    "common": set[str](),
+    "corpus": set[str](),
+    "training": {"corpus.index"},
+    "convert": {"training"},
+    "cluster": {"training"},
+    "report": set[str](),
+    "demo": set[str](),
+}
+COMMANDS = {"train", "evaluate", "generate", "plan"}
+FOUNDATION = {"model", "optimizer", "precision", "model_folder"}
+
+
+def _layer(module: str) -> int:
+    """How high a module of `training` stands."""
+    name = module.split(".")[1] if "." in module else module
+    return 4 if name in COMMANDS else {"trainer": 3, "step": 2}.get(name, 0 if name in FOUNDATION else 1)
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {_module(path): path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+def _imports(module: str, lazy: bool = True) -> Iterator[str]:
+    """The modules of ours that a module imports; without those inside functions and for types alone, unless `lazy`."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if lazy else _at_once(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in FILES else node.module for name in submodules]
+        yield from (name for name in names if name in FILES and name != module)
+
+
+def _at_once(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements that run when a module is imported, function bodies and `if TYPE_CHECKING` left out."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_go_one_way(package: str) -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module in FILES
+        if module.split(".")[0] == package
+        for name in _imports(module)
+        if name.split(".")[0] not in (package, "common")
+        and not any(name == allowed or name.startswith(f"{allowed}.") for allowed in ALLOWED[package])
+    ]
+    assert wrong == []
+
+
+def test_layers_of_training_import_downward() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module in FILES
+        if module.startswith("training.")
+        for name in _imports(module)
+        if name.startswith("training.") and _layer(name) > _layer(module)
+    ]
+    assert wrong == []
+
+
+def test_rooms_of_the_corpus_import_no_step() -> None:
+    steps = {module for module in FILES if module.startswith("corpus.") and module.count(".") == 1}
+    steps -= {module for module in steps if FILES[module].name == "__init__.py"} | {"corpus.runner"}
+    wrong = [
+        f"{module} imports {name}"
+        for module in FILES
+        if module.startswith("corpus.") and module.count(".") > 1 and not module.endswith("__main__")
+        for name in _imports(module)
+        if name in steps
+    ]
+    assert wrong == []
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {module: set(_imports(module, lazy=False)) for module in FILES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_corpus_needs_no_torch() -> None:
+    corpus = [name for name in FILES if name.split(".")[0] in ("common", "corpus") and not name.endswith("__main__")]
+    code = "; ".join(f"import {name}" for name in corpus) + "; import sys; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sources = (FILES[name].read_text(encoding="utf-8") for name in FILES if name.split(".")[0] in ("common", "corpus"))
+    assert not any("import torch" in source or "from torch" in source for source in sources)
