@@ -6,7 +6,6 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ class Stats:
     reasons: Counter[str] = field(default_factory=Counter)
     """Dropped documents by reason."""
     examples: defaultdict[str, list[Document]] = field(default_factory=lambda: defaultdict(list))
-    """A few of them by reason: those with the smallest ids, which are hashes: a sample, and the same one each time."""
+    """A few of them by reason, always the same: those with the smallest ids, which are hashes, or the first URLs."""
     sizes_in: Counter[int] = field(default_factory=Counter)
     """Documents by the bits of their length in bytes: 10 stands for 512 to 1,023."""
     sizes_out: Counter[int] = field(default_factory=Counter)
@@ -57,11 +56,12 @@ class Stats:
         self.sizes_out[size.bit_length()] += 1
 
     def drop(self, reason: str, document: Document) -> None:
-        """Count one dropped document, and keep its beginning where it belongs to the examples."""
+        """Count one dropped document (or URL, without `id` and `text`), and keep its beginning if it is an example."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
-        if len(examples) < _EXAMPLES or document["id"] < examples[-1]["id"]:
-            insort(examples, {**document, "text": document["text"][:_EXAMPLE_CHARACTERS]}, key=itemgetter("id"))
+        if len(examples) < _EXAMPLES or _id(document) < _id(examples[-1]):
+            text = {"text": document["text"][:_EXAMPLE_CHARACTERS]} if "text" in document else {}
+            insort(examples, {**document, **text}, key=_id)
             del examples[_EXAMPLES:]
 
     def add(self, other: "Stats") -> None:
@@ -74,7 +74,7 @@ class Stats:
         self.sizes_in += other.sizes_in
         self.sizes_out += other.sizes_out
         for reason, examples in other.examples.items():
-            self.examples[reason] = sorted(self.examples[reason] + examples, key=itemgetter("id"))[:_EXAMPLES]
+            self.examples[reason] = sorted(self.examples[reason] + examples, key=_id)[:_EXAMPLES]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data in a stable order, with the seconds since the step began."""
@@ -114,6 +114,10 @@ class Stats:
         tokens = f"; {self.extra['tokens']:,} tokens" if "tokens" in self.extra else ""
         kept = f"{self.documents_out} of {self.documents_in} documents kept"
         return f"{self.step}: {kept}; dropped: {self.dropped()}{tokens}"
+
+
+def _id(document: Document) -> str:
+    return str(document.get("id", ""))
 
 
 def _histogram(sizes: Counter[int]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,10 @@ def _cluster_sizes(sizes: dict[str, int]) -> list[tuple[str, int]]:
     return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", lumped[size]) for size in sorted(lumped)]
 
 
+def _id(document: dict[str, Any]) -> str:
+    return str(document.get("id", ""))  # URLs have none
+
+
 def _examples(run: Path, steps: dict[str, str], settings: Settings | None) -> list[Examples]:
     found = []
     for folder, step in steps.items():
@@ -62,7 +65,7 @@ def _examples(run: Path, steps: dict[str, str], settings: Settings | None) -> li
             for reason, documents in part.get("examples", {}).items():
                 reasons.setdefault(reason, []).extend(documents)
         for reason, documents in sorted(reasons.items()):
-            found.append(Examples(step, reason, sorted(documents, key=itemgetter("id"))[:_EXAMPLES]))
+            found.append(Examples(step, reason, sorted(documents, key=_id)[:_EXAMPLES]))
     return found
 
 

@@ -8,10 +8,10 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from common.errors import EmptyResultError
-from common.files import Document, document_writer, reject_writer
+from common.files import Document, document_writer
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
+from corpus.runner import Step
 from corpus.scrape.fetch import Page
 from corpus.urls.rules import document_id
 
@@ -40,24 +40,23 @@ def outcome_writer(
 ) -> Iterator[Callable[[str, Outcome], None]]:
     """Yield a function that takes each URL and its outcome; shard and rejects appear whole or not at all.
 
-    Raises EmptyResultError when no URL had text.
+    Raises EmptyResultError if no URL had text.
     """
     extractors: Counter[str] = Counter()
-    with reject_writer(rejects, stats.step) as reject, document_writer(output) as write:
+    step = Step(stats.step, (), rejects, allow_empty=allow_empty, unit="URLs")
+    step.stats = stats
+    with step.results(document_writer(output), "pages") as results:
 
         def settle(url: str, outcome: Outcome) -> None:
             stats.documents_in += 1
             if "reason" in outcome:
-                stats.reasons[outcome["reason"]] += 1
-                reject({"url": url, "reason": outcome["reason"]})
-                return
-            record: Document = {**outcome["record"], "url": url}  # as this list spells it
-            stats.bytes_in += outcome["bytes"]
-            stats.keep(record)
-            extractors[record["extractor"]] += 1
-            write(record)
+                results.drop({"url": url}, outcome["reason"])
+            else:
+                record: Document = {**outcome["record"], "url": url}  # as this list spells it
+                stats.bytes_in += outcome["bytes"]
+                extractors[record["extractor"]] += 1
+                results.keep(record)
+            results.meter.advance(1, outcome.get("bytes", 0), stats.dropped())
 
         yield settle
-        if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(f"no text from any of {stats.documents_in} URLs ({stats.dropped()})")
     stats.extra["extractors"] = dict(sorted(extractors.items()))
