@@ -29,8 +29,8 @@ _EXPLAINED = 20  # documents that --explain shows
 
 def clean_document(rules: Sequence[Filter], document: Document) -> Outcome:
     """The document with its text repaired, dropped by the first filter that finds something."""
-    text = Text(repair(document["text"]))
-    repaired = {**document, "text": str(text)}
+    repaired = {**document, "text": repair(document["text"])}
+    text = Text(repaired["text"])
     for rule in rules:
         if (finding := rule.finding(text)) is not None:
             return Drop(repaired, rule.name, finding)
@@ -83,7 +83,7 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.clean", __doc__)
-    parser.add_argument("--input", type=cli.shards, nargs="+", metavar="FILE", help="shards of documents")
+    cli.add_input(parser, required=False)
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of clean documents")
     parser.add_argument(
         "--explain", type=cli.input_path, metavar="FILE", help="print what each rule finds in some documents"
