@@ -246,8 +246,9 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
 
 def add_input(parser: argparse.ArgumentParser, kind: _Inputs = shards, *, required: bool = True) -> None:
     """Add `--input` for shards of documents, or for lists."""
-    meaning = "shards of documents" if kind is shards else "files, folders or globs"
-    parser.add_argument("--input", type=kind, nargs="+", required=required, metavar="PATH", help=meaning)
+    parser.add_argument(
+        "--input", type=kind, nargs="+", required=required, metavar="PATH", help="files, folders, globs"
+    )
 
 
 def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str) -> None:
@@ -262,22 +263,25 @@ def output_shards(arguments: argparse.Namespace, ending: str) -> list[Path]:
     """The files of the options of `add_output_shards`. Raises InputError if one of them is missing."""
     if (arguments.output_dir is None) != (arguments.shards is None):
         raise InputError("--output-dir and --shards belong together; give both or neither")
-    if arguments.output:
-        return [arguments.output]
-    return [arguments.output_dir / f"{shard:04d}{ending}" for shard in range(arguments.shards)]
+    folder, shards = arguments.output_dir, range(arguments.shards or 0)
+    return [arguments.output] if arguments.output else [folder / f"{shard:04d}{ending}" for shard in shards]
 
 
-def add_stats(parser: argparse.ArgumentParser, workers: bool = True) -> None:
-    """Add `--stats`, and `--workers` to a step that has them."""
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    """Add `--stats`."""
     parser.add_argument("--stats", type=output_file, metavar="FILE", help="what was counted, as JSON")
-    if workers:
-        parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes (default 1)")
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers`."""
+    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes (default 1)")
 
 
 def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
     """Add what every step over shards has besides its inputs and outputs."""
     parser.add_argument("--rejects", type=output_file, metavar="FILE", help="what was dropped, with the reasons")
     add_stats(parser)
+    add_workers(parser)
     add_settings(parser, section)
     parser.add_argument("--allow-empty", action="store_true", help="a shard may end empty")
 

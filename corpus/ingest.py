@@ -154,9 +154,9 @@ def identify(document: Document) -> Outcome:
 
 
 @contextmanager
-def shards_by_id(outputs: Sequence[Path]) -> Iterator[Callable[[Document], None]]:
+def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable[[Document], None]]:
     """Yield a function that writes a document to the shard that its id names; see `sharded_writer`."""
-    with sharded_writer(outputs) as write:
+    with sharded_writer(outputs, workers) as write:
         yield lambda document: write(int(document["id"], 16) % len(outputs), document)
 
 
@@ -170,11 +170,12 @@ def ingest(
 ) -> Stats:
     """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
 
-    Raises InputError for unreadable input, EmptyResultError if there is no document with text.
+    Workers are threads that compress: sending a document to a process takes longer than reading it. Raises InputError
+    for unreadable input, EmptyResultError if no document has text.
     """
     step = Step("ingest", [source.path for source in sources], rejects, max_bad_share, allow_empty)
     items = step.stats.counted(read_sources(sources, step.bad))
-    return step.run(identify, shards_by_id(outputs), workers, items)
+    return step.run(identify, shards_by_id(outputs, workers), items=items)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output-prefix", type=cli.output_prefix(), required=True, metavar="P", help="writes P.bin, P.idx, P.json"
     )
-    parser.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
+    cli.add_stats(parser)
     arguments = parser.parse_args(argv)
     stats = merge_index(expand_prefixes(arguments.inputs, arguments.shards), arguments.output_prefix)
     stats.finish(arguments.stats)

@@ -83,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_key_flag(parser, "--vocab-size", "train_tokenizer.vocab_size", type=int, metavar="N")
     cli.add_key_flag(parser, "--share", "train_tokenizer.share", type=float, metavar="X")
     cli.add_stats(parser)
+    cli.add_workers(parser)
     cli.add_settings(parser, "train_tokenizer")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from common.errors import EmptyResultError, InputError
 from common.files import read_json, write_json
 from common.settings import DecontaminateSettings
-from corpus.decontaminate import count, cut, main, pieces
+from corpus.decontaminate import count, cut, main
+from corpus.text.contamination import pieces
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
 

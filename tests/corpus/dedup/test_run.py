@@ -164,7 +164,7 @@ def test_a_corpus_without_duplicates_is_doubted_when_it_is_large(
 def test_the_command_answers_a_bad_threshold_in_one_line(tmp_path: Path, command: Command, arguments: Any) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", planted(1))
     result = command("corpus.dedup", "run", "--input", source, "--output-dir", tmp_path / "out", *arguments)
-    assert_one_line_error(result, "--threshold")
+    assert_one_line_error(result, "dedup.threshold")
 
 
 def test_work_folders_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
