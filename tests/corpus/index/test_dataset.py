@@ -103,7 +103,7 @@ def test_a_step_back_is_seen_wherever_a_piece_ends(tmp_path: Path, entry: int) -
         IndexedDataset(tmp_path / "a")
 
 
-@pytest.mark.parametrize(("kind", "message"), [("i", "token 5 is -7, no token id"), ("H", "token 5 is 65529")])
+@pytest.mark.parametrize(("kind", "message"), [("i", "token 5 is -7, not a token id"), ("H", "token 5 is 65529")])
 def test_verify_finds_ids_that_are_none(tmp_path: Path, kind: str, message: str) -> None:
     by_hand(tmp_path / "a", [[[0] * 5 + [-7 if kind == "i" else 65529]]], kind)
     if kind == "H":  # what other programs' uint16 mean is told by a PREFIX.json alone
