@@ -274,7 +274,7 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Add `--workers`."""
-    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes or threads (default 1)")
 
 
 def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:

@@ -59,7 +59,7 @@ class Stats:
         """Count one dropped document (or URL, without `id` and `text`), and keep its beginning if it is an example."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
-        if len(examples) < _EXAMPLES or _id(document) < _id(examples[-1]):
+        if len(examples) < _EXAMPLES or document.get("id", "") < examples[-1].get("id", ""):
             text = {"text": document["text"][:_EXAMPLE_CHARACTERS]} if "text" in document else {}
             insort(examples, {**document, **text}, key=_id)
             del examples[_EXAMPLES:]

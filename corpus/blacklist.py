@@ -5,8 +5,7 @@
 
 Inputs are files, folders, globs or `-` (stdin), plain or .gz/.bz2/.xz/.zst: one URL per line, or Pushshift submission
 dumps (JSON lines). The first reason wins: malformed, scheme, short, private_host, domain, extension, pattern,
-duplicate. URLs keep their order. A registered domain lies in one shard, so that only one job fetches from a
-host.
+duplicate. URLs keep their order. A registered domain lies in one shard, so that only one job fetches from a host.
 """
 
 import sys
@@ -65,6 +64,7 @@ def blacklist(
         output_files(outputs) as files,
         step.results() as results,
     ):
+        drop = results.drop  # looked up once: a list has millions of URLs
 
         def flush() -> None:
             for file, urls in zip(files, pending, strict=True):
@@ -80,7 +80,7 @@ def blacklist(
                 if isinstance(verdict, int) and next(new):
                     pending[verdict].append(url)
                 else:
-                    results.drop({"url": url}, "duplicate" if isinstance(verdict, int) else verdict)
+                    drop({"url": url}, "duplicate" if isinstance(verdict, int) else verdict)
             stats.documents_in += len(checked.urls)
             stats.bytes_in += len("".join(checked.urls).encode())
             results.meter.advance(len(checked.urls))

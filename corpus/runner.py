@@ -63,9 +63,7 @@ class Results:
 
     def drop(self, document: Document, reason: str, finding: str = "") -> None:
         """Write and count a reject, and keep it as an example of its reason."""
-        rejected = {**document, "reason": reason}
-        if finding:
-            rejected["finding"] = finding
+        rejected = {**document, "reason": reason, "finding": finding} if finding else {**document, "reason": reason}
         self.stats.drop(reason, rejected)
         self.reject(rejected)
 

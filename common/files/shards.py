@@ -87,4 +87,4 @@ def optional_writer(path: Path | None) -> Iterator[Write]:
 def reject_writer(path: Path | None, step: str) -> Iterator[Write]:
     """`optional_writer` for what a step drops: each line says so, and no reader takes it for a document again."""
     with optional_writer(path) as write:
-        yield lambda document: write({MARK: step, **document})
+        yield write if path is None else lambda document: write({MARK: step, **document})

@@ -77,7 +77,7 @@ def test_a_document_in_more_than_ten_pieces_is_dropped(tmp_path: Path) -> None:
 )
 def test_what_is_kept_is_text_outside_of_every_margin(text: str, spans: list[tuple[int, int]]) -> None:
     within = sorted((start, min(len(text), start + size)) for start, size in spans if start < len(text))
-    marked = "".join("#" if any(a <= place < b for a, b in within) else c for place, c in enumerate(text))
+    marked = "".join("#" if any(a <= index < b for a, b in within) else c for index, c in enumerate(text))
     left = pieces(text, within, SETTINGS)
     assert all(len(piece) > 5 for piece in left)
     start = 0

@@ -10,7 +10,7 @@ from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 
 def shout(document: Document) -> Outcome:
-    """A whole step: capitals, without the texts that are too short."""
+    """A whole step: texts in capitals, short ones dropped."""
     text = document["text"].upper()
     return {**document, "text": text} if len(text) > 5 else Drop(document, "short", f"{len(text)} characters")
 

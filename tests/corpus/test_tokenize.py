@@ -106,7 +106,7 @@ def test_progress_is_in_tokens(
 
 
 def a_long_document(path: Path, megabytes: int) -> Path:
-    """A shard of one document: words, no two lines alike, and long runs of one character."""
+    """A shard of one document: distinct lines of words, and long runs of one character."""
     lines = (f"{prose(number, 300)} {number * 7919} {'=' * (number % 200)}\n" for number in count())
     text, size = [], 0
     while size < megabytes * 1_000_000:
