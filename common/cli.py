@@ -246,9 +246,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
 
 def add_input(parser: argparse.ArgumentParser, kind: _Inputs = shards, *, required: bool = True) -> None:
     """Add `--input` for shards of documents, or for lists."""
-    parser.add_argument(
-        "--input", type=kind, nargs="+", required=required, metavar="PATH", help="files, folders, globs"
-    )
+    parser.add_argument("--input", type=kind, nargs="+", required=required, metavar="PATH", help="files or folders")
 
 
 def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str) -> None:
