@@ -1,8 +1,10 @@
 """Find the n-grams of evaluation sets in texts, and cut them out with the text around them.
 
-ngrams = ngrams_of(settings.model_dump_json())
-matches = find_matches(text, ngrams, ignored)         # the numbers of the n-grams, and where they lie
-pieces(text, matches.spans, settings)                 # what is left
+    ngrams = ngrams_of(settings.model_dump_json())
+    matches = find_matches(text, ngrams, ignored)         # the numbers of the n-grams, and their spans
+    pieces(text, matches.spans, settings)                 # what is left
+
+The recipe is Megatron-LM's: see corpus.decontaminate.
 """
 
 import re
@@ -28,7 +30,7 @@ class Matches:
 
     numbers: list[int]
     spans: list[tuple[int, int]]
-    """First and last character of each, (start, end) as in slices."""
+    """Where each of them lies in the text: (start, end)."""
 
 
 @lru_cache(1)
