@@ -7,7 +7,6 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +61,9 @@ class Stats:
         """Count one dropped document (or URL, without `id` and `text`), and keep its beginning if it is an example."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
-        if len(examples) < _EXAMPLES or document["id"] < examples[-1]["id"]:
-            insort(examples, {**document, "text": document["text"][:_EXAMPLE_CHARACTERS]}, key=itemgetter("id"))
+        if len(examples) < _EXAMPLES or document.get("id", "") < examples[-1].get("id", ""):
+            text = {"text": document["text"][:_EXAMPLE_CHARACTERS]} if "text" in document else {}
+            insort(examples, {**document, **text}, key=_id)
             del examples[_EXAMPLES:]
 
     def add(self, other: "Stats") -> None:
@@ -76,7 +76,7 @@ class Stats:
         self.sizes_in += other.sizes_in
         self.sizes_out += other.sizes_out
         for reason, examples in other.examples.items():
-            self.examples[reason] = sorted(self.examples[reason] + examples, key=itemgetter("id"))[:_EXAMPLES]
+            self.examples[reason] = sorted(self.examples[reason] + examples, key=_id)[:_EXAMPLES]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data in a stable order, with the seconds since the step began."""
@@ -115,6 +115,10 @@ class Stats:
         tokens = f"; {self.extra['tokens']:,} tokens" if "tokens" in self.extra else ""
         kept = f"{self.documents_out} of {self.documents_in} documents kept"
         return f"{self.step}: {kept}; dropped: {self.dropped()}{tokens}"
+
+
+def _id(document: Document) -> str:
+    return str(document.get("id", ""))
 
 
 def _histogram(sizes: Counter[int]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The corpus half: a list of URLs becomes a Megatron `.bin/.idx` dataset; each step is `python -m corpus.<step>`.
+"""From a list of URLs to a Megatron `.bin/.idx` dataset; each step is `python -m corpus.<step>`.
 
-blacklist -> scrape -> clean -> dedup -> tokenize -> merge_index; `index` is the file format they end in.
+blacklist -> scrape or ingest -> clean -> dedup -> decontaminate -> tokenize -> merge_index; `runner` runs the steps.
 """

@@ -4,9 +4,9 @@
     python -m corpus.clean --input pages/*.jsonl.zst --output clean.jsonl.zst --workers 8 --config config.yaml
     python -m corpus.clean --explain pages.jsonl.zst
 
-The first reason wins: empty, javascript, short, Gopher's quality rules where the configuration wants them, language.
-Documents keep their order; the worker count changes no byte. --explain writes nothing: it prints what each rule finds
-in twenty documents of a shard.
+The first reason wins: empty, javascript, short, Gopher's quality rules (if enabled), language. Documents keep their
+order, and the worker count changes no byte. --explain writes nothing: it prints what each filter finds in twenty
+documents of a shard.
 """
 
 import sys
@@ -17,41 +17,24 @@ from heapq import nsmallest
 from pathlib import Path
 
 from common import cli
-from common.config import step_settings
-from common.errors import EmptyResultError
-from common.files import (
-    BadLines,
-    Document,
-    document_writer,
-    expand_inputs,
-    read_documents,
-    read_shards,
-    reject_writer,
-)
-from common.progress import Meter
+from common.files import Document, document_writer, expand_inputs, read_documents
 from common.settings import CleanSettings
 from common.stats import Stats
-from common.workers import batched, process_map
-from corpus.text.filters import filters
+from corpus.runner import Drop, Outcome, Step
+from corpus.text.filters import Filter, Text, filters
 from corpus.text.repair import repair
 
-_BATCH = 32  # documents sent to a worker at once: some tens of milliseconds of work
 _EXPLAINED = 20  # documents that --explain shows
 
-Verdict = tuple[str, str] | None
-"""Name of the first rule that drops a document and what it found, or None."""
 
-
-def clean_documents(settings: CleanSettings, documents: list[Document]) -> list[tuple[Document, Verdict]]:
-    """Each document with its repaired text, and why it is dropped."""
-    rules = filters(settings)
-    cleaned: list[tuple[Document, Verdict]] = []
-    for document in documents:
-        text = repair(document["text"])
-        findings = ((rule.name, rule.finding(text)) for rule in rules)
-        verdict = next(((name, finding) for name, finding in findings if finding is not None), None)
-        cleaned.append(({**document, "text": text}, verdict))
-    return cleaned
+def clean_document(rules: Sequence[Filter], document: Document) -> Outcome:
+    """The document with its text repaired, dropped by the first filter that finds something."""
+    repaired = {**document, "text": repair(document["text"])}
+    text = Text(repaired["text"])
+    for rule in rules:
+        if (finding := rule.finding(text)) is not None:
+            return Drop(repaired, rule.name, finding)
+    return repaired
 
 
 def clean(
@@ -67,45 +50,28 @@ def clean(
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    stats, bad, languages = Stats("clean"), BadLines(max_bad_share), Counter[str]()
-    documents = stats.counted(read_shards(inputs, bad))
+    step = Step("clean", inputs, rejects, max_bad_share, allow_empty, "relax `clean` in the configuration")
+    languages = Counter[str]()
     with (
-        process_map(partial(clean_documents, settings), batched(documents, _BATCH), workers) as results,
-        document_writer(output) as write,
-        reject_writer(rejects, "clean") as reject,
-        Meter("clean", "documents") as meter,
+        step.map(partial(clean_document, filters(settings)), workers) as outcomes,
+        step.results(document_writer(output)) as results,
     ):
-        for batch in results:
-            for document, verdict in batch:
-                if verdict:
-                    reason, finding = verdict
-                    rejected = {**document, "reason": reason, "finding": finding}
-                    stats.drop(reason, rejected)
-                    reject(rejected)
-                    languages.update([finding] if reason == "language" else [])
-                else:
-                    stats.keep(document)
-                    write(document)
-            meter.advance(len(batch))
-        bad.check()
-        if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(
-                f"{', '.join(map(str, inputs))}: none of {stats.documents_in} documents is left after cleaning "
-                f"({stats.dropped()}); see the section `clean` of the configuration"
-            )
-    if settings.language:  # asked last: what is kept has it
-        languages[settings.language] = stats.documents_out
-        stats.extra["languages"] = dict(languages.most_common())
-    stats.extra["bad_lines"] = bad.bad
-    return stats
+        for outcome in outcomes:
+            results.settle(outcome)
+            if isinstance(outcome, Drop) and outcome.reason == "language":
+                languages[outcome.finding] += 1
+    if settings.language:  # the last filter: every document that is kept has this language
+        languages[settings.language] = step.stats.documents_out
+        step.stats.extra["languages"] = dict(languages.most_common())
+    return step.stats
 
 
 def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
-    """Lines that say what each rule finds in some documents of a shard: those with the smallest ids, being hashes."""
+    """Describe what each filter finds in twenty documents of a shard: those with the smallest ids, which are hashes."""
     rules = filters(settings)
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
-        text = repair(document["text"])
+        text = Text(repair(document["text"]))
         findings = [(rule.name, rule.finding(text)) for rule in rules]
         verdict = next((f"drop ({name})" for name, finding in findings if finding is not None), "keep")
         yield f"{document['id']} {document.get('url') or ''}: {verdict}"
@@ -117,7 +83,7 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.clean", __doc__)
-    parser.add_argument("--input", type=cli.shards, nargs="+", metavar="FILE", help="shards of documents")
+    cli.add_input(parser, required=False)
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of clean documents")
     parser.add_argument(
         "--explain", type=cli.input_path, metavar="FILE", help="print what each rule finds in some documents"
@@ -126,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if (arguments.input is None or arguments.output is None) == (arguments.explain is None):
         parser.error("--input and --output, or --explain alone")
-    settings = step_settings(arguments.config)
+    settings = cli.read_settings(arguments)
     if arguments.explain:
         for line in explain(arguments.explain, settings.clean):
             print(line)

@@ -1,30 +1,28 @@
-"""Cut out of the corpus what evaluation sets ask for: their 8- to 13-grams of words, and the text around them.
+"""Cut the text of evaluation sets out of the corpus: their 8- to 13-grams of words, and the text around them.
 
     python -m corpus.decontaminate run --files lambada.jsonl --input dedup/*.jsonl.zst --output-dir clean
     python -m corpus.decontaminate count --files lambada.jsonl --input dedup/0.jsonl.zst --output 0.json
     python -m corpus.decontaminate cut --files lambada.jsonl --input dedup/0.jsonl.zst --counts *.json --output 0.zst
 
-Two passes: `count` how often each n-gram occurs in a shard, then `cut` each shard, given all counts; `run` is both on
-one machine. N-grams seen 10 times or more in the corpus are ordinary language and stay. Around the others 200
-characters on each side are cut, to the next . ! or ?; pieces over 200 characters are kept, with a blank line between
-them, and a document in more than 10 pieces is dropped (Megatron-LM's recipe; Brown et al. 2020, appendix C). Words are
-compared in one Unicode form, and languages without spaces by characters: see docs/corpus.md.
+`count` counts each n-gram in a shard, then `cut` cuts each shard, given the counts of all; `run` does both on one
+machine. N-grams that occur 10 times or more in the corpus are ordinary language and stay. Around the others 200
+characters on each side are cut, up to the next . ! or ?; pieces over 200 characters are kept, separated by blank
+lines, and a document in more than 10 pieces is dropped (Megatron-LM's recipe; Brown et al. 2020, appendix C). Words
+are compared in one Unicode form, and languages without spaces by characters: see docs/corpus.md.
 """
 
 import argparse
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from common import cli
-from common.config import step_settings
-from common.errors import EmptyResultError, InputError
+from common.errors import InputError
 from common.files import (
     BadLines,
     Document,
@@ -32,44 +30,29 @@ from common.files import (
     document_writer,
     expand_inputs,
     find_inputs,
-    read_json,
     read_shards,
-    reject_writer,
     require_regular,
     write_json,
 )
 from common.progress import Meter
 from common.settings import DecontaminateSettings
 from common.stats import Stats
-from common.workers import Workers, batched
-from corpus.text.ngrams import Ngrams, read_ngrams
-from corpus.text.words import spans, words
-
-_BATCH = 64  # documents sent to a worker at once
-# . ! ? and what other scripts write for them; Thai and Lao put a space between sentences
-_SENTENCE_END = re.compile(r"[.!?。．｡！？।॥؟۔։።།။។]|(?<=[\u0e00-\u0eff])\s")
-
-Found = tuple[Document, list[int], str | None]
-"""A document with what is left of its text, the n-grams cut out of it, and the reason to drop it."""
+from common.workers import Workers
+from corpus.runner import Drop, Outcome, Step, map_shards
+from corpus.text.contamination import find_matches, frequent_ngrams, ngrams_of, pieces
+from corpus.text.ngrams import Ngrams
+from corpus.text.words import words
 
 
-@lru_cache(1)
-def ngrams_of(settings: str) -> Ngrams:
-    """The n-grams of the evaluation sets of `settings` (JSON), read once a process."""
-    parsed = DecontaminateSettings.model_validate_json(settings)
-    return read_ngrams(expand_inputs(parsed.files, "lists"), parsed)
-
-
-def count_documents(settings: str, documents: list[Document]) -> tuple[int, Counter[int]]:
-    """How many documents these are, and how often each n-gram occurs in them, by its number."""
-    find = ngrams_of(settings).find
-    return len(documents), Counter(number for document in documents for _, number in find(words(document["text"])))
+def find_numbers(settings: str, document: Document) -> list[int]:
+    """The number of each n-gram that occurs in a document, as often as it occurs."""
+    return [number for _, number in ngrams_of(settings).find(words(document["text"]))]
 
 
 def count(
     inputs: Sequence[Path], settings: DecontaminateSettings, workers: int = 1, max_bad_share: float = 0.001
 ) -> dict[str, object]:
-    """The first pass over some shards: the digest of the n-grams, and the occurrences of those that occur."""
+    """The first pass over some shards: the digest of the n-grams, and how often each of them occurs."""
     with Workers(workers) as pool:
         return count_shards(inputs, settings, pool, max_bad_share)
 
@@ -77,62 +60,32 @@ def count(
 def count_shards(
     inputs: Sequence[Path], settings: DecontaminateSettings, pool: Workers, max_bad_share: float
 ) -> dict[str, object]:
-    """`count` with workers that there are."""
+    """`count` with a pool of workers."""
     given, bad, total = settings.model_dump_json(), BadLines(max_bad_share), Counter[int]()
     digest = ngrams_of(given).digest
-    counted = pool.map(partial(count_documents, given), batched(read_shards(inputs, bad), _BATCH))
+    (found,) = map_shards(partial(find_numbers, given), [read_shards(inputs, bad)], pool)
     with Meter("decontaminate count", "documents") as meter:
-        for documents, counts in counted:
-            total.update(counts)
-            meter.advance(documents)
+        for numbers in found:
+            total.update(numbers)
+            meter.advance()
     bad.check()
     return {"ngrams": digest, "counts": {str(number): times for number, times in sorted(total.items())}}
 
 
-def common_ngrams(ngrams: Ngrams, counts: Iterable[Path], settings: DecontaminateSettings) -> frozenset[int]:
-    """Numbers of the n-grams that occur too often in the corpus to mean anything, summed over files of counts."""
-    total: Counter[int] = Counter()
-    for path in counts:
-        found = read_json(path)
-        if not isinstance(found, dict) or found.get("ngrams") != ngrams.digest:
-            raise InputError(f"{path}: not counted with these evaluation sets; run `corpus.decontaminate count` again")
-        total.update({int(number): times for number, times in found["counts"].items()})
-    return frozenset(number for number, times in total.items() if times >= settings.max_count)
+def cut_document(
+    settings: DecontaminateSettings, given: str, ignored: frozenset[int], document: Document
+) -> tuple[Outcome, list[int]]:
+    """The document without the n-grams of the evaluation sets, and the numbers of those that it had.
 
-
-def pieces(text: str, places: Iterable[tuple[int, int]], settings: DecontaminateSettings) -> list[str]:
-    """What is left of a text without these places (from, to) and what surrounds them; places in order."""
-    left: list[str] = []
-    start = 0  # of what is not decided yet
-    for first, last in places:
-        end = first - settings.cut_characters - 1
-        while end > start and not _SENTENCE_END.match(text, end):
-            end -= 1
-        if end > start:
-            left.append(text[start : end + 1])
-        found = _SENTENCE_END.search(text, max(start - 1, last + settings.cut_characters))
-        start = found.end() if found else len(text)
-    left.append(text[start:])
-    return [piece.strip() for piece in left if len(piece.strip()) > settings.min_characters]
-
-
-def cut_documents(settings: str, ignored: frozenset[int], documents: list[Document]) -> list[Found]:
-    """Each document without the n-grams of the evaluation sets."""
-    ngrams, parsed = ngrams_of(settings), DecontaminateSettings.model_validate_json(settings)
-    cut: list[Found] = []
-    for document in documents:
-        text = document["text"]
-        found = [(place, number) for place, number in ngrams.find(words(text)) if number not in ignored]
-        if not found:
-            cut.append((document, [], None))
-            continue
-        where = spans(text)
-        places = [(where[at][0], where[at + ngrams.texts[number].count(" ")][1]) for at, number in found]
-        left = pieces(text, places, parsed)
-        reason = "contaminated" if not left else "many_pieces" if len(left) > parsed.max_pieces else None
-        kept = document if reason else {**document, "text": "\n\n".join(left)}
-        cut.append((kept, [number for _, number in found], reason))
-    return cut
+    `given` is `settings` as JSON.
+    """
+    matches = find_matches(document["text"], ngrams_of(given), ignored)
+    if not matches.numbers:
+        return document, []
+    left = pieces(document["text"], matches.spans, settings)
+    if not left or len(left) > settings.max_pieces:
+        return Drop(document, "many_pieces" if left else "contaminated"), matches.numbers
+    return {**document, "text": "\n\n".join(left)}, matches.numbers
 
 
 def cut(
@@ -149,77 +102,46 @@ def cut(
 
     Raises InputError for unreadable input and counts of other n-grams, EmptyResultError when nothing is left.
     """
-    shard = Shard(inputs, output, rejects, BadLines(max_bad_share))
+    step = Step("decontaminate", inputs, rejects, max_bad_share, allow_empty)
     with Workers(workers) as pool:
-        (stats,) = cut_shards([shard], counts, settings, pool, allow_empty)
+        (stats,) = cut_shards([(step, output)], counts, settings, pool)
     return stats
 
 
-@dataclass
-class Shard:
-    """What the second pass reads and writes, and what it counts."""
-
-    inputs: Sequence[Path]
-    output: Path
-    rejects: Path | None
-    bad: BadLines
-    stats: Stats = field(default_factory=partial(Stats, "decontaminate"))
-
-    def documents(self) -> Iterator[Document]:
-        """The documents of the inputs, counted."""
-        return self.stats.counted(read_shards(self.inputs, self.bad))
-
-
 def cut_shards(
-    shards: Sequence[Shard], counts: Sequence[Path], settings: DecontaminateSettings, pool: Workers, allow_empty: bool
+    shards: Sequence[tuple[Step, Path]], counts: Sequence[Path], settings: DecontaminateSettings, pool: Workers
 ) -> Iterator[Stats]:
-    """The second pass over several shards through one pool; yields the statistics of each when it is written."""
+    """The second pass over several shards, each with its output, through one pool; yields the statistics of each."""
     given = settings.model_dump_json()
     ngrams = ngrams_of(given)
-    ignored = common_ngrams(ngrams, counts, settings)
-    batches = [batched(shard.documents(), _BATCH) for shard in shards]
-    results = pool.map_groups(partial(cut_documents, given, ignored), batches)
-    for shard, found in zip(shards, results, strict=True):
-        _write(shard, found, ngrams, ignored, allow_empty)
-        yield shard.stats
+    ignored = frequent_ngrams(counts, ngrams, settings.max_count)
+    documents = [step.documents() for step, _ in shards]
+    found = map_shards(partial(cut_document, settings, given, ignored), documents, pool)
+    for (step, output), outcomes in zip(shards, found, strict=True):
+        step.stats.extra["evaluation_sets"] = _cut_shard(step, output, outcomes, ngrams, ignored)
+        yield step.stats
 
 
-def _write(
-    shard: Shard, results: Iterable[list[Found]], ngrams: Ngrams, ignored: frozenset[int], allow_empty: bool
-) -> None:
-    """Write a shard, all or nothing. Raises EmptyResultError when nothing is left."""
-    stats, bad = shard.stats, shard.bad
+def _cut_shard(
+    step: Step, output: Path, found: Iterable[tuple[Outcome, list[int]]], ngrams: Ngrams, ignored: frozenset[int]
+) -> dict[str, Any]:
+    """Write a shard, all or nothing; returns what was found of each evaluation set."""
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
-    with document_writer(shard.output) as write, reject_writer(shard.rejects, "decontaminate") as reject:
-        with Meter("decontaminate", "documents") as meter:
-            for batch in results:
-                for document, found, reason in batch:
-                    np.add.at(hits, found, 1)
-                    touched.update(
-                        name for name, numbers in ngrams.sets.items() if found and np.isin(found, numbers).any()
-                    )
-                    if reason:
-                        stats.drop(reason, document)
-                        reject({**document, "reason": reason})
-                    else:
-                        stats.keep(document)
-                        write(document)
-                meter.advance(len(batch))
-        bad.check()
-        if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(
-                f"{shard.inputs[0]}: none of {stats.documents_in} documents is left ({stats.dropped()})"
-            )
-    stats.extra["evaluation_sets"] = {
+    with step.results(document_writer(output)) as results:
+        for outcome, numbers in found:
+            results.settle(outcome)
+            if numbers:
+                np.add.at(hits, numbers, 1)
+                touched.update(name for name, members in ngrams.sets.items() if np.isin(numbers, members).any())
+    return {
         name: {
-            "ngrams": len(numbers),
-            "ignored": len(ignored.intersection(numbers.tolist())),
-            "hits": int(hits[numbers].sum()),
+            "ngrams": len(members),
+            "ignored": len(ignored.intersection(members.tolist())),
+            "hits": int(hits[members].sum()),
             "documents": touched[name],
         }
-        for name, numbers in sorted(ngrams.sets.items())
+        for name, members in sorted(ngrams.sets.items())
     }
-    stats.extra["bad_lines"] = bad.bad
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -231,21 +153,15 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "both passes over all shards, on this machine"),
     ):
         one = verbs.add_parser(verb, help=summary)
-        one.add_argument(
-            "--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents"
-        )
-        one.add_argument(
-            "--files", type=cli.lists, nargs="+", metavar="FILE", help="evaluation sets (default: the configuration's)"
-        )
-        one.add_argument("--workers", type=cli.positive_int, default=1, metavar="N", help="processes (default 1)")
-        one.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the section `decontaminate`")
+        cli.add_input(one)
+        cli.add_key_flag(one, "--files", "decontaminate.files", type=cli.lists, nargs="+", metavar="FILE")
         if verb == "run":
             one.add_argument(
                 "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
             )
         else:
             one.add_argument(
-                "--output", type=cli.output_file, required=True, metavar="FILE", help="what the pass makes"
+                "--output", type=cli.output_file, required=True, metavar="FILE", help="the counts, or the shard"
             )
         if verb == "cut":
             one.add_argument(
@@ -254,16 +170,15 @@ def _parser() -> argparse.ArgumentParser:
             one.add_argument(
                 "--shards", type=cli.positive_int, metavar="N", help="--counts is a folder: its shards 0000 to N - 1"
             )
-            one.add_argument(
-                "--rejects", type=cli.output_file, metavar="FILE", help="dropped documents with their reasons"
-            )
-            one.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
-            one.add_argument("--allow-empty", action="store_true", help="a shard may end empty")
+            cli.add_step_options(one, "decontaminate")
+        else:
+            cli.add_workers(one)
+            cli.add_settings(one, "decontaminate")
     return parser
 
 
 def _counts(given: Sequence[str], shards: int | None) -> list[Path]:
-    """The files of counts: as they are named, or those of the first shards of a folder, should others be left there."""
+    """The named files of counts, or those of the first shards of a folder, which may hold others of another run."""
     if shards is None:
         return expand_inputs(given)
     if len(given) > 1 or not Path(given[0]).is_dir():
@@ -271,43 +186,50 @@ def _counts(given: Sequence[str], shards: int | None) -> list[Path]:
     return [Path(given[0]) / f"{shard:04d}.counts.json" for shard in range(shards)]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    settings = step_settings(arguments.config)
-    section = settings.decontaminate.model_copy(update={"files": arguments.files} if arguments.files else {})
-    if not section.files:
-        raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
-    inputs, bad_share, workers = expand_inputs(arguments.input, "shards"), settings.max_bad_share, arguments.workers
-    files = [path for pattern in section.files for path in find_inputs(pattern, "lists")[0]]
-    if workers > 1:
-        require_regular(files, "every worker")
-    if arguments.verb != "run":
-        check_outputs([getattr(arguments, name, None) for name in ("output", "rejects", "stats")], [*inputs, *files])
-    if arguments.verb == "count":
-        write_json(arguments.output, count(inputs, section, workers, bad_share))
-        return 0
-    if arguments.verb == "cut":
-        counts = _counts(arguments.counts, arguments.shards)
-        more = (arguments.rejects, workers, bad_share, arguments.allow_empty)
-        cut(inputs, counts, arguments.output, section, *more).finish(arguments.stats)
-        return 0
-    folder: Path = arguments.output_dir
+def _run(
+    inputs: Sequence[Path], folder: Path, settings: DecontaminateSettings, workers: int, max_bad_share: float
+) -> None:
+    """Both passes over all shards; `folder` gets shards, rejects, counts and statistics."""
     names = [path.name.split(".jsonl")[0] for path in inputs]
     if len(set(names)) < len(names):
         raise InputError("two inputs have the same file name; rename one of them")
     require_regular(inputs, "corpus.decontaminate run")
-    shards = [
-        Shard([path], folder / f"{name}.jsonl.zst", folder / "rejects" / f"{name}.jsonl.zst", BadLines(bad_share))
-        for path, name in zip(inputs, names, strict=True)
-    ]
-    written = [path for shard in shards for path in (shard.output, shard.rejects) if path is not None]
-    check_outputs(written, [*inputs, *files])
+    shards = []
+    for path, name in zip(inputs, names, strict=True):
+        step = Step("decontaminate", [path], folder / "rejects" / f"{name}.jsonl.zst", max_bad_share, allow_empty=True)
+        shards.append((step, folder / f"{name}.jsonl.zst"))
+    written = [path for step, output in shards for path in (output, step.rejects)]
+    check_outputs(written, [*inputs, *_evaluation_files(settings)])
     with Workers(workers) as pool:
-        write_json(folder / "counts.json", count_shards(inputs, section, pool, bad_share))
-        cut_stats = cut_shards(shards, [folder / "counts.json"], section, pool, allow_empty=True)
-        for name, stats in zip(names, cut_stats, strict=True):
+        write_json(folder / "counts.json", count_shards(inputs, settings, pool, max_bad_share))
+        for name, stats in zip(names, cut_shards(shards, [folder / "counts.json"], settings, pool), strict=True):
             stats.finish(folder / f"{name}.stats.json")
+
+
+def _evaluation_files(settings: DecontaminateSettings) -> list[Path]:
+    return [path for pattern in settings.files for path in find_inputs(pattern, "lists")[0]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    settings = cli.read_settings(arguments)
+    section, bad_share, workers = settings.decontaminate, settings.max_bad_share, arguments.workers
+    if not section.files:
+        raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
+    inputs, files = expand_inputs(arguments.input, "shards"), _evaluation_files(section)
+    if workers > 1:
+        require_regular(files, "every worker")
+    if arguments.verb == "run":
+        _run(inputs, arguments.output_dir, section, workers, bad_share)
+        return 0
+    check_outputs([getattr(arguments, name, None) for name in ("output", "rejects", "stats")], [*inputs, *files])
+    if arguments.verb == "count":
+        write_json(arguments.output, count(inputs, section, workers, bad_share))
+        return 0
+    counts = _counts(arguments.counts, arguments.shards)
+    more = (arguments.rejects, workers, bad_share, arguments.allow_empty)
+    cut(inputs, counts, arguments.output, section, *more).finish(arguments.stats)
     return 0
 
 

@@ -1,32 +1,32 @@
-"""Bring existing text into the corpus: documents without a scrape.
+"""Turn existing text into documents of the corpus, without a scrape.
 
     python -m corpus.ingest --input dump.jsonl.gz --text-key content --output documents.jsonl.zst
     python -m corpus.ingest --input texts/ wiki/AA --output-dir ingest --shards 64 --stats ingest/stats.json
     python -m corpus.ingest --config config.yaml --output-dir ingest --shards 64
 
 Inputs are files, folders or globs, plain or .gz/.bz2/.xz/.zst; without --input they are the `sources` of the
-configuration. Formats, told by the file's name where none is given:
+configuration. Formats, by the file's name unless one is given:
 
-    text            *.txt                one document a file, UTF-8
+    text            *.txt                one document per file, UTF-8
     wikiextractor   wiki_00              <doc id url title> … </doc>, or that program's JSON lines
-    jsonl           all others           one JSON object a line, its text under --text-key; url, title and id are kept
+    jsonl           all others           one JSON object per line, its text under --text-key; keeps url, title and id
 
-A document's id is made of its canonical URL, or of its text where it has none, and its shard is a function of its id.
-A shard keeps the order of the input. An id that the source had becomes `source_id`.
+A document's id is a hash of its canonical URL, or of its text if it has no URL; its shard is a function of its id.
+Shards keep the order of the input, and the worker count changes no byte. The source's own ids become `source_id`.
 """
 
 import html
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from common import cli
-from common.config import step_settings
-from common.errors import EmptyResultError, EncodingError, InputError
+from common.errors import EncodingError, InputError
 from common.files import (
     BadLines,
     Document,
@@ -39,14 +39,14 @@ from common.files import (
     short_hash,
 )
 from common.files import read_text as file_text
-from common.progress import Meter
 from common.settings import SourceSettings
 from common.stats import Stats
+from corpus.runner import Drop, Outcome, Step
 from corpus.urls.url import document_id
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _WIKI_FILE = re.compile(r"wiki_\d+")
-# titles may have quotes in them; some versions add a revision
+# titles may contain quotes; some versions add a revision
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
 
 
@@ -60,7 +60,7 @@ def read_text(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
 
 
 def read_jsonl(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
-    """The objects of a file of JSON lines; blank lines are none."""
+    """The objects of a file of JSON lines; blank lines are skipped."""
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             yield from _object(line, f"{path}:{number}", text_key, bad)
@@ -85,7 +85,7 @@ def _object(line: bytes, where: str, text_key: str, bad: BadLines) -> Iterator[D
 
 
 def read_wikiextractor(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
-    """The articles of a file that WikiExtractor wrote, in either of its forms; the title's line is no text."""
+    """The articles of a WikiExtractor file in either of its formats, without the line that repeats the title."""
     head: tuple[str, Document] | None = None
     lines: list[bytes] = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -126,86 +126,84 @@ _READERS: dict[str, Callable[[Path, str, BadLines], Iterator[Document]]] = {
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name tells."""
+    """The format that a file's name stands for."""
     name = path.stem if path.suffix in _COMPRESSED else path.name
     if _WIKI_FILE.fullmatch(name):
         return "wikiextractor"
     return "text" if name.endswith(".txt") else "jsonl"
 
 
-def read_source(source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The documents of a source, with their ids, in the order of its files' names.
+def read_sources(sources: Sequence[SourceSettings], bad: BadLines) -> Iterator[Document]:
+    """The documents of the sources, still without ids; files in the order of their names.
 
-    Raises InputError for a source that is not there and for a damaged file.
+    Raises InputError for a source that does not exist and for a damaged file.
     """
-    for path in expand_inputs([source.path], "lists"):
-        read = _READERS[source.format or format_of(path)]
-        for document in read(path, source.text_key, bad):
-            yield {"id": _id(document), **document}
+    for source in sources:
+        for path in expand_inputs([source.path], "lists"):
+            yield from _READERS[source.format or format_of(path)](path, source.text_key, bad)
 
 
-def _id(document: Document) -> str:
+def identify(document: Document) -> Outcome:
+    """The document with its id, dropped if it has no text."""
     try:
-        return document_id(document["url"])
-    except (KeyError, ValueError):  # no URL, or none that can be read
-        return short_hash(document["text"])
+        name = document_id(document["url"])
+    except (KeyError, ValueError):  # no URL, or one that cannot be parsed
+        name = short_hash(document["text"])
+    identified = {"id": name, **document}
+    return identified if document["text"].strip() else Drop(identified, "empty")
 
 
-def ingest(sources: Sequence[SourceSettings], outputs: Sequence[Path], max_bad_share: float = 0.001) -> Stats:
-    """Write the documents of all sources into shards, all of them or none; memory is bounded whatever their number.
+@contextmanager
+def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable[[Document], None]]:
+    """Yield a function that writes a document to the shard that its id names; see `sharded_writer`."""
+    with sharded_writer(outputs, workers) as write:
+        yield lambda document: write(int(document["id"], 16) % len(outputs), document)
 
-    Raises InputError for unreadable input, EmptyResultError where there is no document.
+
+def ingest(
+    sources: Sequence[SourceSettings],
+    outputs: Sequence[Path],
+    max_bad_share: float = 0.001,
+    rejects: Path | None = None,
+    workers: int = 1,
+    allow_empty: bool = False,
+) -> Stats:
+    """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
+
+    Workers are threads that compress: sending a document to a process takes longer than reading it. Raises InputError
+    for unreadable input, EmptyResultError if no document has text.
     """
-    stats, bad = Stats("ingest"), BadLines(max_bad_share)
-    documents = stats.counted(document for source in sources for document in read_source(source, bad))
-    with sharded_writer(outputs) as write, Meter("ingest", "documents") as meter:
-        for document in documents:
-            if document["text"].strip():
-                stats.keep(document)
-                write(int(document["id"], 16) % len(outputs), document)
-            else:
-                stats.drop("empty", document)
-            meter.advance(1)
-        bad.check()
-        if not stats.documents_out:
-            names = ", ".join(source.path for source in sources)
-            raise EmptyResultError(f"{names}: no document with text ({stats.dropped()})")
-    stats.extra["bad_lines"] = bad.bad
-    return stats
+    step = Step("ingest", [source.path for source in sources], rejects, max_bad_share, allow_empty)
+    items = step.stats.counted(read_sources(sources, step.bad))
+    return step.run(identify, shards_by_id(outputs, workers), items=items)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.ingest", __doc__)
-    parser.add_argument("--input", type=cli.lists, nargs="+", metavar="PATH", help="files, folders or globs")
-    parser.add_argument("--format", choices=list(_READERS), help="of all of them (default: by their names)")
-    parser.add_argument("--text-key", default="text", metavar="KEY", help="where JSON objects have their text (text)")
-    output = parser.add_mutually_exclusive_group(required=True)
-    output.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of documents")
-    output.add_argument(
-        "--output-dir", type=cli.output_folder, metavar="DIR", help="folder for 0000.jsonl.zst, 0001.jsonl.zst, …"
-    )
-    parser.add_argument("--shards", type=cli.positive_int, metavar="N", help="number of shards in --output-dir")
-    parser.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
-    parser.add_argument("--config", type=cli.input_path, metavar="FILE", help="read the key `sources`")
+    cli.add_input(parser, cli.lists, required=False)
+    parser.add_argument("--format", choices=list(_READERS), help="of all inputs (default: by their names)")
+    parser.add_argument("--text-key", default="text", metavar="KEY", help="key of JSON objects with the text (text)")
+    cli.add_output_shards(parser, "shard of documents", ".jsonl.zst")
+    cli.add_step_options(parser, "sources")
     arguments = parser.parse_args(argv)
-    if (arguments.output_dir is None) != (arguments.shards is None):
-        parser.error("--output-dir and --shards belong together")
-    settings = step_settings(arguments.config)
-    sources = settings.sources
-    if arguments.input:
-        sources = [
-            SourceSettings(path=path, format=arguments.format, text_key=arguments.text_key) for path in arguments.input
-        ]
+    outputs = cli.output_shards(arguments, ".jsonl.zst")
+    settings = cli.read_settings(arguments)
+    options = {"format": arguments.format, "text_key": arguments.text_key}
+    sources = [SourceSettings(path=path, **options) for path in arguments.input or ()] or settings.sources
     if not sources:
         raise InputError("nothing to ingest: name --input, or a --config with `sources`")
-    outputs = (
-        [arguments.output]
-        if arguments.output
-        else [arguments.output_dir / f"{shard:04d}.jsonl.zst" for shard in range(arguments.shards)]
+    inputs = (path for source in sources for path in find_inputs(source.path, "lists")[0])
+    check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
+    stats = ingest(
+        sources,
+        outputs,
+        max_bad_share=settings.max_bad_share,
+        rejects=arguments.rejects,
+        workers=arguments.workers,
+        allow_empty=arguments.allow_empty,
     )
-    check_outputs([*outputs, arguments.stats], (path for one in sources for path in find_inputs(one.path, "lists")[0]))
-    ingest(sources, outputs, max_bad_share=settings.max_bad_share).finish(arguments.stats)
+    stats.finish(arguments.stats)
     return 0
 
 

@@ -1,11 +1,11 @@
-"""Concatenate Megatron datasets: shards in the order given, every document kept.
+"""Concatenate Megatron datasets in the given order.
 
     python -m corpus.merge_index --inputs tokens/0000_text_document tokens/0001_text_document --output-prefix corpus
     python -m corpus.merge_index --inputs tokens/ --shards 1000 --output-prefix dataset/corpus_text_document
 
-A PREFIX is the full name without `.bin` or `.idx` (a trailing `.idx` is taken off, so that a glob works). A folder
-stands for its datasets sorted by name, or, with `--shards N`, for 0000_text_document to N - 1 alone. A dataset named
-twice is there twice. Every shard is verified as it is read; memory does not grow with shards, documents or tokens.
+A PREFIX is the full name without `.bin` or `.idx` (a trailing `.idx` is removed, so that a glob works). A folder stands
+for its datasets sorted by name, or, with `--shards N`, for 0000_text_document to N - 1. A dataset named twice is merged
+twice. Every shard is verified as it is read; memory does not grow with shards, documents or tokens.
 """
 
 import sys
@@ -24,8 +24,8 @@ from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     """Write one dataset with the documents of all inputs.
 
-    Raises InputError for a damaged input, or one of another dtype or vocabulary than the first, or with modes where
-    others have none; EmptyResultError when there is no document at all.
+    Raises InputError for a damaged input, and for one whose dtype, vocabulary or modes differ from the others';
+    EmptyResultError if there is no document at all.
     """
     stats = Stats("merge_index")
     files = [[suffixed(prefix, suffix) for suffix in (".bin", ".idx", ".json")] for prefix in (output_prefix, *inputs)]
@@ -48,7 +48,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
 
 
 def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
-    """InputError where ids of the two cannot stand in one dataset."""
+    """Raise InputError if the two differ in dtype or vocabulary."""
     for suffix, one, other in (
         (".idx", shard.dtype.name, first.dtype.name),
         (".json", _vocabulary(shard), _vocabulary(first)),
@@ -94,12 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="datasets to join, or folders of them",
     )
     parser.add_argument(
-        "--shards", type=cli.positive_int, metavar="N", help="of a folder: only the shards 0000 to N - 1"
+        "--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1 of a folder"
     )
     parser.add_argument(
         "--output-prefix", type=cli.output_prefix(), required=True, metavar="P", help="writes P.bin, P.idx, P.json"
     )
-    parser.add_argument("--stats", type=cli.output_file, metavar="FILE", help="what was counted, as JSON")
+    cli.add_stats(parser)
     arguments = parser.parse_args(argv)
     stats = merge_index(expand_prefixes(arguments.inputs, arguments.shards), arguments.output_prefix)
     stats.finish(arguments.stats)

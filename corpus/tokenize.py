@@ -1,10 +1,10 @@
-"""Encode documents with GPT-2's byte-level BPE into a Megatron dataset, dropping the ones under 128 tokens.
+"""Encode documents with GPT-2's byte-level BPE into a Megatron dataset; drop documents under 128 tokens.
 
     python -m corpus.tokenize --input dedup/0000.jsonl.zst --output-prefix tokens/0000
     python -m corpus.tokenize --input dedup/*.jsonl.zst --output-prefix tokens/all --min-tokens 64 --workers 4
 
-`--output-prefix P` writes P_text_document.bin, .idx and .json. `<|endoftext|>` closes each document and is not
-counted in its length. The order of the input is kept; the worker count changes no byte.
+`--output-prefix P` writes P_text_document.bin, .idx and .json. `<|endoftext|>` closes each document; min_tokens does
+not count it. Documents keep their order, and the worker count changes no byte.
 """
 
 import sys
@@ -18,32 +18,31 @@ import numpy as np
 import numpy.typing as npt
 
 from common import cli
-from common.errors import EmptyResultError
-from common.files import BadLines, Document, expand_inputs, read_shards, reject_writer
-from common.progress import Meter
+from common.files import Document, expand_inputs
 from common.settings import TokenizeSettings
 from common.stats import Stats
 from common.tokenizer import Lengths, Tokenizer, vocabulary_files
 from common.workers import threaded_map
 from corpus.index import IndexWriter, Meta, token_dtype
+from corpus.runner import Step
 
 _BATCH = 1 << 20  # characters encoded at once: some ten milliseconds of work
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of a batch of documents."""
+    """A batch of documents, encoded."""
 
     tokens: npt.NDArray[Any]
-    """Ids of the kept ones laid end to end, each with its end-of-text; of the index's dtype."""
+    """Ids of the documents that are kept, end to end, each with its end-of-text; in the dtype of the index."""
     lengths: Lengths
-    """Tokens of each."""
+    """Tokens per document."""
     short: list[Document]
-    """The dropped ones, without their texts."""
+    """The documents that are dropped, without their texts."""
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Lists of documents of about a megabyte; a longer document may end one."""
+    """Group documents by about a megabyte of text; the last one of a group may exceed it."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -57,11 +56,11 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode_documents(tokenizer: Tokenizer, settings: TokenizeSettings, documents: list[Document]) -> Encoded:
-    """Encode a batch, and set aside the documents under `min_tokens`."""
+    """Encode a batch; set aside the documents under `min_tokens`."""
     ids, lengths = tokenizer.encode_batch([document["text"] for document in documents])
     kept = lengths >= settings.min_tokens
     short = [
-        {**{key: value for key, value in document.items() if key != "text"}, "tokens": int(length), "reason": "short"}
+        {**{key: value for key, value in document.items() if key != "text"}, "tokens": int(length)}
         for document, length, keep in zip(documents, lengths, kept, strict=True)
         if not keep
     ]
@@ -86,37 +85,29 @@ def tokenize(
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    stats, bad = Stats("tokenize"), BadLines(max_bad_share)
+    cure = "lower tokenize.min_tokens or give more text"
+    step = Step("tokenize", inputs, rejects, max_bad_share, allow_empty, cure)
     tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
     meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
-    documents = stats.counted(read_shards(inputs, bad))
-    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(documents), workers - 1)
-    with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, reject_writer(rejects, "tokenize") as reject:
-        with Meter("tokenize", "tokens") as meter:
-            for batch in encoded:
-                index.add_documents(batch.tokens, batch.lengths)
-                for document in batch.short:
-                    stats.reasons["short"] += 1
-                    reject(document)
-                meter.advance(len(batch.tokens), note=f"{index.documents:,} documents")
-        bad.check()
-        stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
-        stats.extra.update(bad_lines=bad.bad, tokens=index.tokens)
-        if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(
-                f"{', '.join(map(str, inputs))}: none of {stats.documents_in} documents has {settings.min_tokens} "
-                "tokens or more; lower tokenize.min_tokens or give more text"
-            )
-    return stats
+    # threads: the encoder releases the GIL
+    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), workers - 1)
+    with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, step.results(unit="tokens") as results:
+        for batch in encoded:
+            index.add_documents(batch.tokens, batch.lengths)
+            for document in batch.short:
+                results.drop(document, "short")
+            step.stats.documents_out += len(batch.lengths)
+            step.stats.bytes_out += batch.tokens.nbytes
+            results.meter.advance(len(batch.tokens), note=f"{index.documents:,} documents")
+    step.stats.extra["tokens"] = index.tokens
+    return step.stats
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.tokenize", __doc__)
-    parser.add_argument(
-        "--input", type=cli.shards, nargs="+", required=True, metavar="FILE", help="shards of documents"
-    )
+    cli.add_input(parser)
     parser.add_argument(
         "--output-prefix",
         type=cli.output_prefix("_text_document"),

@@ -10,6 +10,7 @@ import zstandard
 
 from common.files.documents import MARK, Document
 from common.files.writing import output_files
+from common.workers import threaded_map
 
 _HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
@@ -47,22 +48,27 @@ def _write_line(file: Any, document: Document) -> None:
 
 
 @contextmanager
-def sharded_writer(paths: Sequence[Path]) -> Iterator[Callable[[int, Document], None]]:
+def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable[[int, Document], None]]:
     """Yield a function that appends a document to the shard of a number; all `paths` appear, or none.
 
-    Holds 64 MB of lines, and one file open: a thousand shards are more than a process may have. Each time they are full
-    every shard gets a zstd frame: the bytes are a function of the documents and their order alone.
+    Holds 64 MB of lines, and opens one file at a time: a process may not open a thousand. Each time 64 MB are full,
+    every shard gets a zstd frame, compressed by `threads` threads. The bytes depend on the documents and their order
+    alone.
     """
-    compressor = _compressor()
     pending: list[list[bytes]] = [[] for _ in paths]
     held = 0
     with output_files(paths) as outputs:
 
+        def frame(shard: int) -> bytes:
+            data = b"".join(pending[shard])
+            pending[shard].clear()
+            return _compressor().compress(data) if paths[shard].suffix == ".zst" else data
+
         def flush() -> None:
-            for output, lines in zip(outputs, pending, strict=True):
-                data = b"".join(lines)
-                output.append(compressor.compress(data) if output.path.suffix == ".zst" else data)
-                lines.clear()
+            for output, data in zip(
+                outputs, threaded_map(frame, range(len(paths)), threads if threads > 1 else 0), strict=True
+            ):
+                output.append(data)
 
         def write(shard: int, document: Document) -> None:
             nonlocal held
@@ -91,4 +97,4 @@ def optional_writer(path: Path | None) -> Iterator[Write]:
 def reject_writer(path: Path | None, step: str) -> Iterator[Write]:
     """`optional_writer` for rejects: each line is marked with the step, so that no reader takes it for a document."""
     with optional_writer(path) as write:
-        yield lambda document: write({MARK: step, **document})
+        yield write if path is None else lambda document: write({MARK: step, **document})

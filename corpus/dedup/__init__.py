@@ -1,1 +1,1 @@
-"""Deduplication in phases, each of which fits one Slurm job: `python -m corpus.dedup`, docs/dedup.md."""
+"""Deduplication in five phases, each a Slurm job: `python -m corpus.dedup`, docs/dedup.md."""

@@ -1,11 +1,10 @@
-"""Phase 4, one job: clusters of documents joined by edges, and the one that survives of each.
+"""Phase 4, one job: join documents by edges into clusters, and choose the survivor of each cluster.
 
-The longest document survives, ties go to the smallest id. Segments, for each shard NAME: `NAME/removed` (i64: places in
-the shard), `NAME/exact` (u8: 1 where the survivor's normalised text is equal), `NAME/ids` and `NAME/ids_length` (the
-survivors' ids, bytes and i64).
+The longest document survives, ties go to the smallest id. Segments per shard NAME: `NAME/removed` (i64, indices in the
+shard), `NAME/exact` (u8, 1 if the survivor's normalised text is equal), `NAME/ids` and `NAME/ids_length` (bytes and
+i64, the survivors' ids).
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,17 +21,17 @@ from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
 
-_CHUNK = 1 << 16  # edges joined, or rows looked at, at a time
+_CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _GIANT = 1000  # documents: a larger cluster is more likely a chain than one text
-_LOOKED_AT = 50  # members of the largest cluster whose similarities are computed
-_BYTES_A_MEMBER = 300  # row, root, survivor, size and key, what they are sorted by, and an id a cluster
-_MANY = 10_000  # a corpus of this size without one duplicate is more likely a mistake than a miracle
+_SAMPLE = 50  # members of the largest cluster whose similarities are computed
+_BYTES_PER_MEMBER = 300  # row, root, survivor, size, key, their sort orders, and one id per cluster
+_MANY = 10_000  # a corpus of this size without any duplicate is most likely a mistake
 
 Rows = NDArray[np.int64]
 
 
 class Forest:
-    """Union-find over rows, vectorised: the parents are in a temporary file, 8 bytes a document."""
+    """Vectorised union-find over rows; the parents are in a temporary file, 8 bytes per document."""
 
     def __init__(self, count: int, folder: Path) -> None:
         with TemporaryFile(dir=folder) as file:
@@ -42,7 +41,7 @@ class Forest:
             self._parent[start : start + _CHUNK] = np.arange(start, min(start + _CHUNK, count))
 
     def roots(self, rows: Rows) -> Rows:
-        """The root of each row's tree, which is its smallest row; paths to it are shortened."""
+        """The root of each row's tree, which is its smallest row; compresses the paths."""
         root = self._parent[rows]
         while not np.array_equal(above := self._parent[root], root):
             root = above
@@ -56,8 +55,8 @@ class Forest:
 
         for start in range(0, len(edges), _CHUNK):
             ends = self.roots(edges[start : start + _CHUNK].ravel()).reshape(-1, 2)
-            nodes, place = np.unique(ends, return_inverse=True)
-            one, other = place.reshape(-1, 2).T
+            nodes, index = np.unique(ends, return_inverse=True)
+            one, other = index.reshape(-1, 2).T
             graph = coo_array((np.ones(len(one), dtype=np.int8), (one, other)), shape=(len(nodes), len(nodes)))
             count, label = connected_components(graph, directed=False)
             smallest = np.full(count, np.iinfo(np.int64).max)
@@ -66,7 +65,7 @@ class Forest:
 
 
 def _survivors(members: Rows, root: Rows, signatures: Signatures) -> Rows:
-    """The survivor of each member's cluster: the longest document, ties to the smallest id, then to the key."""
+    """The survivor of each member's cluster: the longest document, ties to the smallest id, then the smallest key."""
     size, key = signatures.values("size", members), signatures.values("key", members)
     longest = np.zeros(len(members), dtype=np.int64)
     _, cluster = np.unique(root, return_inverse=True)
@@ -74,9 +73,9 @@ def _survivors(members: Rows, root: Rows, signatures: Signatures) -> Rows:
     tied = np.flatnonzero(size == longest[cluster])
     ids = signatures.blobs("ids", members[tied])
     best: dict[int, tuple[bytes, int, int]] = {}
-    for place, name in zip(tied.tolist(), ids, strict=True):
-        candidate = (name, int(key[place]), int(members[place]))
-        best[cluster[place]] = min(candidate, best.get(cluster[place], candidate))
+    for index, name in zip(tied.tolist(), ids, strict=True):
+        candidate = (name, int(key[index]), int(members[index]))
+        best[cluster[index]] = min(candidate, best.get(cluster[index], candidate))
     survivor = np.array([best[number][2] for number in range(len(best))], dtype=np.int64)
     return survivor[cluster]
 
@@ -97,7 +96,7 @@ def write_clusters(
     output: Path,
     settings: DedupSettings,
 ) -> dict[str, Any]:
-    """Choose the survivors; figures for the statistics. Warns of giant clusters and of a corpus without duplicates."""
+    """Choose the survivors; returns figures for the statistics. Warns of giant clusters and of no duplicates at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
     forest, joined = Forest(signatures.count, output.parent), np.zeros(signatures.count, dtype=np.bool_)
     edges = 0
@@ -106,7 +105,7 @@ def write_clusters(
         joined[found.ravel()] = True
         edges += len(found)
     sizes: Counter[int] = Counter()
-    passes = 1 + int(joined.sum()) * _BYTES_A_MEMBER // settings.memory_bytes
+    passes = 1 + int(joined.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes
     largest = np.empty(0, dtype=np.int64)
     with write_segments(output, {"documents": signatures.count}) as file:
         for number in range(passes):
@@ -130,12 +129,12 @@ def write_clusters(
     if len(largest):
         figures["largest_cluster"] = _describe(largest, signatures, settings)
     elif signatures.count > _MANY:
-        warn(f"not one duplicate among {signatures.count} documents; is that right?")
+        warn(f"not one duplicate among {signatures.count} documents; check that the shards are the right ones")
     return figures
 
 
 def _members(forest: Forest, joined: NDArray[np.bool_], number: int, passes: int) -> tuple[Rows, Rows]:
-    """The documents that have duplicates, in ascending order, and their roots: those of one part of the clusters."""
+    """Rows and roots of the documents that have duplicates, in ascending order, for one part of the clusters."""
     found: list[tuple[Rows, Rows]] = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]
     for start in range(0, len(joined), _CHUNK):
         rows = start + np.flatnonzero(joined[start : start + _CHUNK])
@@ -153,12 +152,12 @@ def _candidates(path: Path) -> int:
 
 def _write_removed(file: Any, removed: Rows, survivor: Rows, signatures: Signatures) -> None:
     exact = np.empty(len(removed), dtype=np.uint8)
-    chosen, place = np.unique(survivor, return_inverse=True)
-    exact[:] = signatures.values("exact", removed) == signatures.values("exact", chosen)[place]
+    chosen, index = np.unique(survivor, return_inverse=True)
+    exact[:] = signatures.values("exact", removed) == signatures.values("exact", chosen)[index]
     ids = list(signatures.blobs("ids", chosen))
     for start, shard in zip(signatures.starts.tolist(), signatures.shards, strict=False):
         low, high = np.searchsorted(removed, [start, start + shard.info["documents"]])
-        names = [ids[number] for number in place[low:high].tolist()]
+        names = [ids[number] for number in index[low:high].tolist()]
         file.append(f"{shard.path.stem}/removed", removed[low:high] - start)
         file.append(f"{shard.path.stem}/exact", exact[low:high])
         file.append(f"{shard.path.stem}/ids", np.frombuffer(b"".join(names), dtype=np.uint8))
@@ -166,16 +165,15 @@ def _write_removed(file: Any, removed: Rows, survivor: Rows, signatures: Signatu
 
 
 def _describe(rows: Rows, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
-    """The largest cluster: its size and, between some of its members, the lowest similarity. Warns of a giant."""
+    """Size of the largest cluster, and the lowest similarity between some of its members. Warns of a giant."""
     order = np.argsort(signatures.values("key", rows), kind="stable")  # the same members whatever the shards
-    looked = np.sort(rows[order[:_LOOKED_AT]])
-    sets = [shingles(text.decode(), settings) for text in signatures.blobs("texts", looked)]
+    sample = np.sort(rows[order[:_SAMPLE]])
+    sets = [shingles(text.decode(), settings) for text in signatures.blobs("texts", sample)]
     lowest = min(jaccard(one, other) for number, one in enumerate(sets) for other in sets[:number])
-    ids = sorted(name.decode() for name in signatures.blobs("ids", looked))[:3]
+    ids = sorted(name.decode() for name in signatures.blobs("ids", sample))[:3]
     if len(rows) >= _GIANT:
-        print(
-            f"warning: a cluster of {len(rows)} documents, {', '.join(ids)} among them; the lowest similarity seen "
-            f"inside is {lowest:.2f}: if it is a chain of different texts, raise dedup.threshold",
-            file=sys.stderr,
+        warn(
+            f"a cluster of {len(rows)} documents, {', '.join(ids)} among them; the lowest similarity seen inside is "
+            f"{lowest:.2f}: if it is a chain of different texts, raise dedup.threshold"
         )
     return {"documents": len(rows), "lowest_similarity": round(lowest, 4), "ids": ids}

@@ -1,4 +1,4 @@
-"""Phase 5, a job a shard: the survivors, and the documents that were removed, each with its survivor's id."""
+"""Phase 5, one job per shard: the survivors, and the documents that were removed, each with its survivor's id."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -6,50 +6,49 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import InputError
-from common.files import BadLines, document_writer, read_documents, reject_writer
+from common.files import BadLines, document_writer, read_documents
 from common.stats import Stats
 from corpus.dedup.segments import Segments
+from corpus.runner import Drop, Step
 
 
 def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     """Write the survivors of a shard, and under `removed` the others, in order.
 
-    Raises InputError when the shard has changed since it was described.
+    One process: sending a document to another takes longer than filtering it. Raises InputError when the shard has
+    changed since its signatures were made.
     """
-    stats = Stats("dedup")
     removals = _removals(shard, clusters)
-    survivors, removed_from = outputs_of(shard, output_dir)
-    with document_writer(survivors) as keep, reject_writer(removed_from, "dedup") as remove:
-        # A bad line was skipped and counted when the shard was described.
-        for place, document in enumerate(stats.counted(read_documents(shard, BadLines(1.0)))):
-            if (removal := removals.pop(place, None)) is None:
-                stats.keep(document)
-                keep(document)
+    survivors, removed = outputs_of(shard, output_dir)
+    step = Step("dedup", [shard], removed, allow_empty=True)
+    with step.results(document_writer(survivors)) as results:
+        # phase 1 has reported the bad lines
+        for index, document in enumerate(step.stats.counted(read_documents(shard, BadLines(1.0)))):
+            if (removal := removals.pop(index, None)) is None:
+                results.settle(document)
             else:
-                removed = {**document, **removal}
-                stats.drop(removal["reason"], removed)
-                remove(removed)
+                survivor, reason = removal
+                results.settle(Drop({**document, "survivor": survivor}, reason))
         if removals:
-            raise InputError(f"{shard}: shorter than when it was described; run the phase `signatures` again")
-    return stats
+            raise InputError(f"{shard}: shorter than its signatures; run the phase `signatures` again")
+    return step.stats
 
 
-def _removals(shard: Path, clusters: Path) -> dict[int, dict[str, str]]:
-    """By its place in the shard, what is noted of each document that is removed."""
+def _removals(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
+    """The removed documents of a shard by their index: the survivor's id, and the reason."""
     name = shard_name(shard)
     with Segments(clusters) as file:
-        places = file.read(f"{name}/removed", "<i8").tolist()
+        indices = file.read(f"{name}/removed", "<i8").tolist()
         exact = file.read(f"{name}/exact", "u1").tolist()
         ids = file.read(f"{name}/ids", "u1").tobytes()
         ends = np.cumsum(file.read(f"{name}/ids_length", "<i8")).tolist()
     survivors = [ids[start:end].decode() for start, end in pairwise([0, *ends])]
     reasons = ["exact" if same else "near" for same in exact]
-    found = zip(places, survivors, reasons, strict=True)
-    return {place: {"survivor": survivor, "reason": reason} for place, survivor, reason in found}
+    return dict(zip(indices, zip(survivors, reasons, strict=True), strict=True))
 
 
 def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:
-    """Where the survivors of a shard go, and the others."""
+    """The files for the survivors of a shard and for its removed documents."""
     name = f"{shard_name(shard)}.jsonl.zst"
     return output_dir / name, output_dir / "removed" / name
 

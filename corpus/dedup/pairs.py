@@ -1,9 +1,9 @@
-"""Phases 0 and 2, several bands a job: documents that may be duplicates, as pairs of rows.
+"""Phase 2, several bands per job: pair documents that may be duplicates.
 
-A column of hashes is read once for each part of the hash range that fits the memory, and sorted. In a group of equal
-hashes each document is paired with the first and with the previous one: O(n) pairs for a group of any size. The
-order inside a group is that of `key`, so that pairs do not depend on shards. Segments: `exactB` and `nearB`, pairs of
-block B as rows of two, (pairs, 2) i64 flattened; the block of a pair hangs on its first document.
+A column of hashes is read and sorted in parts of its range that fit in memory. In a group of equal hashes, each
+document is paired with the first and with the previous one: O(n) pairs for a group of any size. Groups are ordered by
+`key`, so that pairs do not depend on shards. Segments: `exactB` and `nearB`, the pairs of block B, (pairs, 2) i64
+flattened; the first document of a pair decides its block.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from corpus.dedup.signatures import Signatures
 Pairs = NDArray[np.int64]
 """Rows of two documents, shape (pairs, 2), the smaller row first."""
 
-_BYTES_A_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
+_BYTES_PER_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
 
 
 def _read_part(signatures: Signatures, name: str, part: int, parts: int) -> list[NDArray[Any]]:
@@ -36,19 +36,19 @@ def _read_part(signatures: Signatures, name: str, part: int, parts: int) -> list
 
 
 def pairs_in_groups(group: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
-    """Pairs of rows with equal values in the sorted `group`: each with the first and with the previous of its group."""
-    place = np.arange(len(group))
+    """Pair each row with the first and the previous one that has an equal value in the sorted `group`."""
+    index = np.arange(len(group))
     new = np.ones(len(group), dtype=np.bool_)
     new[1:] = np.diff(group) != 0
-    first = np.maximum.accumulate(np.where(new, place, 0))
-    later, third = place > first, place > first + 1
-    one = np.concatenate([rows[first[later]], rows[place[third] - 1]])
+    first = np.maximum.accumulate(np.where(new, index, 0))
+    later, third = index > first, index > first + 1
+    one = np.concatenate([rows[first[later]], rows[index[third] - 1]])
     other = np.concatenate([rows[later], rows[third]])
     return np.sort(np.stack([one, other], axis=1), axis=1)
 
 
 def exact_pairs(hashes: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
-    """Pairs of documents with equal normalised text."""
+    """Pair documents with equal normalised text."""
     order = np.lexsort((rows, key, hashes))
     return pairs_in_groups(hashes[order], rows[order])
 
@@ -56,7 +56,7 @@ def exact_pairs(hashes: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArr
 def near_pairs(
     hashes: NDArray[np.uint64], exact: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArray[np.int64]
 ) -> Pairs:
-    """Pairs of documents that agree in a band; of those with equal normalised text the first stands for all."""
+    """Pair documents that agree in a band; the first of several with equal normalised text represents them."""
     order = np.lexsort((rows, key, exact, hashes))
     first = np.ones(len(order), dtype=np.bool_)
     first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(exact[order]) != 0)
@@ -66,19 +66,19 @@ def near_pairs(
 
 
 def part_of(rows: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """The part of each row when rows are spread over `parts`."""
+    """The part of each row when rows are hashed into `parts`."""
     mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # multiplicative hashing: Knuth, TAOCP 3, 6.4
     return ((mixed >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
 def columns_of(part: int, parts: int, bands: int) -> list[str]:
-    """The columns that job `part` of `parts` looks at: exact hashes, and every band, once in all jobs."""
+    """The columns that job `part` of `parts` pairs; over all jobs, the exact hashes and every band once."""
     return ["exact", *(f"band{band}" for band in range(bands))][part::parts]
 
 
 def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, part: int, parts: int) -> int:
-    """Pair the documents that agree in a column of this job, into as many blocks as there are jobs; how many pairs."""
-    passes = 1 + signatures.count * _BYTES_A_ROW // settings.memory_bytes
+    """Pair the documents that agree in a column of this job, in as many blocks as there are jobs; returns how many."""
+    passes = 1 + signatures.count * _BYTES_PER_ROW // settings.memory_bytes
     info = {"jobs": parts, "signatures": signatures.digest}
     total = 0
     with write_segments(output, info) as file, Meter("dedup bands", "columns") as meter:
@@ -87,26 +87,26 @@ def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, p
             for number in range(passes):
                 rows, hashes, exact, key = _read_part(signatures, name, number, passes)
                 pairs = exact_pairs(hashes, key, rows) if kind == "exact" else near_pairs(hashes, exact, key, rows)
-                block = part_of(pairs[:, 0], parts)  # the pairs of one first document stay together
+                block = part_of(pairs[:, 0], parts)  # keeps the pairs of a document in one block
                 pairs = pairs[np.argsort(block, kind="stable")]
                 ends = np.cumsum(np.bincount(block, minlength=parts))
-                for place, chunk in enumerate(np.split(pairs, ends[:-1])):
-                    file.append(f"{kind}{place}", chunk.ravel())
+                for index, chunk in enumerate(np.split(pairs, ends[:-1])):
+                    file.append(f"{kind}{index}", chunk.ravel())
                 total += len(pairs)
             meter.advance()
     return total
 
 
 def jobs_of(path: Path) -> int:
-    """Over how many jobs, and so blocks, the pairs of a run are spread."""
+    """The number of jobs, and so of blocks, that made a run's pairs."""
     with Segments(path) as file:
         return int(file.info["jobs"])
 
 
 def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: int) -> Pairs:
-    """The pairs of a kind (`exact`, `near`) in one block of every job's file, each once, in order.
+    """The distinct pairs of a kind (`exact`, `near`) in one block of every job's file, in order.
 
-    Raises InputError for a file that is absent, damaged, or of another run.
+    Raises InputError for a file that is missing, damaged, or from another run.
     """
     found: list[Pairs] = [np.empty((0, 2), dtype=np.int64)]
     for path in paths:

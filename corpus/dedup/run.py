@@ -1,4 +1,4 @@
-"""All phases on one machine: `dedup`."""
+"""Deduplicate on one machine: all phases through one pool of workers."""
 
 import re
 from collections import Counter
@@ -53,15 +53,15 @@ def dedup(
 ) -> Stats:
     """Deduplicate shards together; see `python -m corpus.dedup --help` for the rules and the files.
 
-    Raises InputError for unreadable input and for a folder work/ in which somebody keeps files, EmptyResultError when
-    there is no document at all.
+    Raises InputError for unreadable input and for a folder work.tmp/ that holds other files, EmptyResultError if there
+    is no document at all.
     """
     check_names(inputs)
     stats = Stats("dedup")
-    folder = output_dir / "work.tmp"  # not `work`, which may be of the phases on a cluster
+    folder = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
     remove_own(folder, _OWN.fullmatch)  # what a killed run left
     try:
-        with Workers(workers) as pool:  # it ends before the folder that it works in is removed
+        with Workers(workers) as pool:  # ends before its working folder is removed
             signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
             describe_shards(inputs, signatures, settings, pool, max_bad_share)
             with Signatures(signatures, settings) as opened:
@@ -78,7 +78,7 @@ def dedup(
                 stats.add(part)
     finally:
         remove_own(folder, _OWN.fullmatch)
-        with suppress(OSError):  # bad input leaves nothing, not even an empty folder
+        with suppress(OSError):  # leave no empty folder after bad input
             output_dir.rmdir()
     assert stats.documents_in == stats.documents_out + stats.reasons.total(), "no document is lost"
     return stats

@@ -1,4 +1,4 @@
-"""Files of named arrays that grow while they are written and are checked when they are read.
+"""Files of named arrays, appended one by one and verified by checksums when read.
 
 | bytes | content |
 |---|---|
@@ -7,7 +7,7 @@
 | n | the index, JSON: {"info": {…}, "segments": [[name, dtype, offset, bytes, xxh3_64], …]} |
 | 16 | u64 n, u64 xxh3_64 of the index |
 
-A name may occur many times; reading it gives one array after the other.
+A name may occur many times; reading it yields one array after the other.
 """
 
 import os
@@ -38,7 +38,7 @@ class SegmentWriter:
         self._end = self._file.write(_MAGIC)  # a pipe does not know its position
 
     def append(self, name: str, values: NDArray[Any]) -> None:
-        """Add an array; an empty one leaves no trace."""
+        """Add an array; an empty one adds nothing."""
         if len(values):
             data = np.ascontiguousarray(values).view(np.uint8).data
             self._segments.append([name, values.dtype.str, self._end, len(data), xxhash.xxh3_64_intdigest(data)])
@@ -60,7 +60,7 @@ def write_segments(path: Path, info: Mapping[str, Any]) -> Iterator[SegmentWrite
 
 
 class Segments:
-    """A file of segments. Raises InputError that names it where it is absent, cut short or changed."""
+    """A file of segments, opened for reading. Raises InputError if it is missing, cut short or changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,20 +75,20 @@ class Segments:
             raise
         self.info: dict[str, Any] = index["info"]
         self._segments: dict[str, list[list[Any]]] = {}
-        for name, *place in index["segments"]:
-            self._segments.setdefault(name, []).append(place)
+        for name, *segment in index["segments"]:
+            self._segments.setdefault(name, []).append(segment)
 
     def _index(self) -> dict[str, Any]:
         size = os.fstat(self._descriptor).st_size
         if size < len(_MAGIC) + _TRAILER.size or self.bytes_at(0, len(_MAGIC)) != _MAGIC:
-            raise self._damaged("no file of this step, or cut short")
+            raise self._damaged("not a file of corpus.dedup, or cut short")
         end = size - _TRAILER.size
         length, checksum = _TRAILER.unpack(self.bytes_at(end, _TRAILER.size))
         index = self.bytes_at(end - length, length) if length <= end else b""
         if xxhash.xxh3_64_intdigest(index) != checksum:
             raise self._damaged("cut short or changed")
         self.checksum = int(checksum)
-        """Of the index, and so of the checksums of every segment."""
+        """Of the index, which holds the checksums of all segments."""
         content: dict[str, Any] = orjson.loads(index)
         return content
 
@@ -106,7 +106,7 @@ class Segments:
         return InputError(f"{self.path}: {how}; delete it and run the phase that writes it again")
 
     def each(self, name: str) -> Iterator[NDArray[Any]]:
-        """The arrays of a name, one at a time, checked."""
+        """The arrays of a name, one at a time, verified."""
         for dtype, offset, length, checksum in self._segments.get(name, []):
             data = self.bytes_at(offset, length)
             if xxhash.xxh3_64_intdigest(data) != checksum:
@@ -114,16 +114,16 @@ class Segments:
             yield np.frombuffer(data, dtype=dtype)
 
     def read(self, name: str, dtype: str) -> NDArray[Any]:
-        """The arrays of a name as one; empty, of `dtype`, where there is none."""
+        """The arrays of a name, concatenated; an empty one of `dtype` if there is none."""
         arrays = list(self.each(name))
         return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
 
     def offsets(self, name: str) -> list[int]:
-        """Where the arrays of a name begin in the file."""
+        """The offsets of a name's arrays in the file."""
         return [offset for _, offset, _, _ in self._segments.get(name, [])]
 
     def bytes_at(self, offset: int, length: int) -> bytes:
-        """Bytes of the file, unchecked."""
+        """Bytes of the file, not verified."""
         data = os.pread(self._descriptor, length, offset)
         while len(data) < length:  # one call reads 2 GiB at most
             more = os.pread(self._descriptor, length - len(data), offset + len(data))

@@ -1,7 +1,7 @@
 """Shingles of a text as 64-bit numbers, their MinHash, and the true Jaccard similarity of two sets of them.
 
-A shingle is `shingle_characters` successive characters (or `shingle_words` words), named by a multilinear hash (Lemire
-and Kaser, 2014) mod 2**64: of two different ones of five characters the chance to be taken for one is below 2**-43.
+A shingle is `shingle_characters` successive characters (or `shingle_words` words), identified by a multilinear hash
+(Lemire and Kaser, 2014) mod 2**64: two different shingles of five characters collide with probability below 2**-43.
 """
 
 import sys
@@ -20,7 +20,7 @@ Shingles = NDArray[np.uint64]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplicative hashing (Knuth, TAOCP 3, 6.4)
 _PIECE = 1 << 16  # characters
-_BLOCK = 4096  # shingles permuted at a time: 120 x 4096 x 4 bytes stay in the cache of a core
+_BLOCK = 4096  # shingles permuted at a time: 120 x 4096 x 4 bytes fit in the L2 cache of a core
 
 
 @lru_cache(8)
@@ -30,7 +30,7 @@ def _keys(count: int) -> NDArray[np.uint64]:
 
 
 def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
-    """The shingle at every place of a text; a text shorter than a shingle is its own only one."""
+    """The shingle at every position of a text; a text shorter than a shingle is padded to one."""
     if settings.shingle_words:
         length = settings.shingle_words
         hashes = [xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) for word in text.split()]
@@ -39,16 +39,16 @@ def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
         length = settings.shingle_characters
         values = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
     if len(values) < length:
-        values = np.pad(values, (0, length - len(values)), constant_values=sys.maxunicode + 1)  # no character
+        values = np.pad(values, (0, length - len(values)), constant_values=sys.maxunicode + 1)  # not a character
     count = len(values) - length + 1
     code = np.full(count, length, dtype=np.uint64)
-    for place, key in enumerate(_keys(length)):
-        code += values[place : place + count] * key
+    for offset, key in enumerate(_keys(length)):
+        code += values[offset : offset + count] * key
     return code
 
 
 def _code_blocks(text: str, settings: DedupSettings) -> Iterator[NDArray[np.uint64]]:
-    """`codes`, a piece at a time: a text of 50 MB takes a megabyte, unless its shingles are of words."""
+    """`codes`, one piece at a time, so that a text of 50 MB takes a megabyte (unless shingles are of words)."""
     overlap = settings.shingle_characters - 1
     step = len(text) + 1 if settings.shingle_words else _PIECE
     for start in range(0, max(1, len(text) - overlap), step):
@@ -64,11 +64,11 @@ def shingles(text: str, settings: DedupSettings) -> Shingles:
 
 
 def jaccard(first: Shingles, second: Shingles) -> float:
-    """Size of the intersection over size of the union; of two sets, each in ascending order."""
+    """Intersection over union of two sets, each in ascending order."""
     small, large = sorted((first, second), key=len)
-    place = np.searchsorted(large, small)
-    place[place == len(large)] = 0
-    common = int(np.count_nonzero(large[place] == small))
+    index = np.searchsorted(large, small)
+    index[index == len(large)] = 0
+    common = int(np.count_nonzero(large[index] == small))
     return common / (len(first) + len(second) - common)
 
 
@@ -99,7 +99,7 @@ class MinHasher:
         self._buffer = np.empty((len(self._a), _BLOCK), dtype=np.uint32)
 
     def signature(self, text: str) -> NDArray[np.uint32]:
-        """One value a permutation: the least of a * h + b mod 2**32 over the shingles of a text, repeated or not."""
+        """The minimum of a * h + b mod 2**32 over the shingles of a text, per permutation: shape (bands * rows,)."""
         least = np.full(len(self._a), 0xFFFFFFFF, dtype=np.uint32)
         for code in _code_blocks(text, self._settings):
             hashes = _finalizer(shingle_hash(code))
@@ -112,9 +112,9 @@ class MinHasher:
 
 
 def band_hashes(signatures: NDArray[np.uint32], settings: DedupSettings) -> NDArray[np.uint64]:
-    """One 64-bit hash a band: (N, bands * rows) -> (N, bands). Equal values give equal hashes."""
+    """One 64-bit hash per band: (N, bands * rows) -> (N, bands). Equal values give equal hashes."""
     values = signatures.reshape(-1, settings.bands, settings.rows).astype(np.uint64)  # (N, bands, rows)
     hashes = (values * _keys(settings.rows)).sum(axis=2, dtype=np.uint64)
-    hashes ^= hashes >> np.uint64(32)  # the high bits choose the part of a job, so they must depend on every value
+    hashes ^= hashes >> np.uint64(32)  # the high bits choose a job's part: make them depend on every value
     hashes *= _MIX
     return np.asarray(hashes, dtype=np.uint64)

@@ -1,15 +1,15 @@
-"""Phase 1, a job a shard: what the other phases need to know of each document, and its text where they can find it.
+"""Phase 1, one job per shard: each document's signature and compressed text, for the phases after it.
 
-Segments, a row a document, 65,536 rows at a time:
+Segments, one row per document, 65,536 rows at a time:
 
-| name | dtype | what |
+| name | dtype | content |
 |---|---|---|
 | key | u64 | hash of id and text: the order in which documents are compared, whatever the shards |
 | exact | u64 | hash of the normalised text |
 | size | i64 | characters |
 | band0, band1, … | u64 | hash of the MinHash values of a band |
-| ids, ids_end | bytes, i64 | ids, and where each one ends |
-| texts, texts_end | bytes, i64 | texts, each a zstd frame with a checksum, and where each one ends |
+| ids, ids_end | bytes, i64 | ids, and the end of each |
+| texts, texts_end | bytes, i64 | texts, each a zstd frame with a checksum, and the end of each |
 """
 
 import unicodedata
@@ -37,12 +37,12 @@ _COLUMNS = {"key": "<u8", "exact": "<u8", "size": "<i8", "ids_end": "<i8", "text
 
 
 def normalised(text: str) -> str:
-    """The form whose equality makes an exact duplicate: NFKC, case folded, white space folded."""
+    """The form in which exact duplicates are equal: NFKC, case and white space folded."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def fingerprint(settings: DedupSettings) -> dict[str, Any]:
-    """What files of the phases must agree in: everything that shapes shingles and signatures."""
+    """The settings that shape shingles and signatures: files of all phases must agree in them."""
     return settings.model_dump(include={"shingle_characters", "shingle_words", "bands", "rows", "seed"}, mode="json")
 
 
@@ -76,7 +76,7 @@ def describe(settings: DedupSettings, documents: Sequence[Document]) -> dict[str
 def write_signatures(
     shard: Path, output: Path, settings: DedupSettings, workers: int = 1, max_bad_share: float = 0.001
 ) -> int:
-    """Describe the documents of a shard; their number. Raises InputError for unreadable input."""
+    """Write the signatures of a shard; returns the number of documents. Raises InputError for unreadable input."""
     with Workers(workers) as pool:
         (count,) = describe_shards([shard], [output], settings, pool, max_bad_share)
     return count
@@ -85,7 +85,7 @@ def write_signatures(
 def describe_shards(
     shards: Sequence[Path], outputs: Sequence[Path], settings: DedupSettings, pool: Workers, max_bad_share: float
 ) -> list[int]:
-    """Write the signatures of each shard; how many documents each has. Raises InputError for unreadable input."""
+    """Write the signatures of each shard; returns the documents per shard. Raises InputError for unreadable input."""
     bad = [BadLines(max_bad_share) for _ in shards]
     batches = [batched(read_documents(shard, lines), _BATCH) for shard, lines in zip(shards, bad, strict=True)]
     described = pool.map_groups(partial(describe, settings), batches)
@@ -99,7 +99,7 @@ def describe_shards(
 def _write(
     output: Path, settings: DedupSettings, described: Iterable[dict[str, Any]], bad: BadLines, meter: Meter
 ) -> int:
-    """Write what is known of the documents of a shard; their number."""
+    """Write the columns of a shard; returns the number of documents."""
     info: dict[str, Any] = {"settings": fingerprint(settings), "documents": 0, "bad_lines": 0}
     with write_segments(output, info) as file:
         for parts in batched(described, CHUNK // _BATCH):
@@ -120,7 +120,7 @@ def _write(
 
 
 class Signatures:
-    """The signatures of all shards. A document's row is its place in shards that follow each other by name."""
+    """The signatures of all shards. A document's row is its index in the shards, concatenated in order of name."""
 
     def __init__(self, paths: Sequence[Path], settings: DedupSettings) -> None:
         self.shards = [Segments(path) for path in sorted(paths, key=lambda path: path.name)]
@@ -129,11 +129,11 @@ class Signatures:
                 raise InputError(f"{shard.path}: made with other settings of dedup; run the phase `signatures` again")
         counts = [shard.info["documents"] for shard in self.shards]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-        """First row of each shard, and the number of documents: shape (shards + 1,)."""
+        """First row of each shard, then the number of documents: shape (shards + 1,)."""
         self.count = int(self.starts[-1])
         names = [(shard.path.name, shard.checksum) for shard in self.shards]
         self.digest = short_hash(repr(names))
-        """Names the content of all shards; pairs and edges are rows of these and of no other."""
+        """Identifies the content of all shards, which the rows in pairs and edges refer to."""
 
     def __enter__(self) -> "Signatures":
         return self
@@ -148,7 +148,7 @@ class Signatures:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
     def columns(self, *names: str) -> Iterator[tuple[int, list[NDArray[Any]]]]:
-        """(first row, values of the columns), a segment at a time."""
+        """(first row, values of the columns), one segment at a time."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             row = start
             for arrays in zip(*(shard.each(name) for name in names), strict=True):
@@ -168,7 +168,7 @@ class Signatures:
         return np.concatenate(found)
 
     def blobs(self, name: str, rows: NDArray[np.int64]) -> Iterator[bytes]:
-        """The ids or texts (`texts`: decompressed UTF-8) at some rows in ascending order, read shard by shard."""
+        """The ids, or the texts (decompressed UTF-8), of some rows in ascending order, read shard by shard."""
         decompressor = zstandard.ZstdDecompressor()
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             if not _any_between(rows, start, shard.info["documents"]):
@@ -176,9 +176,9 @@ class Signatures:
             for number, (offset, ends) in enumerate(zip(shard.offsets(name), shard.each(f"{name}_end"), strict=True)):
                 first = start + number * CHUNK
                 low, high = np.searchsorted(rows, [first, first + len(ends)])
-                for place in (rows[low:high] - first).tolist():
-                    begin = int(ends[place - 1]) if place else 0
-                    blob = shard.bytes_at(offset + begin, int(ends[place]) - begin)
+                for index in (rows[low:high] - first).tolist():
+                    begin = int(ends[index - 1]) if index else 0
+                    blob = shard.bytes_at(offset + begin, int(ends[index]) - begin)
                     try:
                         yield decompressor.decompress(blob) if name == "texts" else blob
                     except zstandard.ZstdError as error:

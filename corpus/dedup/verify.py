@@ -1,6 +1,6 @@
-"""Phase 3, a job a block of pairs: which candidates are duplicates by the true Jaccard similarity of their shingles.
+"""Phase 3, one job per block of pairs: keep the pairs whose true Jaccard similarity reaches the threshold.
 
-Segments: `edges`, rows of two documents, (edges, 2) i64 flattened; `similarity`, f8 each.
+Segments: `edges`, rows of two documents, (edges, 2) i64 flattened; `similarity`, one f8 per edge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ from corpus.dedup.segments import write_segments
 from corpus.dedup.shingles import Shingles, jaccard, shingles
 from corpus.dedup.signatures import Signatures
 
-_BYTES_A_CHARACTER = 24  # of a text in hand: its shingles, sorted and not, and itself
+_BYTES_PER_CHARACTER = 24  # a text, its shingles, and their sorted copy
 
 
 def _chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
-    """Successive pairs whose texts have at most `limit` characters together, or one pair."""
-    rows, place = np.unique(pairs, return_inverse=True)
-    sizes = signatures.values("size", rows)[place.reshape(-1, 2)]
+    """Split pairs into runs whose texts have at most `limit` characters together, or that are a single pair."""
+    rows, index = np.unique(pairs, return_inverse=True)
+    sizes = signatures.values("size", rows)[index.reshape(-1, 2)]
     start = total = 0
     for number, (first, second) in enumerate(sizes.tolist()):
         new = second + (first if number == start or pairs[number, 0] != pairs[number - 1, 0] else 0)
@@ -47,10 +47,10 @@ def similarities(pairs: Pairs, signatures: Signatures, settings: DedupSettings) 
 def write_edges(
     signatures: Signatures, pair_files: Sequence[Path], output: Path, settings: DedupSettings, block: int
 ) -> tuple[int, int]:
-    """Verify the candidates of a block: how many there were, and how many reach the threshold."""
+    """Verify the candidates of a block; returns how many there were, and how many reach the threshold."""
     pairs = read_pairs(pair_files, signatures, "near", block)
     edges = 0
-    limit = settings.memory_bytes // _BYTES_A_CHARACTER
+    limit = settings.memory_bytes // _BYTES_PER_CHARACTER
     with (
         write_segments(output, {"candidates": len(pairs), "signatures": signatures.digest}) as file,
         Meter("dedup verify", "pairs", len(pairs)) as meter,

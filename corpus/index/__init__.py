@@ -1,6 +1,6 @@
-"""Megatron's indexed dataset, PREFIX.bin and PREFIX.idx: `python -m corpus.index` looks into one.
+"""Megatron's indexed dataset, PREFIX.bin and PREFIX.idx; `python -m corpus.index` inspects one.
 
-`layout` draws the bytes (docs/formats.md tells of them), `writer` writes them, `dataset` reads them.
+`layout` shows the bytes (docs/formats.md explains them), `writer` writes them, `dataset` reads them.
 """
 
 from corpus.index.content import content_of

@@ -1,10 +1,10 @@
-"""Look into a Megatron dataset: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin.
+"""Inspect a Megatron dataset: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin.
 
     python -m corpus.index inspect results/demo/dataset/corpus_text_document
     python -m corpus.index inspect results/demo/dataset/corpus_text_document --verify
 
-PREFIX is the full name without `.bin` or `.idx`. Both check the index; `--verify` also reads every token. The first
-fault is one line and exit code 2.
+PREFIX is the full name without `.bin` or `.idx`. Both commands check the index; `--verify` also reads every token. The
+first fault is reported in one line, with exit code 2.
 """
 
 import sys
@@ -17,11 +17,11 @@ from common.tables import text_table
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import ENTRIES, suffixed
 
-_SAMPLE = 1000  # documents whose last token is looked at: each costs a page of PREFIX.bin
+_SAMPLE = 1000  # documents whose last token is checked: each costs a page of PREFIX.bin
 
 
 def inspect(dataset: IndexedDataset) -> str:
-    """What a person wants to know about a dataset, a line a fact."""
+    """Describe a dataset, one line per fact."""
     lengths, meta = dataset.lengths, dataset.description
     sizes = {suffix: suffixed(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")}
     rows = {
@@ -40,14 +40,14 @@ def inspect(dataset: IndexedDataset) -> str:
 
 
 def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
-    """How many of up to 1,000 documents, evenly spaced, end with the token that should close them."""
+    """How many of up to 1,000 documents, evenly spaced, end with end-of-text."""
     step = max(1, dataset.n_documents // _SAMPLE)
     last = [tokens[-1] for n in range(0, dataset.n_documents, step) if len(tokens := dataset.document(n))]
-    return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents looked at"
+    return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents checked"
 
 
 def _distribution(dataset: IndexedDataset) -> list[str]:
-    """Sequences by the power of two their length lies in."""
+    """A histogram of sequence lengths by powers of two."""
     counts = np.zeros(33, dtype=np.int64)
     for start in range(0, len(dataset), ENTRIES):
         bits = np.frexp(dataset.lengths[start : start + ENTRIES].astype(np.float64))[1]  # 10 stands for 512 to 1,023

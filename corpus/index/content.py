@@ -1,4 +1,4 @@
-"""What tells the tokens of one dataset from those of another: cheap, and the same wherever the files lie."""
+"""Identify the tokens of a dataset by a cheap checksum that does not depend on where the files lie."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ _PIECES = 1024
 def content_of(prefix: Path) -> str:
     """A checksum of PREFIX.bin.
 
-    "xxh3:…"     of all of it: read where it is small, else from PREFIX.json, which its writer left
-    "sampled:…"  of its size and 1,024 pieces of 64 kB, evenly spaced: a large one without a checksum (other tools')
+    "xxh3:…"     of the whole file: computed if it is small, else taken from PREFIX.json
+    "sampled:…"  of its size and 1,024 evenly spaced pieces of 64 kB: for a large file of another tool, without checksum
     """
     path = suffixed(prefix, ".bin")
     size = path.stat().st_size
@@ -26,9 +26,9 @@ def content_of(prefix: Path) -> str:
             while part := file.read(1 << 20):
                 digest.update(part)
             return f"xxh3:{digest.hexdigest()}"
-        told = read_description(prefix)
-        if told is not None and told.bin:
-            return f"xxh3:{told.bin}"
+        description = read_description(prefix)
+        if description is not None and description.bin:
+            return f"xxh3:{description.bin}"
         digest.update(str(size).encode())
         for start in np.linspace(0, size - _PIECE, _PIECES).astype(np.int64).tolist():
             file.seek(start)

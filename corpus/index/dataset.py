@@ -1,4 +1,4 @@
-"""Reads a dataset through memory maps."""
+"""Read a dataset through memory maps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from common.errors import InputError
 from common.progress import Meter
 from corpus.index.layout import DTYPES, ENTRIES, HEADER, MAGIC, index_checksum, pointers, read_description, suffixed
 
-_TOKENS = 1 << 19  # read in one go: 1 or 2 MB, which stay in the cache while they are checked
+_TOKENS = 1 << 19  # read at a time: 1 or 2 MB, which stay in the cache while they are verified
 
 
 class IndexedDataset:
@@ -22,12 +22,12 @@ class IndexedDataset:
     lengths         int32 (S,)    tokens of each sequence
     pointers        int64 (S,)    first byte of each sequence in PREFIX.bin
     document_index  int64 (D+1,)  first sequence of each document
-    modes           int8 (S,)     of multimodal data, else None
+    modes           int8 (S,)     for multimodal data, otherwise None
     tokens          (T,)          all tokens, read-only, zero-copy
 
-    Opening reads the whole index, 20 bytes a document, in pieces, and raises InputError when a file is missing or of
-    the wrong size, when lengths, pointers and document index contradict each other, and when PREFIX.idx or PREFIX.json
-    is not what was written (datasets of ours). PREFIX.bin is not read: that is for `verify`.
+    Opening reads the whole index, 20 bytes per document, in pieces. Raises InputError if a file is missing or has the
+    wrong size, if lengths, pointers and document index contradict each other, and if the checksum of PREFIX.idx or
+    PREFIX.json is wrong (our datasets have one). It does not read PREFIX.bin: `verify` does.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -50,30 +50,30 @@ class IndexedDataset:
         if size not in (needed, needed + sequences) or documents < 1:
             raise InputError(f"{index}: {size} bytes where its header asks for {needed}; damaged, make it again")
         self.description = read_description(prefix)
-        told = self.description
-        if told is not None and told.checksum and index_checksum(index, told, told.bin) != told.checksum:
+        meta = self.description
+        if meta is not None and meta.checksum and index_checksum(index, meta, meta.bin) != meta.checksum:
             raise InputError(
                 f"{index}: its checksum is not that of {suffixed(prefix, '.json').name}; one of the two is damaged or "
                 "belongs to another dataset, make it again"
             )
         raw: npt.NDArray[np.uint8] = np.memmap(index, mode="r", dtype=np.uint8)
-        places = HEADER.size + np.cumsum([0, 4 * sequences, 8 * sequences, 8 * documents])
-        self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", sequences, places[0])
-        self.pointers: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", sequences, places[1])
-        self.document_index: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, places[2])
+        offsets = HEADER.size + np.cumsum([0, 4 * sequences, 8 * sequences, 8 * documents])
+        self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", sequences, offsets[0])
+        self.pointers: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", sequences, offsets[1])
+        self.document_index: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, offsets[2])
         self.modes: npt.NDArray[np.int8] | None = (
-            np.frombuffer(raw, "<i1", sequences, places[3]) if size > needed else None
+            np.frombuffer(raw, "<i1", sequences, offsets[3]) if size > needed else None
         )
         found, total = data.stat().st_size, self._check_index(index)
         if found != total:
             raise InputError(f"{data}: {found} bytes where the index asks for {total}; make it again")
-        # an empty file cannot be mapped
+        # an empty file cannot be memory-mapped
         self.tokens: npt.NDArray[Any] = (
             np.memmap(data, mode="r", dtype=self.dtype) if total else np.empty(0, self.dtype)
         )
 
     def _check_index(self, index: Path) -> int:
-        """Raise InputError for arrays that contradict each other; returns the bytes of all sequences."""
+        """Raise InputError if the arrays contradict each other; returns the bytes of all sequences."""
         end = 0
         for start in range(0, len(self), ENTRIES):
             lengths, found = self.lengths[start : start + ENTRIES], self.pointers[start : start + ENTRIES]
@@ -99,7 +99,7 @@ class IndexedDataset:
 
     @property
     def n_documents(self) -> int:
-        """Documents, whatever the number of sequences in each."""
+        """Number of documents, each of one or more sequences."""
         return len(self.document_index) - 1
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class IndexedDataset:
         return self.tokens[start : start + int(self.lengths[sequence])]
 
     def document(self, number: int) -> npt.NDArray[Any]:
-        """Tokens of one document, all its sequences, a view into the file."""
+        """Tokens of one document with all its sequences, a view into the file."""
         first, last = self.document_index[number : number + 2].tolist()
         if first == last:
             return self.tokens[:0]
@@ -120,11 +120,11 @@ class IndexedDataset:
         return self.tokens[begin:end]
 
     def verified(self) -> Iterator[npt.NDArray[Any]]:
-        """All tokens in order, a megabyte or two at a time, by plain reads: pages of a memory map would count as ours.
+        """All tokens in order, a megabyte or two at a time, by plain reads: mmap pages would inflate the RSS.
 
         Raises InputError at the first id that is negative or outside the vocabulary (known from PREFIX.json), and at
-        the end when the bytes are not those that were written (datasets of ours). What it cannot see: a wrong id
-        inside the vocabulary in a dataset without checksum.
+        the end if the checksum is wrong (our datasets have one). Without a checksum, a wrong id inside the vocabulary
+        goes unnoticed.
         """
         data, digest = suffixed(self.prefix, ".bin"), xxhash.xxh3_64()
         limit = 1 << 64 if self.dtype.kind == "f" else np.iinfo(self.dtype).max + 1
@@ -133,10 +133,10 @@ class IndexedDataset:
         with open(data, "rb") as file:
             for start in range(0, len(self.tokens), _TOKENS):
                 part = np.fromfile(file, self.dtype, min(_TOKENS, len(self.tokens) - start))
-                ids = part.view(f"<u{self.dtype.itemsize}")  # so that a negative id is a large one
+                ids = part.view(f"<u{self.dtype.itemsize}")  # a negative id becomes a large one
                 if ids.max() >= limit:
                     where = int(np.argmax(ids >= limit))
-                    what = f"outside the vocabulary of {limit}" if self.description else "no token id"
+                    what = f"outside the vocabulary of {limit}" if self.description else "not a token id"
                     raise InputError(f"{data}: token {start + where} is {part[where]}, {what}; make the dataset again")
                 digest.update(part.data)
                 yield part
@@ -146,7 +146,7 @@ class IndexedDataset:
             )
 
     def verify(self) -> None:
-        """Read every token; see `verified`, which names the first fault. (Opening has checked the rest.)"""
+        """Read every token; raises InputError like `verified`. Opening has checked the rest."""
         with Meter("verify", "tokens", len(self.tokens)) as meter:
             for part in self.verified():
                 meter.advance(len(part), part.nbytes)

@@ -1,9 +1,9 @@
-"""The bytes of a dataset: PREFIX.bin holds the tokens, PREFIX.idx says where documents begin, PREFIX.json is ours.
+"""The byte layout of a dataset: PREFIX.bin holds the tokens, PREFIX.idx the documents, PREFIX.json checksums (ours).
 
 PREFIX is the full name without `.bin` or `.idx`.
 """
 
-# PREFIX.idx, little-endian, arrays unaligned behind a 34-byte header (source: megatron-core IndexedDataset):
+# PREFIX.idx, little-endian, arrays unaligned after a 34-byte header (source: megatron-core IndexedDataset):
 #
 #   offset  type                   content
 #        0  9 bytes                MMIDIDX\0\0
@@ -12,11 +12,11 @@ PREFIX is the full name without `.bin` or `.idx`.
 #       18  u64                    S, number of sequences
 #       26  u64                    D + 1, documents and a closing entry
 #       34  i32[S]                 length of each sequence, in tokens
-#           i64[S]                 where each sequence begins in PREFIX.bin, in bytes
+#           i64[S]                 byte offset of each sequence in PREFIX.bin
 #           i64[D + 1]             first sequence of each document, from 0; the last entry is S
 #           i8[S]                  optional: mode of each sequence (multimodal data)
 #
-# PREFIX.bin is the tokens and nothing else. PREFIX.json is the vocabulary they belong to and two checksums:
+# PREFIX.bin is the tokens and nothing else. PREFIX.json holds their vocabulary and two checksums:
 #
 #   vocab_size, end_of_text        see Meta
 #   bin                            xxh3_64 of PREFIX.bin, 16 hex digits
@@ -40,8 +40,8 @@ DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-LONGEST = 2**31 - 1  # tokens of a sequence: lengths are int32
-ENTRIES = 1 << 18  # entries of an array looked at in one go: 2 MB
+LONGEST = 2**31 - 1  # tokens per sequence: lengths are int32
+ENTRIES = 1 << 18  # array entries processed at a time: 2 MB
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -50,12 +50,12 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def suffixed(prefix: Path, suffix: str) -> Path:
-    """PREFIX plus `.bin`, `.idx` or `.json`; a dot inside the prefix's own name is left alone."""
+    """PREFIX plus `.bin`, `.idx` or `.json`; keeps a dot in the prefix's name."""
     return prefix.with_name(prefix.name + suffix)
 
 
 def pointers(lengths: npt.NDArray[np.int32], begin: int, itemsize: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Where sequences of these lengths begin when the first of them begins at byte `begin`, and where the last ends."""
+    """Byte offsets of sequences of these lengths, the first at byte `begin`, and the end of the last one."""
     sizes = lengths.astype(np.int64) * itemsize
     ends = np.cumsum(sizes) + begin
     return ends - sizes, int(ends[-1]) if len(ends) else begin
@@ -63,24 +63,24 @@ def pointers(lengths: npt.NDArray[np.int32], begin: int, itemsize: int) -> tuple
 
 @dataclass(frozen=True)
 class Meta:
-    """The vocabulary behind a dataset's tokens."""
+    """The vocabulary of a dataset's tokens."""
 
     vocab_size: int
-    """True entries, padding not counted."""
+    """Entries without padding."""
     end_of_text: int
     """Id of the token that closes a document."""
 
 
 @dataclass(frozen=True)
 class Description(Meta):
-    """PREFIX.json. Without checksums where a person wrote it, beside a dataset made elsewhere."""
+    """PREFIX.json. Has no checksums if a person wrote it for a dataset of another tool."""
 
     bin: str = ""
     checksum: str = ""
 
 
 def read_description(prefix: Path) -> Description | None:
-    """PREFIX.json; None where there is none. Raises InputError when it is damaged."""
+    """PREFIX.json, or None if it does not exist. Raises InputError if it is damaged."""
     path = suffixed(prefix, ".json")
     if not path.exists():
         return None
@@ -97,13 +97,13 @@ _TYPES = {"vocab_size": int, "end_of_text": int, "bin": str, "checksum": str}
 
 
 def read_meta(prefix: Path) -> Meta | None:
-    """The vocabulary of a dataset of ours; None for one made elsewhere (no PREFIX.json)."""
+    """The vocabulary of a dataset; None for one of another tool (no PREFIX.json)."""
     found = read_description(prefix)
     return None if found is None else Meta(found.vocab_size, found.end_of_text)
 
 
 def index_checksum(index: Path, meta: Meta, data: str) -> str:
-    """`checksum` of PREFIX.json: of an index file, the vocabulary and the checksum of PREFIX.bin."""
+    """`checksum` of PREFIX.json: over the index file, the vocabulary and `data`, the checksum of PREFIX.bin."""
     digest = xxhash.xxh3_64()
     with open(index, "rb") as file:
         while part := file.read(8 * ENTRIES):

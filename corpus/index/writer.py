@@ -1,4 +1,4 @@
-"""Writes a dataset in constant memory."""
+"""Write a dataset in constant memory."""
 
 import shutil
 from contextlib import ExitStack
@@ -32,8 +32,8 @@ from corpus.index.layout import (
 class IndexWriter:
     """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last, so a dataset with one is whole.
 
-    Lengths go straight into the index behind room for its header; the document index and the modes, whose place is
-    known at the end, wait in files without a name, which vanish with the process. Memory does not grow.
+    Lengths go straight into the index, after room for its header. The document index and the modes, whose offsets are
+    known at the end, wait in unnamed files, which vanish with the process. Memory does not grow.
 
     documents, sequences, tokens    written so far
     """
@@ -67,9 +67,9 @@ class IndexWriter:
         self.add_documents(values, [len(values)])
 
     def add_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
-        """Append documents of one sequence each: the ids of all laid end to end, and how many belong to each.
+        """Append documents of one sequence each: the ids of all, end to end, and the length of each.
 
-        Raises InputError for an id that does not fit the dtype and a document of 2^31 tokens or more.
+        Raises InputError for an id that does not fit the dtype, and for a document of 2^31 tokens or more.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size and sizes.max() > LONGEST:
@@ -85,10 +85,10 @@ class IndexWriter:
         self.documents += len(sizes)
 
     def add_index(self, other: IndexedDataset, meter: Meter | None = None) -> None:
-        """Append all documents of another dataset of the same dtype, modes too, a few megabytes at a time.
+        """Append all documents of another dataset of the same dtype, with their modes, a few megabytes at a time.
 
-        Its tokens are verified on the way, so that damage is never passed on: see `IndexedDataset.verified`.
-        Raises InputError where that fails, and where only some datasets have modes.
+        Verifies its tokens, so that damage never spreads: see `IndexedDataset.verified`. Raises InputError if that
+        fails, and if only some datasets have modes.
         """
         assert other.dtype == self.dtype
         if self.sequences and len(other) and (other.modes is not None) != bool(self._modes.tell()):
@@ -115,7 +115,7 @@ class IndexWriter:
         self.tokens += len(values)
 
     def _finish(self) -> None:
-        """Everything behind the lengths, then the header."""
+        """Write everything after the lengths, then the header."""
         self._idx.flush()
         begin = 0
         with self._index_path.open("rb") as lengths:
@@ -136,7 +136,7 @@ class IndexWriter:
             checksum = index_checksum(self._index_path, self.meta, data)
             values = asdict(Description(self.meta.vocab_size, self.meta.end_of_text, data, checksum))
             self._files[-2].append(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-        # of an older dataset under this name: neither its index nor its vocabulary may lie beside the new tokens
+        # the index and vocabulary of an older dataset must never lie beside the new tokens
         for path in (self._files[-1].target, suffixed(self.prefix, ".json").resolve()):
             path.unlink(missing_ok=True)
 

@@ -9,7 +9,6 @@ import numpy as np
 import xxhash
 
 from common.errors import EmptyResultError, PageError
-from common.progress import Meter
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.pool import ExtractPool
@@ -103,13 +102,8 @@ def extract_archives(
     """
     stats = Stats("scrape")
     try:
-        with outcome_writer(output, rejects, stats, allow_empty) as write, Meter("scrape", "pages") as meter:
-
-            def write_and_count(url: str, outcome: Outcome) -> None:
-                write(url, outcome)
-                meter.advance(size=outcome.get("bytes", 0), note=stats.dropped())
-
-            asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, workers, write_and_count))
+        with outcome_writer(output, rejects, stats, allow_empty) as write:
+            asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, workers, write))
     except EmptyResultError as error:
         cause = str(error) if stats.documents_in else "no response records inside; are these WET or WAT files?"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None

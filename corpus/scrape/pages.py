@@ -8,10 +8,10 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from common.errors import EmptyResultError
-from common.files import Document, document_writer, reject_writer
+from common.files import Document, document_writer
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
+from corpus.runner import Step
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
 
@@ -43,21 +43,20 @@ def outcome_writer(
     Raises EmptyResultError if no URL has text.
     """
     extractors: Counter[str] = Counter()
-    with reject_writer(rejects, stats.step) as reject, document_writer(output) as write:
+    step = Step(stats.step, (), rejects, allow_empty=allow_empty, unit="URLs")
+    step.stats = stats
+    with step.results(document_writer(output), "pages") as results:
 
         def write_outcome(url: str, outcome: Outcome) -> None:
             stats.documents_in += 1
             if "reason" in outcome:
-                stats.reasons[outcome["reason"]] += 1
-                reject({"url": url, "reason": outcome["reason"]})
-                return
-            record: Document = {**outcome["record"], "url": url}  # spelled as in this list
-            stats.bytes_in += outcome["bytes"]
-            stats.keep(record)
-            extractors[record["extractor"]] += 1
-            write(record)
+                results.drop({"url": url}, outcome["reason"])
+            else:
+                record: Document = {**outcome["record"], "url": url}  # spelled as in this list
+                stats.bytes_in += outcome["bytes"]
+                extractors[record["extractor"]] += 1
+                results.keep(record)
+            results.meter.advance(1, outcome.get("bytes", 0), stats.dropped())
 
         yield write_outcome
-        if not stats.documents_out and not allow_empty:
-            raise EmptyResultError(f"no text from any of {stats.documents_in} URLs ({stats.dropped()})")
     stats.extra["extractors"] = dict(sorted(extractors.items()))

@@ -1,1 +1,1 @@
-"""Text in hand: repair, filters, language, words and their n-grams."""
+"""Work on single texts: repair, filters, language, words, n-grams and their removal."""

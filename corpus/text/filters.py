@@ -1,21 +1,38 @@
-"""The rules that drop documents: small named objects that see the repaired text and say what they found, or nothing.
+"""Filters that drop documents: small functions that look at the repaired text and say what is wrong with it.
 
+    text = Text(repair(document["text"]))
     next((f.name for f in filters(settings) if f.finding(text)), "keep")
 
 OpenWebText's rules, and Gopher's quality rules (Rae et al. 2021, "Scaling Language Models", table A1), which are off by
-default.
+default. To add a filter, write its function and add it to `filters`.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 from common.settings import CleanSettings, GopherSettings
 from corpus.text.language import language_of
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "-", "*")
+_ELLIPSES = ("...", "…")
 _WORD = re.compile(r"\w+")
+
+
+class Text(str):
+    """A text that is split once, however many filters look at its words or lines."""
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What stands between white space, as in Gopher's paper."""
+        return self.split()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines that are not blank, stripped."""
+        return [stripped for line in self.split("\n") if (stripped := line.strip())]
 
 
 @dataclass(frozen=True)
@@ -23,67 +40,95 @@ class Filter:
     """A named reason to drop a document."""
 
     name: str
-    finding: Callable[[str], str | None]
-    """What is wrong with a text, for people ("312 characters"); None keeps it."""
+    """The reason, as rejects and statistics show it."""
+    finding: Callable[[Text], str | None]
+    """What is wrong with a text, for people ("312 characters"); None keeps it. Picklable: it is sent to workers."""
 
 
 def filters(settings: CleanSettings) -> tuple[Filter, ...]:
-    """The rules of a configuration in the order in which they are asked; the costly one last."""
-
-    def javascript(text: str) -> str | None:
-        short = len(text) < settings.javascript_characters
-        return f"{len(text)} characters with 'javascript'" if short and "javascript" in text.lower() else None
-
-    def language(text: str) -> str | None:
-        code = language_of(text)
-        return (code or "no letters") if code != settings.language else None
-
+    """The filters of a configuration in the order in which they are asked; the slowest is last."""
     return (
-        Filter("empty", lambda text: None if text else "no text"),
-        Filter("javascript", javascript),
-        Filter("short", lambda text: f"{len(text)} characters" if len(text) < settings.min_characters else None),
-        *(gopher(settings.gopher) if settings.gopher.enabled else ()),
-        *([Filter("language", language)] if settings.language else ()),
+        Filter("empty", empty),
+        Filter("javascript", partial(javascript, most=settings.javascript_characters)),
+        Filter("short", partial(short, least=settings.min_characters)),
+        *(gopher_filters(settings.gopher) if settings.gopher.enabled else ()),
+        *([Filter("language", partial(language, expected=settings.language))] if settings.language else ()),
     )
 
 
-def gopher(settings: GopherSettings) -> Iterator[Filter]:
-    """Gopher's quality rules; a word is what stands between white space, as in the paper."""
+def gopher_filters(settings: GopherSettings) -> tuple[Filter, ...]:
+    """Gopher's quality rules."""
+    word_length = partial(gopher_word_length, least=settings.min_word_length, most=settings.max_word_length)
+    return (
+        Filter("gopher_words", partial(gopher_words, least=settings.min_words, most=settings.max_words)),
+        Filter("gopher_word_length", word_length),
+        Filter("gopher_symbols", partial(gopher_symbols, most=settings.max_symbols)),
+        Filter("gopher_bullets", partial(gopher_bullets, most=settings.max_bullets)),
+        Filter("gopher_ellipsis", partial(gopher_ellipsis, most=settings.max_ellipses)),
+        Filter("gopher_alphabetic", partial(gopher_alphabetic, least=settings.min_alphabetic)),
+        Filter("gopher_stop_words", partial(gopher_stop_words, least=settings.min_stop_words)),
+    )
 
-    def words(text: str) -> str | None:
-        count = len(text.split())
-        return None if settings.min_words <= count <= settings.max_words else f"{count} words"
 
-    def word_length(text: str) -> str | None:
-        found = [len(word) for word in text.split()]
-        mean = sum(found) / max(len(found), 1)
-        kept = settings.min_word_length <= mean <= settings.max_word_length
-        return None if kept else f"words of {mean:.1f} characters"
+def empty(text: Text) -> str | None:
+    """No text at all."""
+    return None if text else "no text"
 
-    def symbols(text: str) -> str | None:
-        count, among = max(text.count("#"), text.count("...") + text.count("…")), len(text.split())
-        return f"{count} # or … in {among} words" if count > settings.max_symbols * among else None
 
-    def lines(kind: str, matches: Callable[[str], bool], most: float) -> Callable[[str], str | None]:
-        def finding(text: str) -> str | None:
-            found = [matches(line.strip()) for line in text.split("\n") if line.strip()]
-            return f"{sum(found)} of {len(found)} lines {kind}" if sum(found) > most * len(found) else None
+def javascript(text: Text, most: int) -> str | None:
+    """A short notice that the browser lacks JavaScript, in place of the page."""
+    notice = len(text) < most and "javascript" in text.lower()
+    return f"{len(text)} characters with 'javascript'" if notice else None
 
-        return finding
 
-    def alphabetic(text: str) -> str | None:
-        found = [any(map(str.isalpha, word)) for word in text.split()]
-        few = sum(found) < settings.min_alphabetic * len(found)
-        return f"{sum(found)} of {len(found)} words have letters" if few else None
+def short(text: Text, least: int) -> str | None:
+    """Too few characters."""
+    return f"{len(text)} characters" if len(text) < least else None
 
-    def stop_words(text: str) -> str | None:
-        found = len(_STOP_WORDS.intersection(_WORD.findall(text.lower())))
-        return f"{found} of {len(_STOP_WORDS)} stop words" if found < settings.min_stop_words else None
 
-    yield Filter("gopher_words", words)
-    yield Filter("gopher_word_length", word_length)
-    yield Filter("gopher_symbols", symbols)
-    yield Filter("gopher_bullets", lines("are bullets", lambda line: line.startswith(_BULLETS), settings.max_bullets))
-    yield Filter("gopher_ellipsis", lines("end in …", lambda line: line.endswith(("...", "…")), settings.max_ellipses))
-    yield Filter("gopher_alphabetic", alphabetic)
-    yield Filter("gopher_stop_words", stop_words)
+def language(text: Text, expected: str) -> str | None:
+    """Another language than the expected one."""
+    code = language_of(text)
+    return None if code == expected else code or "no letters"
+
+
+def gopher_words(text: Text, least: int, most: int) -> str | None:
+    """Too few or too many words."""
+    count = len(text.words)
+    return None if least <= count <= most else f"{count} words"
+
+
+def gopher_word_length(text: Text, least: float, most: float) -> str | None:
+    """Words that are too short or too long on average."""
+    mean = sum(map(len, text.words)) / max(len(text.words), 1)
+    return None if least <= mean <= most else f"words of {mean:.1f} characters"
+
+
+def gopher_symbols(text: Text, most: float) -> str | None:
+    """Too many hash signs or ellipses per word."""
+    count, words = max(text.count("#"), sum(map(text.count, _ELLIPSES))), len(text.words)
+    return f"{count} # or … in {words} words" if count > most * words else None
+
+
+def gopher_bullets(text: Text, most: float) -> str | None:
+    """Too many lines that begin with a bullet."""
+    count, lines = sum(line.startswith(_BULLETS) for line in text.lines), len(text.lines)
+    return f"{count} of {lines} lines are bullets" if count > most * lines else None
+
+
+def gopher_ellipsis(text: Text, most: float) -> str | None:
+    """Too many lines that end with an ellipsis."""
+    count, lines = sum(line.endswith(_ELLIPSES) for line in text.lines), len(text.lines)
+    return f"{count} of {lines} lines end in …" if count > most * lines else None
+
+
+def gopher_alphabetic(text: Text, least: float) -> str | None:
+    """Too few words with a letter in them."""
+    count, words = sum(any(map(str.isalpha, word)) for word in text.words), len(text.words)
+    return f"{count} of {words} words have letters" if count < least * words else None
+
+
+def gopher_stop_words(text: Text, least: int) -> str | None:
+    """Too few of the stop words that every English text has."""
+    count = len(_STOP_WORDS.intersection(_WORD.findall(text.lower())))
+    return f"{count} of {len(_STOP_WORDS)} stop words" if count < least else None

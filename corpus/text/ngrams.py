@@ -1,12 +1,12 @@
-"""The word n-grams of evaluation sets, and where they occur in a text.
+"""Collect the word n-grams of evaluation sets and find them in texts.
 
     ngrams = read_ngrams([Path("lambada.jsonl")], DecontaminateSettings(files=["lambada.jsonl"]))
-    ngrams.find(words(text))                  # [(place of the first word, number of the n-gram), …]
+    ngrams.find(words(text))                  # [(index of the first word, number of the n-gram), …]
 
-Words are those of corpus.text.words. An item of an evaluation set gives all its 13-grams; a shorter one of 8 words or
-more is itself one n-gram. In scripts without spaces a word is a character, and as many characters as 13 or 8 words are
-worth make an n-gram. Texts are searched by 64-bit hashes of n-grams, vectorised; each match is then compared word by
-word.
+Words are those of corpus.text.words. An item of an evaluation set contributes all its 13-grams; a shorter one of 8
+words or more is one n-gram. In scripts without spaces a word is a character, and an n-gram has as many characters as
+13 or 8 words are worth. Texts are searched by 64-bit hashes of n-grams, vectorised; each match is then compared word
+by word.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from common.files import read_lines
 from common.settings import DecontaminateSettings
 from corpus.text.words import WHOLE, words, worth
 
-_FORM = "2"  # of the words; another one makes other n-grams of the same evaluation sets
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplication modulo 2**64 loses nothing
+_FORM = "2"  # version of the words' form: another one makes other n-grams of the same evaluation sets
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
 
 
 def _hashes(found: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -35,47 +35,47 @@ def _hashes(found: Sequence[str]) -> npt.NDArray[np.uint64]:
 
 
 def _windows(hashes: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
-    """Hash of each run of `length` words: their hashes as the digits of a number modulo 2**64."""
+    """Hash of each run of `length` words: a polynomial of their hashes modulo 2**64."""
     total = np.zeros(max(0, len(hashes) - length + 1), dtype=np.uint64)
-    for place in range(length):
-        total = total * _BASE + hashes[place : place + len(total)]
+    for offset in range(length):
+        total = total * _BASE + hashes[offset : offset + len(total)]
     return total
 
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of some evaluation sets; their numbers depend on nothing but the n-grams."""
+    """The n-grams of some evaluation sets, numbered in sorted order."""
 
     texts: list[str]
-    """Words of each n-gram with a blank between them."""
+    """Words of each n-gram, separated by spaces."""
     sets: dict[str, npt.NDArray[np.int64]]
-    """Numbers of the n-grams by evaluation set."""
+    """Numbers of the n-grams per evaluation set."""
     tables: dict[int, tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]
-    """By length in words: hashes in order, and the number of the n-gram of each."""
+    """Per length in words: sorted hashes, and the number of each one's n-gram."""
 
     @property
     def digest(self) -> str:
-        """Names this collection, so that counts made for another one are not mistaken for its."""
+        """Identifies this collection, so that counts of another one are refused."""
         return hashlib.sha256("\n".join([_FORM, *self.texts]).encode()).hexdigest()[:16]
 
     def find(self, found: Sequence[str]) -> list[tuple[int, int]]:
-        """(place of the first word, number of the n-gram) of each occurrence among these words, in order."""
+        """(index of the first word, number of the n-gram) of each occurrence among these words, in order."""
         hashes = _hashes(found)
         occurrences = []
         for length, (known, numbers) in self.tables.items():
             windows = _windows(hashes, length)
             nearest = np.minimum(np.searchsorted(known, windows), len(known) - 1)
-            for place in np.flatnonzero(known[nearest] == windows).tolist():
-                number = int(numbers[nearest[place]])
-                if self.texts[number] == " ".join(found[place : place + length]):
-                    occurrences.append((place, number))
+            for index in np.flatnonzero(known[nearest] == windows).tolist():
+                number = int(numbers[nearest[index]])
+                if self.texts[number] == " ".join(found[index : index + length]):
+                    occurrences.append((index, number))
         return sorted(occurrences)
 
 
 def read_ngrams(paths: Sequence[Path], settings: DecontaminateSettings) -> Ngrams:
-    """The n-grams of evaluation sets, one file each: JSON lines (every string is an item), or an item a line.
+    """The n-grams of evaluation sets, one file each: JSON lines (every string is an item), or one item per line.
 
-    Raises InputError for a file that is not there, is damaged, or has no item of enough words.
+    Raises InputError for a file that is missing, is damaged, or has no item of enough words.
     """
     members: dict[str, set[str]] = defaultdict(set)
     for path in paths:
@@ -103,8 +103,8 @@ def read_ngrams(paths: Sequence[Path], settings: DecontaminateSettings) -> Ngram
 
 
 def _ngrams_of(found: Sequence[str], settings: DecontaminateSettings) -> Iterator[str]:
-    """The n-grams of an item: from each word on as many as are worth `max_words`; of a short item all its words."""
-    ends = np.cumsum([0, *map(worth, found)])  # what the words before each place are worth
+    """The n-grams of an item: from each word, as many as are worth `max_words`; a short item is one n-gram."""
+    ends = np.cumsum([0, *map(worth, found)])  # what the words before each index are worth
     if ends[-1] < settings.min_words * WHOLE:
         return
     if ends[-1] <= settings.max_words * WHOLE:
@@ -125,7 +125,7 @@ def _items(path: Path) -> Iterator[str]:
         try:
             yield from _strings(orjson.loads(line))
         except orjson.JSONDecodeError:
-            raise InputError(f"{path}:{number}: begins like JSON and is none; mend or remove the line") from None
+            raise InputError(f"{path}:{number}: begins like JSON but is not JSON; mend or remove the line") from None
 
 
 def _strings(value: Any) -> Iterator[str]:

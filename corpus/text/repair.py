@@ -1,23 +1,23 @@
-"""Text as people meant it: ftfy's repair, then folded white space.
+"""Repair text: ftfy's fixes, then folded white space.
 
     repair("schÃ¶n &amp; gut")                # "schön & gut"
 
-ftfy repairs each line for itself, and most lines need nothing. It sees only those in which it could find anything. The
-others are printable ASCII, dashes and …, with either curly quotes or lower-case letters of Latin-1; its steps act on:
+ftfy repairs line by line, and most lines need nothing, so it gets only the lines that it could change. The others are
+printable ASCII, dashes and …, with either curly quotes or lower-case letters of Latin-1. Its steps act on:
 
 | step | acts on |
 |---|---|
 | unescape_html | & |
-| fix_encoding | what ftfy.badness matches; with these characters that takes a quote beside an accented letter |
+| fix_encoding | what ftfy.badness matches; among these characters, a quote beside an accented letter |
 | c1 controls, ligatures, width, surrogates, NFC | other characters |
-| uncurl_quotes | curly quotes: straightened here |
+| uncurl_quotes | curly quotes; straightened here |
 | line breaks, terminal escapes, control characters | \\r and controls other than \\t, \\n, \\f |
 """
 
 import re
 
 _PLAIN = r"\t\n\f -%'-~–—…"  # ASCII from space to tilde without &
-_NOTHING_TO_MEND = re.compile(f"[{_PLAIN}‘’“”]*|[{_PLAIN}à-öø-ÿ]*")
+_CLEAN = re.compile(f"[{_PLAIN}‘’“”]*|[{_PLAIN}à-öø-ÿ]*")
 _LINE = re.compile("[^\n]*\n|[^\n]+")
 _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -29,24 +29,24 @@ def repair(text: str) -> str:
 
 
 def fold_spaces(text: str) -> str:
-    """One space between words, at most one blank line, none at the ends."""
+    """Fold white space to one space between words and at most one blank line; strip both ends."""
     text = _SPACES.sub(" ", text).replace(" \n", "\n").replace("\n ", "\n")
     return _BLANK_LINES.sub("\n\n", text).strip()
 
 
 def fix_text(text: str) -> str:
-    """What `ftfy.fix_text` returns, ten times sooner for English text."""
-    if _NOTHING_TO_MEND.fullmatch(text):
+    """The result of `ftfy.fix_text`, ten times faster for English text."""
+    if _CLEAN.fullmatch(text):
         return _straight(text)
     import ftfy
 
     fixed = []
     entities: str | bool = "auto"
     for line in _LINE.findall(text):
-        simple = _NOTHING_TO_MEND.fullmatch(line)
+        simple = _CLEAN.fullmatch(line)
         fixed.append(_straight(line) if simple else ftfy.fix_text(line, unescape_html=entities))
         if "<" in line:
-            entities = False  # from here on the text is taken for HTML, as ftfy does
+            entities = False  # like ftfy, take the rest of the text for HTML
     return "".join(fixed)
 
 

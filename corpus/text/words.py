@@ -1,13 +1,13 @@
-"""Words of a text as decontamination compares them, and where they stand in it.
+"""Split a text into words as decontamination compares them, and locate them in the text.
 
     words("Don't STOP: ｆｕｌｌ ﬁn")           # ["don", "t", "stop", "full", "fin"]
-    words("东京 2020")                       # ["东", "京", "2020"]: no spaces in Chinese, each character is a word
+    words("东京 2020")                       # ["东", "京", "2020"]: without spaces each character is a word
     spans("Don't STOP")                      # [(0, 3), (4, 5), (6, 10)]
 
-Runs of letters, digits and underscores, folded: NFKC, so that composed and decomposed, full-width and ligature forms
-are one; case folding (ß is ss); one i with or without its dot (Turkish); no soft hyphens and other code points that
-are invisible (Unicode's NFKC_Casefold and the i). Accents and vowel signs belong to their words. In scripts that are
-written without spaces every character with its marks is a word, see `SPACELESS`.
+A word is a run of letters, digits and underscores, folded: NFKC, so that composed and decomposed, full-width and
+ligature forms are equal; case folding (ß is ss); i with and without its dot are equal (Turkish); soft hyphens and other
+invisible code points are removed (Unicode's NFKC_Casefold, and the i). Accents and vowel signs belong to their words.
+In scripts that are written without spaces, every character with its marks is a word: see `SPACELESS`.
 """
 
 import re
@@ -19,7 +19,7 @@ from functools import cache
 
 WORD = re.compile(r"\w+")
 
-# (first, last) code points of scripts that put no spaces between words, as they are after folding
+# (first, last) code points of scripts without spaces between words, after folding
 SPACELESS = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Burmese
@@ -37,9 +37,9 @@ SPACELESS = (
     (0x16FE0, 0x18DFF),  # Tangut and others
     (0x1AFF0, 0x1B2FF),  # more kana, Nushu
 )
-# Those that may need folding; of the others Chinese characters and composed Korean syllables need none.
+# Code points that may need folding; Chinese characters and composed Korean syllables never do.
 _CODE_POINTS = (*range(0x3400), *range(0xA000, 0xAC00), *range(0xD7A4, 0x20000), *range(0x2F800, 0x2FA20))
-_JAMO = range(0x1160, 0x1200)  # vowels and ends of Korean syllables: they join what is before them
+_JAMO = range(0x1160, 0x1200)  # vowels and final consonants of Korean syllables: they join the character before them
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt
 _INVISIBLE = (
     (0x00AD, 0x00AD),
@@ -62,9 +62,9 @@ _INVISIBLE = (
 )
 
 
-_SELECTORS = (0xE0100, 0xE01EF)  # variants of characters: marks, and invisible
+_SELECTORS = (0xE0100, 0xE01EF)  # variation selectors: invisible marks
 _LAST_SMALL, _LARGE = "\uffff", re.compile("[\U00010000-\U0010ffff]")
-WHOLE = 15  # a word of English is as much as 1.5 Chinese characters, or 2.5 of other scripts: both without a rest
+WHOLE = 15  # what an English word is worth: 1.5 Chinese characters or 2.5 of other scripts, in whole numbers
 _CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0x20000, 0x3FFFF))
 
 
@@ -73,7 +73,7 @@ def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _class(characters: Iterable[str]) -> str:
-    """The inside of a character class with these characters, which are in order."""
+    """The inside of a character class with these characters, given in order."""
     ranges: list[list[int]] = []
     for code in map(ord, characters):
         if ranges and ranges[-1][1] == code - 1:
@@ -96,21 +96,21 @@ def _fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Patterns:
-    """Character classes of this Python's Unicode."""
+    """Patterns for the Unicode version of this Python."""
 
     special: re.Pattern[str]
     """A character that `str.casefold` does not fold to one character, or that joins the one before it."""
     stretch: re.Pattern[str]
-    """Such characters together; group 1: those that join the character before them."""
+    """A run of special characters; group 1: a run that joins the character before it."""
     unit: re.Pattern[str]
     """A word of a folded text, in any script."""
     beyond: re.Pattern[str]
-    """A character for which `WORD` does not find the word."""
+    """A character whose word `WORD` does not find."""
 
 
 @cache
 def _classes() -> dict[str, list[str]]:
-    """Characters by what they do; computed in a fifth of a second when the first text comes that is not ASCII."""
+    """Characters by what they do; computed in a fifth of a second at the first text that is not ASCII."""
     classes: dict[str, list[str]] = {name: [] for name in ("mark", "joins", "changes", "spaceless")}
     without_spaces = re.compile(f"[{_ranges(SPACELESS)}]")
     for character in map(chr, _CODE_POINTS):
@@ -128,7 +128,7 @@ def _classes() -> dict[str, list[str]]:
 
 @cache
 def _compiled(last: str) -> _Patterns:
-    """The patterns for texts of characters up to `last`: a class of small ones only is searched ten times sooner."""
+    """The patterns for texts with characters up to `last`: a class without large ones is searched ten times faster."""
     classes = {name: [one for one in found if one <= last] for name, found in _classes().items()}
     mark, joins, changes, own = map(_class, classes.values())
     own += _ranges(_CHINESE[:2])
@@ -155,43 +155,43 @@ def words(text: str) -> list[str]:
 
 
 def _pattern(folded: str) -> re.Pattern[str]:
-    """What finds the words of a folded text."""
+    """The pattern that finds the words of a folded text."""
     return _patterns(folded).unit if _patterns(folded).beyond.search(folded) else WORD
 
 
 def worth(word: str) -> int:
-    """How much a word says, in fifteenths of a word of English: see docs/corpus.md, Decontamination."""
+    """What a word is worth, in fifteenths of an English word: see docs/corpus.md, Decontamination."""
     if word.isascii() or not _compiled("\U0010ffff").beyond.match(word):
         return WHOLE
     return WHOLE * 2 // 3 if _HAN.match(word) else WHOLE * 2 // 5
 
 
 def spans(text: str) -> list[tuple[int, int]]:
-    """Where each of `words(text)` stands in the text: (start, end)."""
+    """(start, end) in the text of each of `words(text)`."""
     if text.isascii():
         return [match.span() for match in WORD.finditer(text)]
     folded, stretches = _fold_in_stretches(text)
     starts, ends = [stretch[0] for stretch in stretches], [stretch[1] for stretch in stretches]
 
-    def start_in_text(place: int) -> int:
-        number = bisect_right(starts, place) - 1  # the last stretch that begins at or before it
+    def start_in_text(position: int) -> int:
+        number = bisect_right(starts, position) - 1  # the last stretch that begins at or before it
         if number < 0:
-            return place
-        _, end, start_there, end_there = stretches[number]
-        return start_there if place < end else end_there + place - end
+            return position
+        _, end, text_start, text_end = stretches[number]
+        return text_start if position < end else text_end + position - end
 
-    def end_in_text(place: int) -> int:
-        number = bisect_left(ends, place)  # the first stretch that ends at or after it
-        if number < len(stretches) and starts[number] < place:
+    def end_in_text(position: int) -> int:
+        number = bisect_left(ends, position)  # the first stretch that ends at or after it
+        if number < len(stretches) and starts[number] < position:
             return stretches[number][3]
-        _, end, _, end_there = stretches[number - 1] if number else (0, 0, 0, 0)
-        return end_there + place - end
+        _, end, _, text_end = stretches[number - 1] if number else (0, 0, 0, 0)
+        return text_end + position - end
 
     return [(start_in_text(found.start()), end_in_text(found.end())) for found in _pattern(folded).finditer(folded)]
 
 
 def _fold_in_stretches(text: str) -> tuple[str, list[tuple[int, int, int, int]]]:
-    """`_fold(text)`, and where special stretches are: (start, end) there and (start, end) in the text."""
+    """`_fold(text)`, and its special stretches: (start, end) in the folded text, (start, end) in the text."""
     parts: list[str] = []
     stretches = []
     done = size = 0

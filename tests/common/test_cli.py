@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InputError
+from common.errors import ConfigError, InputError
 from tests.conftest import ROOT
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
@@ -161,6 +161,30 @@ def test_an_input_is_never_overwritten(
     before = contents(folder)
     assert "would overwrite the input" in problem(step, [*STEPS[step], *arguments], capsys)
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("step", "key"),
+    [
+        ("corpus.blacklist", "blacklist.min_scores"),
+        ("corpus.ingest", "max_bad_shares"),
+        ("corpus.clean", "clean.min_character"),
+        ("corpus.tokenize", "tokenize.min_token"),
+        ("corpus.train_tokenizer", "train_tokenizer.shares"),
+        ("corpus.dedup run", "dedup.thresholds"),
+        ("corpus.dedup verify", "dedup.thresholds"),
+        ("corpus.decontaminate run", "decontaminate.max_word"),
+        ("corpus.decontaminate cut", "decontaminate.max_word"),
+    ],
+)
+def test_every_step_and_verb_takes_keys_and_names_the_closest_one(folder: Path, step: str, key: str) -> None:
+    module, _, verb = step.partition(" ")
+    name = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
+    steps = {**STEPS, "corpus.dedup verify": ["--signatures", "in", "--pairs", "in", "--block", "0/1"]}
+    output = ["--output-dir", "d"] if step.endswith(" run") or "train" in step else ["--output", "o"]
+    output = ["--output-prefix", "o"] if step == "corpus.tokenize" else output
+    with pytest.raises(ConfigError, match=rf"command line: unknown key '{key}' \(did you mean '"):
+        import_module(name).main([*([verb] if verb else []), f"{key}=1", *steps[step], *output])
 
 
 def test_outputs_of_a_folder_may_not_be_the_statistics(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,19 +3,16 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import EmptyResultError, InputError
 from common.files import read_json, write_json
 from common.settings import DecontaminateSettings
-from corpus.decontaminate import count, cut, main, pieces
+from corpus.decontaminate import count, cut, main
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
 FILLER = "This sentence has nothing to do with it at all. "
-SETTINGS = DecontaminateSettings(cut_characters=10, min_characters=5, max_pieces=3)
 
 
 def decontaminate(folder: Path, texts: list[str], workers: int = 1) -> tuple[list[str], dict[str, object]]:
@@ -68,24 +65,6 @@ def test_a_document_in_more_than_ten_pieces_is_dropped(tmp_path: Path) -> None:
     assert stats.reasons == {"many_pieces": 2}, "11 and 12 pieces"
     more = settings.model_copy(update={"max_pieces": 11})
     assert cut([shard], [tmp_path / "c.json"], tmp_path / "out.zst", more).reasons == {"many_pieces": 1}
-
-
-@given(
-    text=st.text("ab.!? ", max_size=120),
-    spans=st.lists(st.tuples(st.integers(0, 119), st.integers(1, 20)), max_size=5),
-)
-def test_what_is_kept_is_text_outside_of_every_margin(text: str, spans: list[tuple[int, int]]) -> None:
-    within = sorted((start, min(len(text), start + size)) for start, size in spans if start < len(text))
-    marked = "".join("#" if any(a <= place < b for a, b in within) else c for place, c in enumerate(text))
-    left = pieces(text, within, SETTINGS)
-    assert all(len(piece) > 5 for piece in left)
-    start = 0
-    for piece, found in zip(left, pieces(marked, within, SETTINGS), strict=True):
-        assert piece == found and "#" not in found, "nothing of a match is left"
-        assert piece in text[start:]
-        start = text.index(piece, start) + len(piece)
-    if not within:
-        assert left == ([text.strip()] if len(text.strip()) > 5 else [])
 
 
 def test_the_worker_count_and_the_shards_change_no_text(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How steps end that are told to, or killed, while their workers are busy or wait."""
+"""Steps that are terminated or killed while their workers are busy or idle."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ STEPS: dict[str, list[object]] = {
 
 @contextmanager
 def waiting(module: str, folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[psutil.Process]]]:
-    """A step with two workers, in a session of its own, that waits for more input; and its workers."""
+    """A step in a new session that waits for more input, and its two workers."""
     command = [sys.executable, "-m", module, *map(str, STEPS[module]), "--workers", "2"]
     pipe: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -36,7 +36,7 @@ def waiting(module: str, folder: Path) -> Iterator[tuple["subprocess.Popen[bytes
         process.stdin.write(lines)
         process.stdin.flush()
         found: list[psutil.Process] = []
-        while len(found) < 2:  # the step is at work, and waits for the rest of its input
+        while len(found) < 2:  # the step has started, and waits for the rest of its input
             assert process.poll() is None, process.stderr and process.stderr.read()
             found = psutil.Process(process.pid).children(recursive=True)
         try:
@@ -46,7 +46,7 @@ def waiting(module: str, folder: Path) -> Iterator[tuple["subprocess.Popen[bytes
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run after a while."""
+    """The processes that still run after 20 seconds."""
     _, left = psutil.wait_procs(processes, timeout=20)
     return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -78,7 +78,7 @@ def test_the_workers_of_a_step_that_is_killed_end_with_it(tmp_path: Path, module
     with waiting(module, tmp_path) as (process, workers):
         process.kill()
         assert not alive(workers)
-    if module == "corpus.clean":  # the next run of the step takes the place of what is left
+    if module == "corpus.clean":  # the next run replaces what is left
         command = [sys.executable, "-m", module, *map(str, STEPS[module])]
         subprocess.run(command, input=LINES[: LINES.index(b"\n") + 1], check=True, cwd=tmp_path, capture_output=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.zst", "rejects.zst"]

@@ -109,7 +109,7 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
 
 def test_nothing_to_take_is_an_error(tmp_path: Path, command: Command) -> None:
     (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(EmptyResultError, match=r"no document with text \(1 empty\)"):
+    with pytest.raises(EmptyResultError, match=r"none of 1 documents is left \(1 empty\)"):
         take(tmp_path, tmp_path / "a.txt")
     with pytest.raises(InputError, match="none: matches no file"):
         take(tmp_path, tmp_path / "none")
@@ -156,3 +156,16 @@ def test_the_command_reads_sources_from_the_configuration(tmp_path: Path, comman
     assert_one_line_error(command("corpus.ingest", *arguments, "--output", "o"), "sources.0.txt_key", "text_key")
     (tmp_path / "c.yaml").write_text("run: x\n")
     assert_one_line_error(command("corpus.ingest", *arguments, "--output", "o"), "`urls`", "`sources`")
+
+
+def test_the_worker_count_changes_no_byte(tmp_path: Path) -> None:
+    lines = [orjson.dumps({"text": prose(n) if n % 20 else " ", "url": f"http://a.example/{n}"}) for n in range(150)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b"not json", *lines]))
+    written = []
+    for workers in (1, 2):
+        outputs = [tmp_path / f"{workers}" / f"{shard}.jsonl.zst" for shard in range(3)]
+        rejects = tmp_path / f"{workers}" / "rejects.jsonl.zst"
+        stats = ingest([SourceSettings(path=str(tmp_path / "a.jsonl"))], outputs, 0.1, rejects, workers)
+        assert (stats.extra["bad_lines"], stats.reasons) == (1, {"empty": 16})
+        written.append([path.read_bytes() for path in (*outputs, rejects)])
+    assert written[0] == written[1]

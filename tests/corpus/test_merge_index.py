@@ -126,7 +126,7 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path, command: Command) -> N
 
 @pytest.mark.slow
 def test_more_than_four_gigabytes_are_merged(tmp_path: Path) -> None:
-    """A sequence of 2^31 - 1 tokens in a file without blocks, and what follows it; written out for real."""
+    """A sequence of 2^31 - 1 tokens in a sparse file, and what follows it; written in full."""
     longest = 2**31 - 1
     with open(tmp_path / "a.bin", "wb") as file:
         file.seek(2 * longest)

@@ -27,7 +27,7 @@ def files_in(folder: Path) -> VocabularyFiles:
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some thousand words, and other scripts."""
+    """A shard of nine thousand words in several scripts."""
     texts = [prose(number, 300) + " Ünïcödé ‘quotes’, 中文字 中文, it's 12345.\n\n" for number in range(30)]
     return write_shard(
         tmp_path_factory.mktemp("texts") / "in.jsonl.zst",
@@ -37,7 +37,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(shard: Path, tmp_path_factory: pytest.TempPathFactory) -> VocabularyFiles:
-    """A vocabulary of it."""
+    """A vocabulary trained on the shard."""
     files = files_in(tmp_path_factory.mktemp("tokenizer"))
     train_tokenizer([shard], files, TrainTokenizerSettings(vocab_size=SIZE))
     return files

@@ -56,3 +56,12 @@ def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> Non
 def test_a_run_without_these_steps_has_nothing_to_show(tmp_path: Path) -> None:
     Stats("scrape", documents_in=1, documents_out=1).finish(tmp_path / "pages" / "0000.stats.json")
     assert "<h2>The corpus</h2>" not in render(tmp_path)
+
+
+def test_urls_that_were_dropped_are_examples_without_a_text(tmp_path: Path) -> None:
+    stats = Stats("blacklist", documents_in=12)
+    for number in range(12):
+        stats.drop("domain", {"url": f"http://b.example/{11 - number}", "reason": "domain"})
+    stats.finish(run_folder(tmp_path) / "urls" / "stats.json")
+    page = render(tmp_path)
+    assert "blacklist: domain" in page and "http://b.example/11\n" in page and "http://b.example/1\n" not in page

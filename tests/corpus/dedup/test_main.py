@@ -16,7 +16,7 @@ def shards(tmp_path: Path) -> list[Path]:
 
 
 def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int = 0) -> None:
-    """Every phase; bands and verify in `jobs` commands, each with several parts (default: one each)."""
+    """Run every phase; bands and verify in `jobs` commands of several parts each (default: one part each)."""
     for shard in shards:
         name = shard.name.removesuffix(".jsonl.zst")
         main(["signatures", "--input", str(shard), "--output", str(work / f"{name}.signatures")])

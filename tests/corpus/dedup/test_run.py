@@ -27,7 +27,7 @@ def edited(text: str, share: float, seed: int) -> str:
 
 
 def planted(families: int) -> list[Document]:
-    """Texts in families of one original, near copies of it, a stranger, and an exact copy."""
+    """Families of texts: an original, two near copies, an unrelated text, and an exact copy."""
     documents: list[Document] = []
     for family in range(families):
         original = prose(family)
@@ -53,7 +53,7 @@ def survivor_ids(documents: list[Document]) -> dict[str, str]:
 
 
 def true_clusters(documents: list[Document], threshold: float) -> list[set[str]]:
-    """Clusters by comparing all pairs: what the fast way must find."""
+    """Clusters by comparing all pairs, as a reference."""
     sets = [shingles(d["text"], RULES) for d in documents]
     folded = [" ".join(d["text"].casefold().split()) for d in documents]
     clusters = [{d["id"]} for d in documents]
@@ -164,7 +164,7 @@ def test_a_corpus_without_duplicates_is_doubted_when_it_is_large(
 def test_the_command_answers_a_bad_threshold_in_one_line(tmp_path: Path, command: Command, arguments: Any) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", planted(1))
     result = command("corpus.dedup", "run", "--input", source, "--output-dir", tmp_path / "out", *arguments)
-    assert_one_line_error(result, "--threshold")
+    assert_one_line_error(result, "dedup.threshold")
 
 
 def test_work_folders_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_a_file_cut_short_or_changed_anywhere_is_an_error_that_names_it(path: Pa
         path.write_bytes(whole[:end])
         with pytest.raises(InputError, match=r"some\.file: .*again"):
             Segments(path)
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for index in range(len(whole)):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
         with pytest.raises(InputError, match=r"some\.file: .*again"):
             with Segments(path) as file:
                 file.read("a", "<i8")

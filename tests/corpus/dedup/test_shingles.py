@@ -15,10 +15,10 @@ WORDS = DedupSettings(shingle_words=3)
 
 
 def text_shingles(text: str, settings: DedupSettings) -> set[object]:
-    """The definition: every n-gram, or the whole of a text that is shorter than one."""
+    """The definition: every n-gram, or the whole text if it is shorter than one."""
     items = text.split() if settings.shingle_words else list(text)
     length = settings.shingle_words or settings.shingle_characters
-    return {tuple(items[place : place + length]) for place in range(max(1, len(items) - length + 1))}
+    return {tuple(items[start : start + length]) for start in range(max(1, len(items) - length + 1))}
 
 
 @pytest.mark.parametrize("settings", [CHARACTERS, WORDS, DedupSettings(shingle_characters=1)])

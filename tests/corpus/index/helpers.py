@@ -1,4 +1,4 @@
-"""Datasets for the tests of the index: by the writer, and byte by byte from the table of the format."""
+"""Datasets for the tests of the index: made by the writer, and byte by byte after the format's table."""
 
 import struct
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "H": 8}  # of the struct module
 
 
 def written(prefix: Path, documents: Sequence[Sequence[int]], meta: Meta | None = META) -> IndexedDataset:
-    """A dataset of ours, a document at a time."""
+    """A dataset of ours, written one document at a time."""
     with IndexWriter(prefix, token_dtype(50257), meta) as index:
         for tokens in documents:
             index.add_document(tokens)
@@ -22,7 +22,7 @@ def written(prefix: Path, documents: Sequence[Sequence[int]], meta: Meta | None 
 def by_hand(
     prefix: Path, documents: Sequence[Sequence[Sequence[int]]], kind: str = "H", modes: Sequence[int] = ()
 ) -> Path:
-    """A dataset as other programs write it: documents of any number of sequences, no PREFIX.json."""
+    """A dataset as other programs write it: several sequences per document, no PREFIX.json."""
     sequences = [sequence for document in documents for sequence in document]
     lengths = [len(sequence) for sequence in sequences]
     starts = [0, *accumulate(lengths)][: len(lengths)]
@@ -47,6 +47,6 @@ def contents(dataset: IndexedDataset) -> list[list[list[int]]]:
 
 
 def files(prefix: Path) -> dict[str, bytes]:
-    """The bytes of a dataset, by suffix."""
+    """The bytes of a dataset's files by suffix."""
     paths = {suffix: prefix.with_name(prefix.name + suffix) for suffix in (".bin", ".idx", ".json")}
     return {suffix: path.read_bytes() for suffix, path in paths.items() if path.exists()}

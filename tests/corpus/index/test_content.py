@@ -1,4 +1,4 @@
-"""The checksum that tells one dataset's tokens from another's."""
+"""The checksum that identifies a dataset's tokens."""
 
 from pathlib import Path
 

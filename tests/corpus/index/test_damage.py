@@ -1,4 +1,4 @@
-"""Every bit of every file, and every length it can be cut to."""
+"""Damage every bit of every file, and cut each to every length."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_dataset_of_ours_is_itself_or_an_error(tmp_path: Path, suffix: str, da
 
 @pytest.mark.parametrize("damage", [flipped, cut])
 def test_a_damaged_index_of_others_gives_an_error_or_the_same_tokens(tmp_path: Path, damage: Damage) -> None:
-    """Without a checksum a document's border may move where several sequences allow it; never a sequence's."""
+    """Without a checksum, a document's border may move between sequences, but a sequence's never does."""
     by_hand(tmp_path / "a", [[tokens] for tokens in DOCUMENTS])
     data = files(tmp_path / "a")[".idx"]
     unseen = 0

@@ -103,7 +103,7 @@ def test_a_step_back_is_seen_wherever_a_piece_ends(tmp_path: Path, entry: int) -
         IndexedDataset(tmp_path / "a")
 
 
-@pytest.mark.parametrize(("kind", "message"), [("i", "token 5 is -7, no token id"), ("H", "token 5 is 65529")])
+@pytest.mark.parametrize(("kind", "message"), [("i", "token 5 is -7, not a token id"), ("H", "token 5 is 65529")])
 def test_verify_finds_ids_that_are_none(tmp_path: Path, kind: str, message: str) -> None:
     by_hand(tmp_path / "a", [[[0] * 5 + [-7 if kind == "i" else 65529]]], kind)
     if kind == "H":  # what other programs' uint16 mean is told by a PREFIX.json alone
@@ -114,7 +114,7 @@ def test_verify_finds_ids_that_are_none(tmp_path: Path, kind: str, message: str)
 
 
 def test_beyond_four_gigabytes_nothing_wraps(tmp_path: Path) -> None:
-    """Two sequences of 2^31 - 1 tokens and a short one, 8 GiB in a file without blocks."""
+    """Two sequences of 2^31 - 1 tokens and a short one, 8 GiB in a sparse file."""
     longest = 2**31 - 1
     begins, end = pointers(np.array([longest, longest, 3], np.int32), 0, 2)
     assert begins.tolist() == [0, 2**32 - 2, 2**33 - 4] and end == 2**33 + 2

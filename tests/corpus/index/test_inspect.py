@@ -15,7 +15,7 @@ def test_inspect_says_what_is_inside(tmp_path: Path) -> None:
         "bytes        2,022 in .bin, 122 in .idx",
         "longest      1,000 tokens",
         "vocabulary   50,257, end of text 50256",
-        "end of text  closes 2 of 3 documents looked at",
+        "end of text  closes 2 of 3 documents checked",
         "checksums    yes",
     ):
         assert line in text.splitlines(), text
@@ -36,7 +36,7 @@ def test_a_document_of_several_sequences_is_closed_by_the_last_of_them(tmp_path:
     by_hand(tmp_path / "a", [[[7], [1]], [[2], [7]], [[3, 7], []]], modes=[0, 1, 0, 1, 0, 1])
     (tmp_path / "a.json").write_text('{"vocab_size": 8, "end_of_text": 7}')
     text = inspect(IndexedDataset(tmp_path / "a"))
-    assert "sequences    6, with modes" in text and "closes 2 of 3 documents looked at" in text
+    assert "sequences    6, with modes" in text and "closes 2 of 3 documents checked" in text
     assert "checksums    none" in text
 
 

@@ -1,4 +1,4 @@
-"""Both ways against the real library: `pip install --no-deps megatron-core` brings it."""
+"""Read their datasets and let them read ours; needs `pip install --no-deps megatron-core`."""
 
 import warnings
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def megatron() -> Any:
 def theirs(
     megatron: Any, prefix: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: type = np.uint16, modes: int = 0
 ) -> Path:
-    """A dataset by their builder; with `modes`, sequence n of a document has mode n modulo that."""
+    """A dataset by their builder; with `modes`, sequence n of a document has mode n % modes."""
     builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype, multimodal=modes > 0)
     for document in documents:
         tokens = [token for sequence in document for token in sequence]
@@ -53,7 +53,7 @@ def merged_by_them(megatron: Any, prefix: Path, inputs: list[Path], dtype: type,
 
 
 def read_by_them(megatron: Any, prefix: Path, multimodal: bool = False) -> list[list[Any]]:
-    """Sequences by document, each as a list; with its mode where there are some."""
+    """The sequences of each document as lists, with their modes if there are any."""
     dataset = megatron.IndexedDataset(str(prefix), multimodal=multimodal)
     edges = dataset.document_indices.tolist()
     sequences = [dataset[n] for n in range(len(dataset))]

@@ -42,7 +42,7 @@ def test_whatever_way_documents_are_added_the_bytes_are_the_same(
     several: bool,
     data: st.DataObject,
 ) -> None:
-    """One by one, many at once, as datasets; documents of several sequences come as datasets only."""
+    """Write one by one, many at once, or as datasets; only datasets have documents of several sequences."""
     folder = tmp_path_factory.mktemp("index")
     if not several:
         documents = [[[token for sequence in document for token in sequence]] for document in documents]

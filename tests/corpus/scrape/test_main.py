@@ -305,7 +305,7 @@ def test_a_run_without_any_page_names_the_reasons_and_the_next_one_tries_again(t
     urls = list_of(tmp_path / "urls.txt", "http://one.example/1", "http://one.example/2", "http://one.example/3.jpg")
     output = tmp_path / "pages.jsonl.zst"
     with rude_server({}) as server:
-        with pytest.raises(EmptyResultError, match=r"urls\.txt: no text from any of 3 URLs \(2 http_404, 1 extension"):
+        with pytest.raises(EmptyResultError, match=r"urls\.txt: none of 3 URLs is left \(2 http_404, 1 extension"):
             run(server.address, urls, output)
         assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
         stats = run(server.address, urls, output, allow_empty=True)

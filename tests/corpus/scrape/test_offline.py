@@ -140,7 +140,7 @@ def test_a_run_without_any_page_names_the_cause_and_leaves_no_file(tmp_path: Pat
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "pages.jsonl"
     dead = write_warc(tmp_path / "dead.warc", record("http://one.example/1", http(status="404 Not Found")))
-    with pytest.raises(EmptyResultError, match=r"dead\.warc: no text from any of 1 URLs \(1 http_404\)"):
+    with pytest.raises(EmptyResultError, match=r"dead\.warc: none of 1 URLs is left \(1 http_404\)"):
         extracted(dead, output=output)
     wet = write_warc(tmp_path / "texts.warc.wet", record("http://one.example/1", b"text", kind="conversion"))
     with pytest.raises(EmptyResultError, match=r"texts\.warc\.wet: no response records"):

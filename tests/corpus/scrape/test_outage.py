@@ -43,7 +43,7 @@ def test_hosts_that_respond_with_errors_are_not_an_outage(tmp_path: Path) -> Non
     with rude_server({f"a.example/{n}": BUSY for n in ("", "robots.txt")}) as server:
         stats = Shard(tmp_path).run(server.address, ["http://a.example/"], allow_empty=True)
         assert stats.reasons == {"robots_unreachable": 1}
-        with pytest.raises(EmptyResultError, match="no text from any of 1 URLs"):
+        with pytest.raises(EmptyResultError, match="none of 1 URLs is left"):
             Shard(tmp_path, "strict").run(server.address, ["http://a.example/"])
 
 

@@ -41,7 +41,7 @@ def test_outcomes_become_a_shard_rejects_and_counts(tmp_path: Path) -> None:
 
 
 def test_a_shard_without_any_page_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(EmptyResultError, match=r"no text from any of 1 URLs \(1 dns\)"):
+    with pytest.raises(EmptyResultError, match=r"none of 1 URLs is left \(1 dns\)"):
         with outcome_writer(tmp_path / "pages.jsonl", None, Stats("scrape"), allow_empty=False) as write:
             write("http://one.example/", {"reason": "dns"})
     assert list(tmp_path.iterdir()) == []

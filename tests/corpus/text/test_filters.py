@@ -1,7 +1,7 @@
 import pytest
 
 from common.settings import CleanSettings, GopherSettings
-from corpus.text.filters import filters
+from corpus.text.filters import Text, filters
 from tests.helpers import prose
 
 GERMAN = (
@@ -11,7 +11,7 @@ GERMAN = (
 
 
 def findings(text: str, settings: CleanSettings | None = None) -> dict[str, str]:
-    found = ((rule.name, rule.finding(text)) for rule in filters(settings or CleanSettings()))
+    found = ((rule.name, rule.finding(Text(text))) for rule in filters(settings or CleanSettings()))
     return {name: finding for name, finding in found if finding is not None}
 
 

@@ -64,9 +64,9 @@ def test_the_search_finds_what_a_search_word_by_word_finds(
     collection = ngrams(tmp_path_factory.mktemp("set"), *items)
     found = words(text)
     expected = [
-        (place, number)
-        for place in range(len(found))
+        (index, number)
+        for index in range(len(found))
         for number, ngram in enumerate(collection.texts)
-        if found[place : place + len(ngram.split())] == ngram.split()
+        if found[index : index + len(ngram.split())] == ngram.split()
     ]
     assert collection.find(found) == sorted(expected)

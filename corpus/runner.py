@@ -1,0 +1,171 @@
+"""Run a step over shards: read, map over worker processes, keep or drop with a reason, write and count.
+
+    def shorten(document: Document) -> Document | Drop:
+        text = document["text"][:1000]
+        return {**document, "text": text} if text else Drop(document, "empty")
+
+    stats = Step("shorten", inputs, rejects).run(shorten, document_writer(output), workers=8)
+
+Results keep the order of the documents, so the worker count changes no byte. A step that needs more than `run` calls
+its two halves: `map` reads and computes, `results` writes and counts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.errors import EmptyResultError
+from common.files import BadLines, Document, read_shards, reject_writer
+from common.progress import Meter
+from common.stats import Stats
+from common.workers import Workers, batched
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Write = Callable[[Document], object]
+
+BATCH = 32  # documents sent to a worker at once: cleaning them takes some ten milliseconds
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A document that a step drops."""
+
+    document: Document
+    """What the rejects show of it."""
+    reason: str
+    """One word, counted in the statistics."""
+    finding: str = ""
+    """What is wrong, for people: "312 characters". Stands in the rejects if given."""
+
+
+Outcome = Document | Drop
+"""What a step makes of a document."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Writes and counts what a step keeps and drops; `Step.results` opens it."""
+
+    stats: Stats
+    meter: Meter
+    write: Write
+    reject: Write
+
+    def keep(self, document: Document) -> None:
+        """Write and count a document that survives."""
+        self.stats.keep(document)
+        self.write(document)
+
+    def drop(self, document: Document, reason: str, finding: str = "") -> None:
+        """Write and count a reject, and keep it as an example of its reason."""
+        rejected = {**document, "reason": reason, "finding": finding} if finding else {**document, "reason": reason}
+        self.stats.drop(reason, rejected)
+        self.reject(rejected)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Keep a document or drop it, and count it as done."""
+        if isinstance(outcome, Drop):
+            self.drop(outcome.document, outcome.reason, outcome.finding)
+        else:
+            self.keep(outcome)
+        self.meter.advance()
+
+
+@dataclass
+class Step:
+    """One run of a step over some inputs, and what it counts."""
+
+    name: str
+    inputs: Sequence[Path | str] = ()
+    """Shards that `documents` reads, named in errors."""
+    rejects: Path | None = None
+    max_bad_share: float | None = None
+    """Largest share of bad lines in the inputs; None for a step that has no such lines."""
+    allow_empty: bool = False
+    """Whether the step may end without a document."""
+    cure: str = ""
+    """What to change when everything was dropped."""
+    unit: str = "documents"
+    stats: Stats = field(init=False)
+    bad: BadLines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stats = Stats(self.name)
+        self.bad = BadLines(self.max_bad_share or 0)
+
+    def documents(self) -> Iterator[Document]:
+        """The documents of the inputs in order, counted; bad lines are skipped and counted."""
+        return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
+
+    @contextmanager
+    def map(
+        self, function: Callable[[Any], Result], workers: int = 1, items: Iterable[Any] | None = None
+    ) -> Iterator[Iterator[Result]]:
+        """Yield `function(document)` for each document, or for each of `items`. Enter it before `results`: it forks."""
+        with Workers(workers) as pool:
+            (results,) = map_shards(function, [self.documents() if items is None else items], pool)
+            yield results
+
+    @contextmanager
+    def results(self, writer: AbstractContextManager[Write] | None = None, unit: str = "") -> Iterator[Results]:
+        """Yield a `Results` over `writer` (default: counts only); progress counts in `unit`.
+
+        All files appear when the block ends well, otherwise none. Raises InputError for too many bad lines, and
+        EmptyResultError if nothing is left.
+        """
+        with (
+            writer or nullcontext(_discard) as write,
+            reject_writer(self.rejects, self.name) as reject,
+            Meter(self.name, unit or self.unit) as meter,
+        ):
+            yield Results(self.stats, meter, write, reject)
+            if self.max_bad_share is not None:
+                self.bad.check()
+                self.stats.extra["bad_lines"] = self.bad.bad
+            if not self.stats.documents_out and not self.allow_empty:
+                raise EmptyResultError(self._empty())
+
+    def run(
+        self,
+        function: Callable[[Any], Outcome],
+        writer: AbstractContextManager[Write],
+        workers: int = 1,
+        items: Iterable[Any] | None = None,
+    ) -> Stats:
+        """Write what `function` keeps of each document, or of each of `items`."""
+        with self.map(function, workers, items) as outcomes, self.results(writer) as results:
+            for outcome in outcomes:
+                results.settle(outcome)
+        return self.stats
+
+    def _empty(self) -> str:
+        """`a.zst …: none of 7 documents is left (7 short); CURE`."""
+        inputs = f"{self.inputs[0]}{' …' if len(self.inputs) > 1 else ''}: " if self.inputs else ""
+        if not self.stats.documents_in:
+            return f"{inputs}no {self.unit} inside"
+        cure = f"; {self.cure}" if self.cure else ""
+        return f"{inputs}none of {self.stats.documents_in} {self.unit} is left ({self.stats.dropped()}){cure}"
+
+
+def map_shards(
+    function: Callable[[Item], Result], shards: Sequence[Iterable[Item]], pool: Workers
+) -> Iterator[Iterator[Result]]:
+    """For each shard, the results of `function` for its documents; all shards stream through one pool.
+
+    Exhaust the results of a shard before asking for the next. Call it before outputs are opened: the pool forks.
+    """
+    groups = pool.map_groups(partial(_each, function), [batched(shard, BATCH) for shard in shards])
+    return (chain.from_iterable(batches) for batches in groups)
+
+
+def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+    return [function(item) for item in items]
+
+
+def _discard(_document: Document) -> None:
+    pass
