@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.errors import CheckpointError
-from training.huggingface.config import read_settings
-from training.huggingface.folder import PREFIX
+from training.huggingface.config import read_config
+from training.huggingface.pretrained import PREFIX
 from training.model import GPT2
 
 TOLERANCE = 1e-4  # largest difference allowed, relative to the largest logit: float32 sums in another order
@@ -22,7 +22,7 @@ TOLERANCE = 1e-4  # largest difference allowed, relative to the largest logit: f
 @torch.no_grad()
 def reference_logits(folder: Path, tokens: Tensor) -> Tensor:
     """(B, T) token ids -> (B, T, V), float32."""
-    settings, files = read_settings(folder), load_file(folder / "model.safetensors")
+    settings, files = read_config(folder), load_file(folder / "model.safetensors")
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 

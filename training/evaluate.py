@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="write the result as JSON too")
     arguments = parser.parse_args(argv)
 
-    from training.inference.load import load_model, split_of
+    from training.inference.load import load_model, trained_split
 
     for data in arguments.data:
         _check_data(data, arguments)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = (suffixed(data, suffix) for data in arguments.data for suffix in (".bin", ".idx", ".json"))
     check_outputs([arguments.output], files)
     if arguments.part != "all":
-        trained = split_of(arguments.checkpoint)
+        trained = trained_split(arguments.checkpoint)
         arguments.split = _split(arguments, trained)
     model, tokenizer = load_model(arguments.checkpoint, _vocabulary(arguments.data))
     about = {"checkpoint": str(arguments.checkpoint), "data": ", ".join(map(str, arguments.data))}

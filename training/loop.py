@@ -15,7 +15,7 @@ from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.checkpoint.saver import Saver
 from training.dataset.blend import Blend
-from training.huggingface.finetune import load_start
+from training.huggingface.finetune import load_finetune
 from training.metrics.logger import Journal
 from training.monitoring.diagnosis import first_non_finite
 from training.monitoring.guard import Guard
@@ -38,7 +38,8 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
     train, first = plan.experiment.train, world.rank == 0
     newest = checkpoint.newest(folder)
     if newest is not None:
-        note = run_on_all_ranks(partial(checkpoint.check_fits, newest, plan) if first else str)
+        check = partial(checkpoint.check_fits, newest, name=plan.name, experiment=plan.experiment, data=plan.train)
+        note = run_on_all_ranks(check if first else str)
         if note:
             say(f"note: {note}")
     if newest is not None and newest.progress.iteration >= train.iterations:
@@ -66,7 +67,7 @@ def run_training(settings: Settings, plan: Plan, world: World) -> bool:
                 if note := rate_change(newest.experiment.train, train, steps_taken(session.optimizer)):
                     say(note)
         elif plan.experiment.finetune is not None:
-            load_start(session.parameters, plan.experiment, plan.experiment.finetune)
+            load_finetune(session.parameters, plan.experiment.model, plan.experiment.finetune)
         progress = _iterate(session, folder, progress, stop, heartbeat)
     with suppress(OSError):  # what is left to do is tidying up
         owner.leave()

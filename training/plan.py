@@ -8,8 +8,8 @@ from common.errors import ConfigError, InputError
 from common.settings import Experiment, Settings, TokenizeSettings
 from training.dataset.blend import Blend
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
-from training.huggingface.finetune import check_start
-from training.model_folder import iterations
+from training.huggingface.finetune import check_finetune
+from training.model_folder import checkpoint_folders
 
 if TYPE_CHECKING:
     from training.dataset.batches import BatchForm
@@ -34,8 +34,9 @@ class Plan:
         """How batches are made of samples."""
         from training.dataset.batches import BatchForm  # torch
 
-        end = self.train.parts[0].corpus.end_of_text
-        return BatchForm(end, self.experiment.train.reset_position_ids, self.experiment.train.eod_mask_loss)
+        return BatchForm(
+            self.train.end_of_text, self.experiment.train.reset_position_ids, self.experiment.train.eod_mask_loss
+        )
 
     def __str__(self) -> str:
         from training.model import padded_vocab_size, parameter_count  # torch: only once the plan is sound
@@ -143,8 +144,8 @@ def make_plan(settings: Settings, name: str) -> Plan:
                 samples.require_one(part)
             parts[part].append(samples)
     start = ""
-    if experiment.finetune is not None and not iterations(settings.model_folder(name)):
-        start = check_start(experiment, name, experiment.finetune)
+    if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
+        start = check_finetune(experiment.model, name, experiment.finetune)
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
         raise InputError(f"{closing} close their documents: one model needs one vocabulary")

@@ -31,7 +31,7 @@ def train(settings: Settings, name: str) -> int:
         plan = make_plan(settings, name)
         check_world_size(launch, plan.experiment.parallel, name)
         check_offload(plan.experiment.parallel, name)
-        check_boards(plan.experiment, name)
+        check_boards(plan.experiment.log, name)
         folder.mkdir(parents=True, exist_ok=True)
     with started(launch, folder) as world:
         from training.loop import run_training  # torch, seconds of import: after all that can be wrong without it

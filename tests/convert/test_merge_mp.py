@@ -9,13 +9,14 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from common.errors import CheckpointError
-from convert.merge_mp import main, merge, new_folder
+from common.folders import replace_folder
+from convert.merge_mp import main, merge
 from convert.proof import prove, reference_logits
 from tests.conftest import Command
 from tests.training.helpers import launch_ok, make_run, run_main
 from training import checkpoint
-from training.huggingface import folder as hf
-from training.inference.load import load_model, model_from
+from training.huggingface import pretrained
+from training.inference.load import load_model, model_from_weights
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +59,14 @@ def test_an_iteration_can_be_named_and_an_older_result_is_replaced_by_force_alon
     assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", tmp_path / "other") == 2
     assert "no checkpoint of iteration 3; there are 2, 4\n" in capsys.readouterr().err
     assert run_main(main, "--checkpoint", run / "iter_0000002", "--iteration", 2, "--output", tmp_path / "other") == 2
-    assert "--iteration needs a run folder" in capsys.readouterr().err
+    assert "--iteration needs a model folder" in capsys.readouterr().err
 
 
 def test_a_conversion_that_mixes_heads_is_not_proved(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Wrong in both directions alike: writing and reading agree with each other, only the proof can tell.
-    monkeypatch.setattr(hf, "_swap_heads", lambda tensor, outer, inner: tensor)
+    monkeypatch.setattr(pretrained, "_swap_heads", lambda tensor, outer, inner: tensor)
     with pytest.raises(CheckpointError, match="logits differ from the checkpoint's"):
         merge(run, tmp_path / "merged")
     assert not list(tmp_path.iterdir())
@@ -81,10 +82,10 @@ def test_the_reference_is_the_function_that_transformers_computes(run: Path, tmp
 def test_a_nan_is_no_proof(run: Path, tmp_path: Path) -> None:
     merge(run, tmp_path / "merged")
     manifest = checkpoint.resolve(run)
-    weights = checkpoint.read_weights(manifest)
+    weights = checkpoint.load_weights(manifest)
     weights["wte.weight"][3] = torch.nan
     with pytest.raises(CheckpointError, match="differ"):
-        prove(tmp_path / "merged", model_from(manifest.experiment.model, weights))
+        prove(tmp_path / "merged", model_from_weights(manifest.experiment.model, weights))
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_an_interrupted_write_leaves_the_older_result_and_all_that_is_beside_it(
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").write_text("mine")
     before = files_of(tmp_path)
-    with pytest.raises(KeyboardInterrupt), new_folder(target) as temporary:
+    with pytest.raises(KeyboardInterrupt), replace_folder(target, lambda old, new: None) as temporary:
         (temporary / "config.json").write_text("new")
         raise KeyboardInterrupt
     assert files_of(tmp_path) == before

@@ -8,7 +8,7 @@ import torch
 
 from common.errors import ConfigError, InputError
 from training import loop, train
-from training.checkpoint import saver, saving
+from training.checkpoint import saver, writing
 from training.parallel.distributed import read_launch
 
 GOOD = {"start": train.make_plan, "build": loop.open_session, "data": loop.step_batches, "step": loop.train_step}
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
             raise ZeroDivisionError("division by zero")
         return GOOD["step"](*arguments)
 
-    write = saving._write_tensors
+    write = writing._write_tensors
     if where == "start":
         train.make_plan = start
     elif where == "build":
@@ -58,6 +58,6 @@ def main(argv: list[str]) -> int:
     elif where in ("step", "defect"):
         loop.train_step = {"step": step, "defect": defect}[where]
     elif where == "save":
-        saving._write_tensors = save
+        writing._write_tensors = save
     assert saver.checkpoint is not None
     return train.main(argv)

@@ -89,9 +89,17 @@ def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
     """A checkpoint in a run folder, as a run writes it (a collective call)."""
-    tensors = checkpoint.tensors_of(parameters, optimizer, plan.experiment.model.vocab_size)
+    tensors = checkpoint.state_tensors(parameters, optimizer, plan.experiment.model.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    return checkpoint.write(folder, tensors, progress, plan, checkpoint.compare_replicas(parameters))
+    return checkpoint.write(
+        folder,
+        tensors,
+        progress,
+        experiment=plan.experiment,
+        tokenize=plan.tokenize,
+        data=plan.train,
+        replicas=checkpoint.compare_replicas(parameters),
+    )
 
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:

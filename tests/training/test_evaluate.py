@@ -17,8 +17,8 @@ from tests.training.helpers import byte_documents, make_run, run_main, settings_
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import evaluate, main
 from training.generate import main as generate_main
-from training.huggingface import folder as hf
-from training.inference.load import load_model, model_from
+from training.huggingface import pretrained
+from training.inference.load import load_model, model_from_weights
 from training.model import GPT2, initial_value
 from training.train import main as train_main
 
@@ -26,7 +26,9 @@ from training.train import main as train_main
 def tiny_model(vocab_size: int) -> GPT2:
     settings = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=16, vocab_size=vocab_size, dropout=0.5)
     parameters = GPT2(settings).named_parameters()
-    return model_from(settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters})
+    return model_from_weights(
+        settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     model = tiny_model(50257)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    hf.write_folder(path, weights, model.settings, Tokenizer())
+    pretrained.save_pretrained(path, weights, model.settings, Tokenizer())
     return path
 
 
@@ -90,7 +92,7 @@ def test_several_datasets_have_a_line_each_and_their_tokens_weigh_the_same(
     model = tiny_model(257)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     (tmp_path / "model").mkdir()
-    hf.write_folder(tmp_path / "model", weights, model.settings, None)
+    pretrained.save_pretrained(tmp_path / "model", weights, model.settings, None)
     sets = {name: byte_documents(count) for name, count in (("a", 2), ("b", 9))}
     for name, documents in sets.items():
         write_corpus(tmp_path / name, documents)

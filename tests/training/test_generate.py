@@ -19,8 +19,8 @@ from tests.training.helpers import run_main
 from tests.training.test_evaluate import folder, tiny_model  # noqa: F401  (a fixture)
 from tests.training.test_model import SMALL, reference_model
 from training.generate import choose, continue_tokens, generate, main, read_prompts
-from training.huggingface.folder import from_hugging_face
-from training.inference.load import load_model, model_from
+from training.huggingface.pretrained import from_hugging_face
+from training.inference.load import load_model, model_from_weights
 from training.model import GPT2
 
 PROMPTS = [[], [7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(10, 30))]
@@ -33,7 +33,7 @@ def models() -> tuple[GPT2, GPT2LMHeadModel]:
     theirs = reference_model().eval()
     theirs.transformer.wpe.weight.data.mul_(6)  # places count as much as tokens: greedy text does not repeat itself
     weights = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
-    return model_from(SMALL, from_hugging_face(weights, SMALL)), theirs
+    return model_from_weights(SMALL, from_hugging_face(weights, SMALL)), theirs
 
 
 def draws(options: GenerateSettings, count: int = 8000) -> Counter[int]:

@@ -74,12 +74,12 @@ class Saver:
         replicas = checkpoint.compare_replicas(session.parameters)
         if replicas.drifted and session.world.rank == 0:
             say(f"warning: iteration {progress.iteration}: {replicas.warning()}")
-        tensors = checkpoint.tensors_of(session.parameters, session.optimizer, plan.experiment.model.vocab_size)
+        tensors = checkpoint.state_tensors(session.parameters, session.optimizer, plan.experiment.model.vocab_size)
         write = partial(self._write, tensors, progress, replicas)
         if self._thread is None:
             self.newest = write()
         else:
-            checkpoint.copy_tensors(tensors, self._copies)
+            checkpoint.copy_to_cpu(tensors, self._copies)
             self._writing = self._thread.submit(write, copies=self._copies)
 
     @property
@@ -97,7 +97,16 @@ class Saver:
         """All that need not be done between two steps."""
         plan, train = self.session.plan, self.session.plan.experiment.train
         options |= {"group": self._group, "may_write": self.may_write, "mark": self.mark}
-        path = checkpoint.write(self.folder, tensors, progress, plan, replicas, **options)
+        path = checkpoint.write(
+            self.folder,
+            tensors,
+            progress,
+            experiment=plan.experiment,
+            tokenize=plan.tokenize,
+            data=plan.train,
+            replicas=replicas,
+            **options,
+        )
         if self.session.world.rank == 0:
             say(f"saved {path}")
         self._sound.add(path)

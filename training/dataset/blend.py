@@ -88,6 +88,11 @@ class Blend:
         return [part.corpus.content for part in self.parts]
 
     @property
+    def end_of_text(self) -> int:
+        """Id of the token that ends a document; equal in all corpora of a model."""
+        return self.parts[0].corpus.end_of_text
+
+    @property
     def per_epoch(self) -> int:
         """Samples before one of the corpora begins again."""
         return min(self._first(part.per_epoch, corpus) for corpus, part in enumerate(self.parts))

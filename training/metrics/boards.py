@@ -1,6 +1,6 @@
-"""TensorBoard and Weights & Biases: the figures of a run where people already look at curves.
+"""Send a run's figures to TensorBoard and Weights & Biases.
 
-Both are optional. Each is a folder or a service beside the CSV files, which have everything that it shows.
+Both are optional: the CSV files have everything that they show.
 """
 
 import importlib.util
@@ -10,48 +10,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.console import say
+from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
-from common.settings import Experiment
+from common.settings import Experiment, LogSettings
 from training.parallel.distributed import all_gather
-from training.plan import Plan
 
 
 class Board(Protocol):
-    """Something that draws curves."""
+    """A service that draws curves."""
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Figures of one iteration by their names (`train/lm_loss`)."""
+        """Show one iteration's figures by name (`train/lm_loss`)."""
 
-    def close(self, well: bool) -> None:
-        """Bring everything home; `well`: the run was not ended by an error."""
-
-
-def check_boards(experiment: Experiment, name: str) -> None:
-    """ConfigError when the model `name` asks for a board that is not installed."""
-    if experiment.log.wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            f"models.{name}.log.wandb is {experiment.log.wandb!r}, but wandb is not installed: pip install wandb"
-        )
+    def close(self, success: bool) -> None:
+        """Flush and close; `success` sets the run's status."""
 
 
-def open_boards(plan: Plan, folder: Path, iteration: int, speaks: bool) -> list[Board]:
-    """The boards of a run that goes on after `iteration`, on the rank that speaks (a collective call).
+def check_boards(log: LogSettings, name: str) -> None:
+    """Raise ConfigError if the model `name` needs a board that is not installed."""
+    if log.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f"models.{name}.log.wandb is {log.wandb!r}, but wandb is not installed: pip install wandb")
 
-    Raises ConfigError on all ranks when Weights & Biases refuses, for want of a login, say.
+
+def open_boards(experiment: Experiment, name: str, folder: Path, iteration: int, *, on_rank0: bool) -> list[Board]:
+    """Open the boards of the model `name`, which continues after `iteration`, on rank 0 (a collective call).
+
+    Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
     """
     boards: list[Board] = []
     problem = ""
-    log = plan.experiment.log
-    if speaks and log.tensorboard:
+    if on_rank0 and experiment.log.tensorboard:
         try:
             boards.append(TensorBoard(folder, iteration))
         except ImportError as error:
-            say(f"warning: no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
-    if speaks and log.wandb:
+            warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
+    if on_rank0 and experiment.log.wandb:
         try:
-            boards.append(WeightsAndBiases(folder, plan.experiment, plan.name))
+            boards.append(WeightsAndBiases(folder, experiment, name))
         except ConfigError as error:
             problem = str(error)
     if any(problems := all_gather(problem)):
@@ -60,18 +56,18 @@ def open_boards(plan: Plan, folder: Path, iteration: int, speaks: bool) -> list[
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard; what an earlier start showed after `iteration` is taken back."""
+    """Event files in MODEL_FOLDER/tensorboard; points that an earlier start wrote after `iteration` are removed."""
 
     def __init__(self, folder: Path, iteration: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # without the purge, the curve of a resumed run would fold back over what a killed one had shown
+        # without the purge, the resumed curve would overlap the one of the killed run
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=iteration + 1)
         self._hook = threading.excepthook
         threading.excepthook = self._failed
 
     def _failed(self, failure: threading.ExceptHookArgs) -> None:
-        """The writer's thread raises in `show` what went wrong in it: no need to print it here."""
+        """Print uncaught thread errors, except the writer's own, which `show` raises."""
         if getattr(failure.thread, "exception", None) is not failure.exc_value:
             self._hook(failure)
 
@@ -81,14 +77,14 @@ class TensorBoard:
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
-    def close(self, well: bool) -> None:
+    def close(self, success: bool) -> None:
         """See Board."""
         threading.excepthook = self._hook
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """One run of a W&B project; its id is kept in RUN/wandb.id, so that a resumed run goes on in the same one."""
+    """One run of a W&B project; MODEL_FOLDER/wandb.id keeps its id, so that a resumed run continues it."""
 
     def __init__(self, folder: Path, experiment: Experiment, name: str) -> None:
         import wandb
@@ -110,13 +106,13 @@ class WeightsAndBiases:
             raise ConfigError(
                 f"models.{name}.log.wandb: {problem} (log in with `wandb login`, or set WANDB_MODE=offline)"
             ) from None
-        # W&B's own step may never go back, but a run that is resumed with other settings does
+        # W&B's own step must increase, but a resumed run repeats iterations
         self._run.define_metric("*", step_metric="iteration")
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
         """See Board."""
         self._run.log({**figures, "iteration": iteration})
 
-    def close(self, well: bool) -> None:
+    def close(self, success: bool) -> None:
         """See Board."""
-        self._run.finish(exit_code=0 if well else 1)
+        self._run.finish(exit_code=0 if success else 1)

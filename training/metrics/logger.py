@@ -26,6 +26,7 @@ from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
 from training.checkpoint import Progress
+from training.evaluation.scoring import perplexity
 from training.metrics.boards import Board, open_boards
 from training.metrics.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 from training.metrics.flops import CONVENTION, flops_per_token, peak_tflops
@@ -50,8 +51,11 @@ class Journal:
         self.session, self.folder, self._mine = session, folder, mine
         experiment, device = session.plan.experiment, session.world.device
         self.speaks = session.world.rank == 0
-        self._flops, self._peak = flops_per_token(experiment.model), peak_tflops(device, experiment)
-        self._boards: list[Board] = open_boards(session.plan, folder, progress.iteration, self.speaks)
+        self._flops = flops_per_token(experiment.model)
+        self._peak = peak_tflops(device, experiment.train.precision, experiment.log.peak_tflops)
+        self._boards: list[Board] = open_boards(
+            experiment, session.plan.name, folder, progress.iteration, on_rank0=self.speaks
+        )
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
         if self.speaks:
@@ -202,7 +206,7 @@ class Journal:
             "iteration": progress.iteration,
             "consumed_samples": progress.consumed_samples,
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700)),  # e^710 is beyond a float
+            "perplexity": perplexity(loss),
         }
         if not self._mine():
             pass

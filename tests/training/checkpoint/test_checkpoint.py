@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, hold the true vocabulary only, and say so when they do not fit."""
+"""Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not fit."""
 
 import hashlib
 import shutil
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -26,11 +27,12 @@ from tests.training.helpers import (
 )
 from tests.training.worker import steps
 from training import checkpoint
-from training.checkpoint import Manifest, Progress, files
+from training.checkpoint import Manifest, Progress, storage
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
+from training.model_folder import checkpoint_folders
 from training.parallel.distributed import World
-from training.plan import make_plan
+from training.plan import Plan, make_plan
 from training.session import Session, open_session
 from training.step import step_batches, train_step
 
@@ -53,6 +55,10 @@ def save(session: Session, folder: Path, iteration: int = 2) -> Manifest:
     )
 
 
+def check_fits(manifest: Manifest, plan: Plan) -> str:
+    return checkpoint.check_fits(manifest, name=plan.name, experiment=plan.experiment, data=plan.train)
+
+
 def test_weights_moments_and_position_come_back_bit_for_bit(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path / "run")
     other = open_session(session.plan, ALONE)
@@ -64,7 +70,7 @@ def test_weights_moments_and_position_come_back_bit_for_bit(session: Session, tm
         assert torch.equal(mine[:rows], theirs[:rows]), name
         for key, value in session.optimizer.state[mine].items():
             assert torch.equal(value, other.optimizer.state[theirs][key]), (name, key)
-    assert torch.equal(checkpoint.read_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
+    assert torch.equal(checkpoint.load_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
 
 
 def test_padding_rows_are_not_in_the_files(session: Session, tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_the_latest_file_names_the_newest(session: Session, tmp_path: Path) -> N
     save(session, tmp_path, 2)
     save(session, tmp_path, 4)
     assert (tmp_path / "latest").read_text() == "iter_0000004\n"
-    assert [path.name for path in checkpoint.iterations(tmp_path)] == ["iter_0000004", "iter_0000002"]
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["iter_0000004", "iter_0000002"]
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -134,7 +140,7 @@ def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Pat
 def test_large_tensors_are_read_straight_to_where_they_belong(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_LARGE", 1 << 12)
+    monkeypatch.setattr(storage, "_MIN_RAW", 1 << 12)
     manifest = save(session, tmp_path)
     asked: list[str] = []
     real = FileSystemReader.read_data
@@ -154,12 +160,12 @@ def test_large_tensors_are_read_straight_to_where_they_belong(
 def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_its_file(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_SMALLEST", 1 << 15)
+    monkeypatch.setattr(storage, "_MIN_FILE", 1 << 15)
     manifest = save(session, tmp_path)
     parts = [entry["size"] for name, entry in manifest.files.items() if name.endswith(".distcp")]
     assert 4 < len(parts) <= 16 and sum(parts) > 3 * 34_208 * 4
     for name, entry in manifest.files.items():
-        assert hashlib.sha256((manifest.path / name).read_bytes()).hexdigest() == entry["sha256"], name
+        assert xxhash.xxh3_128_hexdigest((manifest.path / name).read_bytes()) == entry["xxh3"], name
     other = open_session(session.plan, ALONE)
     checkpoint.load(manifest, other.parameters, other.optimizer)
     assert torch.equal(other.parameters["h.1.mlp.c_fc.weight"], session.parameters["h.1.mlp.c_fc.weight"])
@@ -221,8 +227,9 @@ def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_pat
 def test_a_manifest_that_has_sha256_alone_is_compared_by_it(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     raw = read_json(manifest.path / "manifest.json")
-    for entry in raw["files"].values():
+    for name, entry in raw["files"].items():
         del entry["xxh3"]
+        entry["sha256"] = hashlib.sha256((manifest.path / name).read_bytes()).hexdigest()
     write_json(manifest.path / "manifest.json", raw)
     checkpoint.verify(checkpoint.read_manifest(manifest.path))
     file = next(manifest.path.glob("*.distcp"))
@@ -256,7 +263,7 @@ def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path
 
 def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
-    checkpoint.check_fits(manifest, session.plan)
+    check_fits(manifest, session.plan)
     for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
         run = session.plan.experiment.model_dump()
         was, run[section][key] = run[section][key], value
@@ -264,7 +271,7 @@ def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_pat
         with pytest.raises(
             CheckpointError, match=rf"models\.tiny\.{section}\.{key} is {value} .* checkpoint has {was}"
         ):
-            checkpoint.check_fits(manifest, other)
+            check_fits(manifest, other)
 
 
 def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: Path) -> None:
@@ -274,8 +281,8 @@ def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: P
     samples = [Samples(corpus, range(corpus.documents), 8), Samples(other, range(other.documents), 8)]
     for blend in (Blend(samples[1:], [1]), Blend(samples, [1, 1])):
         with pytest.raises(CheckpointError, match="was trained on another dataset"):
-            checkpoint.check_fits(manifest, replace(session.plan, train=blend))
-    checkpoint.check_fits(manifest, replace(session.plan, train=Blend(samples[:1], [7])))
+            check_fits(manifest, replace(session.plan, train=blend))
+    check_fits(manifest, replace(session.plan, train=Blend(samples[:1], [7])))
 
 
 @pytest.mark.parametrize("vocab_size", [257, None], ids=["ours", "another tool's"])
@@ -289,16 +296,16 @@ def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
     plan = make_plan(settings_of(config), "tiny")
     manifest = save(open_session(plan, ALONE), tmp_path / "run")
-    assert checkpoint.check_fits(manifest, make_plan(settings_of(config), "tiny")) == ""
+    assert check_fits(manifest, make_plan(settings_of(config), "tiny")) == ""
     shutil.copytree(prefix.parent, tmp_path / "elsewhere")
     moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
-    checkpoint.check_fits(manifest, replace(plan, train=Blend([moved], [1])))
+    check_fits(manifest, replace(plan, train=Blend([moved], [1])))
     documents = byte_documents(60)
     documents[7][3] ^= 1
     write_corpus(prefix, documents, vocab_size)
     changed = make_plan(settings_of(config), "tiny")
     with pytest.raises(CheckpointError, match=r"another text than .* documents of the same lengths"):
-        checkpoint.check_fits(manifest, changed)
+        check_fits(manifest, changed)
 
 
 def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from common.errors import CheckpointError
 from common.files import read_json
 from tests.training.helpers import make_run, run_main
 from training import checkpoint
+from training.model_folder import checkpoint_folders
 from training.train import main
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
@@ -56,7 +57,7 @@ def start(run: Path, *overrides: str) -> int:
 def test_without_a_usable_checkpoint_nothing_is_trained_and_nothing_changed(
     run: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in checkpoint.iterations(run):
+    for folder in checkpoint_folders(run):
         spoil(folder, damage)
     before = contents(run)
     assert start(run) == 2
@@ -66,7 +67,7 @@ def test_without_a_usable_checkpoint_nothing_is_trained_and_nothing_changed(
     assert contents(run) == before
     with pytest.raises(CheckpointError, match="2 checkpoints, but none"):  # merging and evaluating say the same
         checkpoint.resolve(run)
-    for folder in checkpoint.iterations(run):
+    for folder in checkpoint_folders(run):
         shutil.rmtree(folder)
     assert start(run, "train.iterations=2") == 0
     assert read_json(run / "done.json")["checkpoint"] == "iter_0000002"
@@ -76,7 +77,7 @@ def test_a_damaged_newest_one_is_passed_over_and_made_again(run: Path, capsys: p
     spoil(run / "iter_0000004", "byte")
     assert start(run) == 0
     said = capsys.readouterr()
-    assert "warning: checkpoint passed over" in said.err and "resumed from" in said.out and "iter_0000002" in said.out
+    assert "warning: checkpoint skipped" in said.err and "resumed from" in said.out and "iter_0000002" in said.out
     checkpoint.verify(checkpoint.read_manifest(run / "iter_0000006"))
 
 

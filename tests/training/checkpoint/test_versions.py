@@ -44,10 +44,10 @@ def test_a_run_goes_on_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.C
         "90,10,0",
     )
     assert manifest.experiment.train.keep_every == 0 and manifest.tokenize.encoder_json is None
-    assert checkpoint.read_weights(manifest)["wte.weight"].shape == (257, 8)
+    assert checkpoint.load_weights(manifest)["wte.weight"].shape == (257, 8)
     assert run_main(main, "--config", old.parents[2] / "config.yaml", "--model", "tiny") == 0
     said = capsys.readouterr().out
-    assert said.count("is from before checkpoints knew their text") == 1 and f"resumed from {old}" in said
+    assert said.count("is from before checkpoints recorded a hash of their text") == 1 and f"resumed from {old}" in said
     assert read_json(old.parent / "iter_0000006/manifest.json")["content"][0].startswith("xxh3:")
 
 

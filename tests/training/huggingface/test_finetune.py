@@ -131,7 +131,7 @@ def test_padding_rows_of_a_foreign_model_are_left_out_and_the_plan_says_so(tmp_p
         theirs = GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(tmp_path / "padded")
     run = finetuned(tmp_path / "run", tmp_path / "padded", parallel={"tensor": size})
-    assert "; 63 of 320 embedding rows are no tokens and left out\n" in str(make_plan(settings_of(run), "tiny"))
+    assert "; 63 of 320 embedding rows are padding and left out\n" in str(make_plan(settings_of(run), "tiny"))
     if size == 1:
         assert run_main(main, "--config", run, "--model", "tiny") == 0
     else:
@@ -150,7 +150,7 @@ def test_the_tokenizer_of_a_folder_says_how_many_rows_are_tokens(tmp_path: Path)
     write_json(tmp_path / "padded" / "tokenizer.json", to_json(Tokenizer().vocabulary))
     config = finetuned(tmp_path / "run", tmp_path / "padded", model={"vocab_size": 50257})
     write_corpus(settings_of(config).dataset_prefix, byte_documents(60), 50257)
-    assert "; 47 of 50,304 embedding rows are no tokens and left out" in str(make_plan(settings_of(config), "tiny"))
+    assert "; 47 of 50,304 embedding rows are padding and left out" in str(make_plan(settings_of(config), "tiny"))
     ours, tokenizer = load_model(tmp_path / "padded")
     assert tokenizer is not None and ours.settings.vocab_size == tokenizer.vocab_size == 50257
     tokens = torch.randint(50257, (2, 16), generator=torch.Generator().manual_seed(1))

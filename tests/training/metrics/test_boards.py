@@ -47,7 +47,7 @@ def test_tensorboard_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "models/tiny/tensorboard").exists()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # not installed
     assert train(config, "train.iterations=2") == 0
-    assert "warning: no TensorBoard files" in capsys.readouterr().out
+    assert "warning: no TensorBoard files" in capsys.readouterr().err
 
 
 class Service(ModuleType):
@@ -104,7 +104,7 @@ def test_a_resumed_run_is_the_same_run_of_weights_and_biases(tmp_path: Path, ser
 
 def test_a_run_that_an_error_ends_ends_so_there_too(tmp_path: Path, service: Service) -> None:
     board = WeightsAndBiases(tmp_path, settings_of(make_run(tmp_path)).experiment("tiny"), "tiny")
-    board.close(well=False)
+    board.close(success=False)
     assert service.ended == [1]
 
 

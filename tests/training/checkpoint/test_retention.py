@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from training.checkpoint import retention
-from training.checkpoint.own import discard
+from training.checkpoint.retention import discard
 
 
 def checkpoint_folder(path: Path) -> Path:
