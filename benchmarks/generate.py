@@ -38,9 +38,9 @@ def measure(arguments: argparse.Namespace) -> str:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from training.generate import continue_tokens
     from training.huggingface.pretrained import to_hugging_face
     from training.inference.load import model_from_weights
+    from training.inference.sampling import continue_tokens
     from training.model import GPT2, initial_value
 
     settings = _TINY if arguments.tiny else _GPT2

@@ -15,7 +15,8 @@ from corpus.index import IndexWriter, Meta
 from tests.helpers import document, write_shard
 from tests.training.helpers import byte_documents, make_run, run_main, settings_of, write_corpus
 from training.dataset.corpus import Corpus, Samples
-from training.evaluate import evaluate, main
+from training.evaluate import main
+from training.evaluation.loss import evaluate
 from training.generate import main as generate_main
 from training.huggingface import pretrained
 from training.inference.load import load_model, model_from_weights

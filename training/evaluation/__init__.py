@@ -1,1 +1,1 @@
-"""Scores of a model: held-out loss, LAMBADA, WikiText-103."""
+"""Measure a model: loss on any data, LAMBADA's last-word accuracy, WikiText's word perplexity."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.dataset.batches import micro_batches
-from training.dataset.blend import Blend, schedule, whole_weights
+from training.dataset.blend import Blend, integer_weights, schedule
 from training.dataset.corpus import Corpus, Samples
 
 
@@ -63,11 +63,11 @@ def test_an_epoch_of_a_blend_ends_where_the_first_corpus_would_begin_again(parts
 
 
 def test_weights_become_the_least_whole_numbers_in_their_ratio() -> None:
-    assert whole_weights([0.7, 0.2, 0.1]) == [7, 2, 1]
-    assert whole_weights([30, 70]) == [3, 7]
-    assert whole_weights([5]) == [1]
+    assert integer_weights([0.7, 0.2, 0.1]) == [7, 2, 1]
+    assert integer_weights([30, 70]) == [3, 7]
+    assert integer_weights([5]) == [1]
     for weights in ([0.123456789, 0.3, 0.7], [1e-9, 1.0]):
-        whole = whole_weights(weights)
+        whole = integer_weights(weights)
         assert sum(whole) == 2**20 and min(whole) > 0
         total = sum(Fraction(str(weight)) for weight in weights)
         for got, wanted in zip(whole, weights, strict=True):

@@ -35,7 +35,7 @@ def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
     targets = np.concatenate([sample[1:] for sample in seen])
     assert len(set(targets.tolist())) == count * seq_len
     # Laid end to end in the order of their places, the samples are whole documents one after another.
-    order = samples.lay_out(epoch)
+    order = samples.make_epoch(epoch)
     places = np.argsort([order.samples[number] for number in range(count)])
     stream = np.concatenate([seen[places[0]][:1], *(seen[place][1:] for place in places)])
     documents = [
@@ -140,8 +140,8 @@ def test_permutations_are_uniform_and_those_that_runs_already_started_expect() -
 def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Samples(corpus_of([5] * 40), range(40), 1, seed=1)  # 199 samples
     made: list[int] = []
-    lay_out = samples.lay_out
-    monkeypatch.setattr(samples, "lay_out", lambda epoch: (made.append(epoch), lay_out(epoch))[1])
+    make_epoch = samples.make_epoch
+    monkeypatch.setattr(samples, "make_epoch", lambda epoch: (made.append(epoch), make_epoch(epoch))[1])
     for number in range(190):
         samples.sample(number)
     assert made == [0]

@@ -50,14 +50,14 @@ def test_accuracy_and_perplexity_are_those_of_transformers(
         first_right += int(logits[0].argmax()) == answer[0]
         scored += len(answer)
     correct = sum(is_right for is_right, _ in right)
-    assert {(True, 1), (True, 2), (False, 1), (False, 2)} == set(right), "every case is there"
-    assert correct < first_right, "words whose first token alone is foreseen are there"
+    assert {(True, 1), (True, 2), (False, 1), (False, 2)} == set(right), "all four cases occur"
+    assert correct < first_right, "some words have only their first token right"
     assert run_main(main, "--checkpoint", folder, "--task", "lambada", "--data", file, "--output", output) == 0
     found = json.loads(output.read_text())
     assert (found["correct"], found["words"], found["tokens"]) == (correct, 46, scored)
     assert found["accuracy"] == pytest.approx(correct / 46)
     assert found["perplexity"] == pytest.approx(math.exp(nats / 46), rel=1e-4)
-    figures = f"accuracy {correct / 46:.2%} ({correct} of 46), perplexity {found['perplexity']:.2f} a word"
+    figures = f"accuracy {correct / 46:.2%} ({correct} of 46), perplexity {found['perplexity']:.2f} per word"
     assert capsys.readouterr().out == f"{file}: last-word {figures}\n"
 
 

@@ -1,4 +1,4 @@
-"""Perplexity a word: the published words, windows and norm, against transformers token by token."""
+"""Word perplexity: the published words, windows and norm, against transformers token by token."""
 
 import json
 import math
@@ -15,9 +15,10 @@ from tests.training.helpers import byte_documents, run_main
 from tests.training.reference import SEQ_LEN, Reference, write_reference
 from tests.training.test_evaluate import tiny_model
 from training.dataset.corpus import Corpus, Samples
-from training.evaluate import evaluate, main
+from training.evaluate import main
+from training.evaluation.loss import evaluate
 from training.evaluation.scoring import sliding_windows, sum_of_sliding_losses
-from training.evaluation.wikitext import count_words, detokenized
+from training.evaluation.wikitext import count_words, detokenize
 
 # Written in WikiText's form: a space at the end of every line, empty lines with one, too.
 TEXT = """ 
@@ -48,7 +49,7 @@ TEXT = """
     ],
 )
 def test_words_become_text_by_the_published_rules(words: str, text: str) -> None:
-    assert detokenized(words) == text
+    assert detokenize(words) == text
 
 
 def test_line_ends_count_as_words_as_they_do_where_text_is_split_at_spaces() -> None:
@@ -81,7 +82,7 @@ def test_the_measures_are_those_of_transformers(
     options = ("--task", "wikitext", "--data", file, "--stride", stride, "--output", output)
     assert run_main(main, "--checkpoint", reference.folder, *options) == 0
     found = json.loads(output.read_text())
-    tokens = reference.tokenizer(detokenized(TEXT))["input_ids"]
+    tokens = reference.tokenizer(detokenize(TEXT))["input_ids"]
     loss, ratio = loss_of_transformers(reference.model, tokens, stride), (len(tokens) - 1) / (count_words(TEXT) - 1)
     assert (found["tokens"], found["words"], found["stride"]) == (len(tokens) - 1, count_words(TEXT), stride)
     assert found["loss"] == pytest.approx(loss, rel=1e-5)
