@@ -20,7 +20,7 @@ from training.inference.prompts import read_prompts
 from training.inference.sampling import generate
 
 
-def test_prompts_are_lines_or_objects_of_lines(tmp_path: Path) -> None:
+def test_prompts_are_lines_or_json_objects(tmp_path: Path) -> None:
     lines, objects = tmp_path / "a.txt", tmp_path / "a.jsonl"
     lines.write_text("One\n\nDrei Füße\n")
     assert read_prompts(lines) == [{"prompt": "One"}, {"prompt": ""}, {"prompt": "Drei Füße"}]
@@ -39,7 +39,7 @@ def test_prompts_are_lines_or_objects_of_lines(tmp_path: Path) -> None:
         ("long.txt", b"fine\n" + b"one two " * 10, "prompt 2: 21 tokens, the model has room for 15"),
     ],
 )
-def test_prompts_that_cannot_be_used_stop_in_one_line_and_write_nothing(
+def test_unusable_prompts_give_one_line_and_write_nothing(
     folder: Path,  # noqa: F811
     tmp_path: Path,
     name: str,
@@ -96,14 +96,14 @@ def test_without_a_prompt_lines_are_continued_until_stop(folder: Path) -> None: 
     assert "prompt> One" in result.stdout and "prompt> Two" in result.stdout and "never" not in result.stdout
     assert "error: prompt 1: " in result.stderr and result.stderr.count("\n") == 1
     seeds = re.findall(r"^\(seed (\d+)\)$", result.stdout, re.MULTILINE)
-    assert len(set(seeds)) == 2  # fresh ones, and what they give can be had again
+    assert len(set(seeds)) == 2  # new seeds, which reproduce their texts
     text = result.stdout.partition("prompt> ")[2].partition("\n(seed")[0]
     (again,) = generate(load_model(folder)[0], Tokenizer(), ["One"], GenerateSettings(max_tokens=3, seed=int(seeds[0])))
     assert text == again
 
 
 @pytest.mark.parametrize(("seed", "printed"), [((), True), (("--seed", 7), False)])
-def test_typed_prompts_have_the_seed_that_is_given_or_fresh_ones(
+def test_typed_prompts_use_the_given_seed_or_new_ones(
     folder: Path,  # noqa: F811
     seed: tuple[object, ...],
     printed: bool,
@@ -117,7 +117,7 @@ def test_typed_prompts_have_the_seed_that_is_given_or_fresh_ones(
     assert (first == second) is not printed
 
 
-def test_samples_are_different_texts_with_seeds_that_give_each_again(
+def test_samples_differ_and_their_seeds_reproduce_them(
     folder: Path,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -125,7 +125,7 @@ def test_samples_are_different_texts_with_seeds_that_give_each_again(
     model, tokenizer = load_model(folder)[0], Tokenizer()
     options = GenerateSettings(
         max_tokens=12, temperature=3, seed=2**64 - 2, top_k=0
-    )  # the third seed begins at 0 again
+    )  # the third seed wraps around to 0
     texts = list(generate(model, tokenizer, ["The", "A list"], options, samples=5))
     assert len(set(texts)) == 10 and [text[:3] for text in texts] == ["The"] * 5 + ["A l"] * 5
     for sample, seed in enumerate((2**64 - 2, 2**64 - 1, 0, 1, 2)):
@@ -161,12 +161,12 @@ def test_samples_are_different_texts_with_seeds_that_give_each_again(
         ((), "no such folder"),
     ],
 )
-def test_wrong_options_stop_in_one_line(
+def test_wrong_options_give_one_line(
     tmp_path: Path, arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         assert run_main(main, "--checkpoint", tmp_path / "absent", "--prompt", "x", *arguments) == 2
-    except SystemExit as exited:  # the parser's own
+    except SystemExit as exited:  # raised by argparse
         assert exited.code == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1

@@ -44,7 +44,7 @@ def make_config(model: ModelSettings, end_of_text: int | None) -> dict[str, Any]
 
 
 def is_pretrained_folder(path: Path) -> bool:
-    """Whether `path` looks like a Hugging Face model folder."""
+    """Whether `path` has the config.json of a Hugging Face folder."""
     return (path / CONFIG).is_file()
 
 

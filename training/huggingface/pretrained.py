@@ -1,4 +1,4 @@
-"""Save our weights as a Hugging Face GPT-2 folder, and load such a folder, ours or anyone's, as our weights.
+"""Save a model as a Hugging Face GPT-2 folder, and load a GPT-2 from any such folder.
 
     DIR/config.json             architecture
         model.safetensors       float32, names under `transformer.`, no lm_head: it is tied to wte
@@ -30,7 +30,7 @@ from training.model import GPT2
 
 PREFIX = "transformer."
 _LINEAR = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-_IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks that old files carry
+_IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks in old files
 
 
 def _swap_heads(tensor: Tensor, outer: int, inner: int) -> Tensor:

@@ -81,7 +81,7 @@ def test_padding_rows_are_not_in_the_files(session: Session, tmp_path: Path) -> 
         assert stored[key].size == torch.Size((257, 32)), key
 
 
-def test_the_latest_file_names_the_newest(session: Session, tmp_path: Path) -> None:
+def test_the_latest_file_names_the_newest_checkpoint(session: Session, tmp_path: Path) -> None:
     save(session, tmp_path, 2)
     save(session, tmp_path, 4)
     assert (tmp_path / "latest").read_text() == "iter_0000004\n"
@@ -90,7 +90,7 @@ def test_the_latest_file_names_the_newest(session: Session, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "file missing", "byte flipped", "file truncated"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
     session: Session, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(session, tmp_path, 2)
@@ -113,9 +113,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert checkpoint.resolve(tmp_path).path.name == "iter_0000002"
 
 
-def test_a_manifest_says_what_the_guard_remembers_and_old_ones_without_it_still_load(
-    session: Session, tmp_path: Path
-) -> None:
+def test_a_manifest_holds_the_guards_state_and_loads_without_it(session: Session, tmp_path: Path) -> None:
     memory = {"losses": [5.5, 5.25], "skipped": 1, "loss_scale": {"scale": 65536.0}}
     path = save_checkpoint(tmp_path, session.parameters, session.optimizer, Progress(2, 16, memory), session.plan)
     assert checkpoint.read_manifest(path).progress == Progress(2, 16, memory)
@@ -128,7 +126,7 @@ def test_a_manifest_says_what_the_guard_remembers_and_old_ones_without_it_still_
     checkpoint.load(old, session.parameters, session.optimizer)
 
 
-def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Path) -> None:
+def test_the_reader_of_dcp_reads_the_files(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     found = {"exp_avg.wpe.weight": torch.empty(16, 32)}
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
@@ -137,7 +135,7 @@ def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Pat
     assert torch.equal(found["exp_avg.wpe.weight"], moment) and moment.any()
 
 
-def test_large_tensors_are_read_straight_to_where_they_belong(
+def test_large_tensors_are_read_directly_into_their_targets(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_MIN_RAW", 1 << 12)
@@ -157,7 +155,7 @@ def test_large_tensors_are_read_straight_to_where_they_belong(
         assert torch.equal(mine[:257], other.parameters[name][:257]), name
 
 
-def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_its_file(
+def test_many_tensors_make_several_files_and_each_hash_is_that_of_its_file(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_MIN_FILE", 1 << 15)
@@ -173,8 +171,8 @@ def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False], ids=["8 ranks to 2", "2 ranks to 8"])
-def test_a_checkpoint_moves_between_tensor_by_pipeline_and_data_parallel(tmp_path: Path, there: bool) -> None:
-    """Two steps, a save, two more steps elsewhere: losses and norms of one process that never stopped."""
+def test_a_checkpoint_loads_in_another_layout(tmp_path: Path, there: bool) -> None:
+    """Two steps, a save, and two steps in another layout give the losses and norms of one uninterrupted process."""
     model = {"dropout": 0.0, "n_layer": 3}
     (straight,) = _continued(tmp_path / "straight", {}, model)
     layouts = [{"tensor": 4, "pipeline": 2}, {"data": 2, "zero_stage": 1}]
@@ -198,7 +196,7 @@ def _continued(folder: Path, parallel: dict[str, int], model: dict[str, Any], sa
     return [read_json(folder / f"seen.{rank}.json") for rank in range(size)]
 
 
-def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session, tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_save_are_ignored_and_removed(session: Session, tmp_path: Path) -> None:
     leftover = tmp_path / "iter_0000002.tmp"
     leftover.mkdir()
     (leftover / "__0_0.distcp").write_bytes(b"half")
@@ -209,7 +207,7 @@ def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session
     assert not leftover.exists()
 
 
-def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_path: Path) -> None:
+def test_a_moved_model_folder_still_has_its_vocabulary(session: Session, tmp_path: Path) -> None:
     originals = {"encoder_json": tmp_path / "elsewhere.json", "vocab_bpe": tmp_path / "elsewhere.bpe"}
     for key, path in originals.items():
         path.write_text(key)
@@ -224,7 +222,7 @@ def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_pat
         assert getattr(found, key).read_text() == key
 
 
-def test_a_manifest_that_has_sha256_alone_is_compared_by_it(session: Session, tmp_path: Path) -> None:
+def test_a_manifest_with_sha256_only_is_still_verified(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     raw = read_json(manifest.path / "manifest.json")
     for name, entry in raw["files"].items():
@@ -239,7 +237,7 @@ def test_a_manifest_that_has_sha256_alone_is_compared_by_it(session: Session, tm
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_files_that_break_after_they_were_verified_are_one_line(session: Session, tmp_path: Path, damage: str) -> None:
+def test_files_damaged_after_verification_give_one_line(session: Session, tmp_path: Path, damage: str) -> None:
     manifest = save(session, tmp_path)
     file = next(manifest.path.glob("*.distcp"))
     if damage == "gone":
@@ -250,7 +248,7 @@ def test_files_that_break_after_they_were_verified_are_one_line(session: Session
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
 
-def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path) -> None:
+def test_each_rank_verifies_a_share_of_the_files(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     second = sorted(manifest.files)[1]
     data = bytearray((manifest.path / second).read_bytes())
@@ -261,7 +259,7 @@ def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path
         checkpoint.verify(manifest, slice(1, None, 2))
 
 
-def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_path: Path) -> None:
+def test_other_model_settings_are_refused_by_key(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     check_fits(manifest, session.plan)
     for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
@@ -274,7 +272,7 @@ def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_pat
             check_fits(manifest, other)
 
 
-def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: Path) -> None:
+def test_another_dataset_is_refused(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     corpus = session.plan.train.parts[0].corpus
     other = Corpus(corpus.prefix, corpus.tokens, corpus.starts[1:], corpus.lengths[1:])
@@ -286,9 +284,7 @@ def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: P
 
 
 @pytest.mark.parametrize("vocab_size", [257, None], ids=["ours", "another tool's"])
-def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths(
-    tmp_path: Path, vocab_size: int | None
-) -> None:
+def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path, vocab_size: int | None) -> None:
     config = make_run(tmp_path)
     prefix = load_settings(config).dataset_prefix
     write_corpus(prefix, byte_documents(60), vocab_size)
@@ -308,7 +304,7 @@ def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths
         check_fits(manifest, changed)
 
 
-def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_of_ours_is_named(tmp_path: Path) -> None:
     megatron = tmp_path / "megatron" / "iter_0000100" / "mp_rank_00"
     megatron.mkdir(parents=True)
     for path in (megatron, megatron.parent, megatron.parent.parent):

@@ -1,4 +1,4 @@
-"""Saves while training goes on, copies that drifted apart, disks that are full, and which checkpoints stay."""
+"""Background saves, replicas that drifted, full disks, and which checkpoints are kept."""
 
 import threading
 from pathlib import Path
@@ -32,12 +32,12 @@ def open_tiny(folder: Path, **train: object) -> Session:
 
 
 def tensor_files(path: Path) -> dict[str, Any]:
-    """What the manifest says of all files but .metadata, which has a random number."""
+    """The manifest's entries of all files except .metadata, which contains a random number."""
     return {name: digest for name, digest in read_json(path / "manifest.json")["files"].items() if "distcp" in name}
 
 
 def names(folder: Path) -> list[str]:
-    """Iterations that are there, newest first, and whatever else begins like one."""
+    """The iterations of the checkpoints, newest first."""
     assert not list(folder.glob("*.tmp"))
     return [path.name.lstrip("iter_0") for path in checkpoint_folders(folder)]
 
@@ -45,7 +45,7 @@ def names(folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------ in the background
 
 
-def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training_goes_on(
+def test_a_background_save_holds_its_own_step_while_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_tiny(tmp_path, async_save=True)
@@ -69,7 +69,7 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
         assert not torch.equal(session.parameters["wpe.weight"], before)
         assert saver.busy and not checkpoint_folders(tmp_path / "run")
         trained.set()
-        saver.save(Progress(2, 16))  # waits for the one before
+        saver.save(Progress(2, 16))  # waits for the previous save
         assert saver.newest == checkpoint_folder(tmp_path / "run", 1)
     steps.close()
     assert saver.newest == checkpoint_folder(tmp_path / "run", 2)
@@ -79,7 +79,7 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
     checkpoint.verify(checkpoint.read_manifest(second))
 
 
-def test_what_goes_wrong_in_the_background_is_raised_by_the_next_save_and_at_the_end(tmp_path: Path) -> None:
+def test_a_background_error_is_raised_by_the_next_save_and_at_the_end(tmp_path: Path) -> None:
     session = open_tiny(tmp_path, async_save=True)
     with pytest.raises(CheckpointError, match=r"iter_0000001: not saved: .*last complete checkpoint is none"):
         with Saver(session, tmp_path / "gone") as saver:
@@ -91,20 +91,20 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_save_and_at_the
 
 
 @pytest.mark.slow
-def test_two_ranks_save_the_same_in_the_background_as_between_steps(tmp_path: Path) -> None:
+def test_two_ranks_save_the_same_files_in_the_background_as_between_steps(tmp_path: Path) -> None:
     files = []
     for name, background in (("between", False), ("background", True)):
         parallel = {"data": 2, "zero_stage": 1}
         config = make_run(tmp_path / name, parallel=parallel, train={"async_save": background})
         results = launch_ok(2, WORKER, config)
-        assert "asked 8 times" in results[0].stdout  # before a save, before its renaming
+        assert "asked 8 times" in results[0].stdout  # before each save and before each rename
         folders = checkpoint_folders(tmp_path / name / "models" / "tiny")
         assert len(folders) == 4
         files.append([tensor_files(folder) for folder in folders])
     assert files[0] == files[1]
 
 
-def test_a_run_that_saves_in_the_background_ends_when_its_last_checkpoint_is_there(tmp_path: Path) -> None:
+def test_a_run_with_background_saves_ends_after_its_last_checkpoint(tmp_path: Path) -> None:
     options = ("train.async_save=true", "train.save_interval=1", "train.keep_last=2")
     assert run_main(train, "--config", make_run(tmp_path), "--model", "tiny", *options) == 0
     folder = tmp_path / "models" / "tiny"
@@ -115,7 +115,7 @@ def test_a_run_that_saves_in_the_background_ends_when_its_last_checkpoint_is_the
 # ------------------------------------------------------------------------------------------------ several ranks
 
 
-def test_copies_that_drifted_apart_are_named_and_a_full_disk_ends_all_ranks_in_one_line(tmp_path: Path) -> None:
+def test_drifted_replicas_are_named_and_a_full_disk_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
     config = make_run(tmp_path, parallel={"data": 2, "zero_stage": 0})
     results = launch(2, WORKER, config, "nudge", "full")
     folder = tmp_path / "models" / "tiny"
@@ -146,7 +146,7 @@ def test_copies_that_drifted_apart_are_named_and_a_full_disk_ends_all_ranks_in_o
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_ranks_in_one_line_in_the_background_too(tmp_path: Path) -> None:
+def test_a_full_disk_during_a_background_save_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
     config = make_run(tmp_path, parallel={"pipeline": 2}, train={"async_save": True})
     results = launch(2, WORKER, config, "full")
     assert [result.returncode for result in results] == [2, 2]
@@ -165,7 +165,7 @@ def test_a_full_disk_ends_all_ranks_in_one_line_in_the_background_too(tmp_path: 
     ],
     ids=["tensor", "pipeline", "zero 3"],
 )
-def test_all_that_several_ranks_hold_is_compared_and_nothing_else(
+def test_exactly_the_replicated_parameters_are_compared(
     tmp_path: Path, parallel: dict[str, Any], compared: set[str]
 ) -> None:
     launch_ok(2, WORKER, make_run(tmp_path, parallel=parallel, train={"iterations": 1}))
@@ -190,7 +190,7 @@ def saved(tmp_path: Path) -> Session:
     return session
 
 
-def test_the_newest_stay_and_those_of_every_so_many_iterations(saved: Session, tmp_path: Path) -> None:
+def test_the_newest_checkpoints_and_multiples_of_keep_every_are_kept(saved: Session, tmp_path: Path) -> None:
     with Saver(saved, tmp_path / "run") as saver:
         saver.save(Progress(10, 80))
         assert names(tmp_path / "run") == ["10", "8", "4"]
@@ -200,7 +200,7 @@ def test_the_newest_stay_and_those_of_every_so_many_iterations(saved: Session, t
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "no manifest"])
-def test_a_damaged_checkpoint_does_not_count_as_one_that_is_kept(saved: Session, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_does_not_count_towards_keep_last(saved: Session, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "run" / "iter_0000008"
     file = next(folder.glob("*.distcp"))
     data = bytearray(file.read_bytes())
@@ -235,9 +235,7 @@ def test_nothing_is_removed_before_a_newer_checkpoint_is_complete(
     assert names(tmp_path / "run") == ["8", "6", "4", "2"]
 
 
-def test_what_a_kill_left_of_a_removal_is_no_checkpoint_and_goes_with_the_next_save(
-    saved: Session, tmp_path: Path
-) -> None:
+def test_the_remains_of_a_killed_removal_are_removed_by_the_next_save(saved: Session, tmp_path: Path) -> None:
     old = tmp_path / "run" / "iter_0000002"
     old.rename(old.with_name(old.name + ".tmp"))
     with Saver(saved, tmp_path / "run") as saver:

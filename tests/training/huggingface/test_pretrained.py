@@ -1,4 +1,4 @@
-"""Hugging Face folders: written as transformers reads them, read as transformers writes them."""
+"""transformers reads the Hugging Face folders that we write, and we read those that it writes."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_our_folder_loads_in_transformers_with_equal_logits(tmp_path: Path) -> N
     assert (theirs.eval()(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_our_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_our_folder_loads_bit_for_bit(tmp_path: Path) -> None:
     weights = random_weights(SMALL)
     pretrained.save_pretrained(tmp_path, weights, SMALL, None)
     settings, read = pretrained.load_pretrained(tmp_path)
@@ -59,7 +59,7 @@ def test_a_folder_that_transformers_wrote_is_read(tmp_path: Path, shard_size: st
     assert (ours(tokens).cpu() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_the_tokenizer_that_goes_with_the_folder_is_gpt2s(tmp_path: Path) -> None:
+def test_the_folders_tokenizer_is_gpt2s(tmp_path: Path) -> None:
     settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, seq_len=8)
     pretrained.save_pretrained(tmp_path, random_weights(settings), settings, Tokenizer())
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path)
@@ -76,7 +76,7 @@ def test_the_tokenizer_that_goes_with_the_folder_is_gpt2s(tmp_path: Path) -> Non
     assert again(text)["input_ids"] == theirs(text)["input_ids"]
 
 
-def test_a_head_of_its_own_or_a_tensor_of_another_shape_is_refused() -> None:
+def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
     theirs = pretrained.to_hugging_face(random_weights(SMALL), SMALL)
     tied = pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"]}, SMALL)
     assert tied.keys() == random_weights(SMALL).keys()
@@ -99,7 +99,7 @@ def test_a_head_of_its_own_or_a_tensor_of_another_shape_is_refused() -> None:
         ("vocab_size", 102, r"tensor 'wte.weight' has shape \[101, 24\], config.json asks for \[102, 24\]"),
     ],
 )
-def test_a_folder_that_is_no_gpt2_of_ours_says_which_key(tmp_path: Path, key: str, value: object, says: str) -> None:
+def test_an_unsupported_folder_is_refused_by_key(tmp_path: Path, key: str, value: object, says: str) -> None:
     pretrained.save_pretrained(tmp_path, random_weights(SMALL), SMALL, None)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))

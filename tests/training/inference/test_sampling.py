@@ -21,9 +21,9 @@ LOGITS = torch.log(torch.tensor([0.1, 0.5, 0.15, 0.25]))
 
 @pytest.fixture(scope="module")
 def models() -> tuple[GPT2, GPT2LMHeadModel]:
-    """The same small random weights in our model and in that of transformers."""
+    """The same small random weights in our model and in transformers'."""
     theirs = reference_model().eval()
-    theirs.transformer.wpe.weight.data.mul_(6)  # places count as much as tokens: greedy text does not repeat itself
+    theirs.transformer.wpe.weight.data.mul_(6)  # so that greedy text does not repeat itself
     weights = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
     return model_from_weights(SMALL, from_hugging_face(weights, SMALL)), theirs
 
@@ -44,25 +44,25 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
     assert sharp[1] / 8000 == pytest.approx(0.25 / (0.01 + 0.25 + 0.0225 + 0.0625), abs=0.03)
 
 
-def test_top_k_keeps_the_k_likeliest() -> None:
+def test_top_k_keeps_the_k_most_likely() -> None:
     assert set(draws(GenerateSettings(temperature=1, top_k=2))) == {1, 3}
 
 
-def test_among_equals_top_k_keeps_the_first() -> None:
+def test_among_ties_top_k_keeps_the_first() -> None:
     generator, options = torch.Generator().manual_seed(0), GenerateSettings(temperature=1, top_k=3)
     assert {sample_token(torch.tensor([0.0, 1, 0, 5, 1, 1]), options, generator) for _ in range(400)} == {1, 3, 4}
 
 
-def test_top_k_may_be_more_than_the_vocabulary() -> None:
+def test_top_k_may_exceed_the_vocabulary() -> None:
     assert set(draws(GenerateSettings(temperature=1, top_k=100), 400)) == {0, 1, 2, 3}
 
 
-def test_top_p_keeps_the_likeliest_that_make_it_up_and_never_none() -> None:
+def test_top_p_keeps_the_most_likely_and_at_least_one() -> None:
     assert set(draws(GenerateSettings(temperature=1, top_k=0, top_p=0.7))) == {1, 3}
     assert set(draws(GenerateSettings(temperature=1, top_k=0, top_p=0.01))) == {1}
 
 
-def test_a_seed_repeats_its_text_and_another_gives_another() -> None:
+def test_a_seed_reproduces_its_text_and_another_seed_changes_it() -> None:
     model, tokenizer = tiny_model(50257), Tokenizer()
     (one,) = generate(model, tokenizer, ["The list"], GenerateSettings(max_tokens=30, seed=1))
     assert one.startswith("The list")
@@ -70,7 +70,7 @@ def test_a_seed_repeats_its_text_and_another_gives_another() -> None:
     assert [one] != list(generate(model, tokenizer, ["The list"], GenerateSettings(max_tokens=30, seed=2)))
 
 
-def test_a_text_may_grow_past_the_context_and_stops_at_its_length() -> None:
+def test_a_text_may_exceed_the_context_and_stops_at_max_tokens() -> None:
     model, tokenizer = tiny_model(50257), Tokenizer()
     (text,) = generate(model, tokenizer, [""], GenerateSettings(max_tokens=20, temperature=0))  # the context is 16
     (longer,) = generate(model, tokenizer, [""], GenerateSettings(max_tokens=25, temperature=0))
@@ -84,7 +84,7 @@ def test_a_text_ends_at_end_of_text() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 2])
-def test_texts_of_a_batch_are_those_that_each_prompt_has_alone(
+def test_a_text_does_not_depend_on_the_rest_of_its_batch(
     models: tuple[GPT2, GPT2LMHeadModel], temperature: float
 ) -> None:
     model, end = models[0], SMALL.vocab_size - 1
@@ -94,14 +94,17 @@ def test_texts_of_a_batch_are_those_that_each_prompt_has_alone(
     assert len({tuple(tokens) for tokens in alone}) == len(PROMPTS)
 
 
-def test_a_text_that_ends_leaves_the_others_of_its_batch_as_they_are(models: tuple[GPT2, GPT2LMHeadModel]) -> None:
-    options, end = GenerateSettings(max_tokens=40, temperature=1, top_k=0, seed=3), 15  # drawn from 16: soon
+def test_a_text_that_ends_does_not_affect_the_rest_of_its_batch(models: tuple[GPT2, GPT2LMHeadModel]) -> None:
+    options, end = (
+        GenerateSettings(max_tokens=40, temperature=1, top_k=0, seed=3),
+        15,
+    )  # one of 16: drawn soon
     alone = [continue_tokens(models[0], [prompt], options, end)[0] for prompt in PROMPTS]
     assert len({len(tokens) for tokens in alone}) > 2
     assert continue_tokens(models[0], PROMPTS, options, end) == alone
 
 
-def test_more_prompts_than_a_batch_keep_their_order() -> None:
+def test_prompts_keep_their_order_over_several_batches() -> None:
     prompts = ["x", "The list of lists", *"abcdefgh", "1 2 3"]
     found = list(generate(tiny_model(50257), Tokenizer(), prompts, GenerateSettings(max_tokens=1, temperature=0)))
     assert len(found) == len(prompts)
@@ -109,7 +112,7 @@ def test_more_prompts_than_a_batch_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_greedy_tokens_are_those_of_transformers(models: tuple[GPT2, GPT2LMHeadModel], prompt: list[int]) -> None:
+def test_greedy_tokens_equal_those_of_transformers(models: tuple[GPT2, GPT2LMHeadModel], prompt: list[int]) -> None:
     end, count = SMALL.vocab_size - 1, 40 - len(prompt)
     text = torch.tensor([[end, *prompt]])
     fixed = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=end, pad_token_id=end)
