@@ -1,9 +1,9 @@
 """Remove and replace folders of results as a whole, but only if every file in them is known to be ours.
 
 own = re.compile(r"[0-9]+\\.pairs").fullmatch
-if stranger := first_stranger(folder, own): ...        # a file that somebody else put there
+if foreign := first_foreign_file(folder, own): ...    # a file that somebody else put there
 remove_own(folder, own)
-with replace_folder(folder, check) as new: ...         # write the files to `new`
+with replace_folder(folder, check) as new: ...        # write the files to `new`
 """
 
 import os
@@ -19,10 +19,10 @@ from common.errors import InputError
 from common.files import fsync
 
 
-def first_stranger(folder: Path, own: Callable[[str], object]) -> Path | None:
-    """The first entry of a folder, by name, that is not a plain file with one of our names; None where all are ours.
+def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
+    """The first entry of a folder, by name, that is not a regular file with one of our names; None if all are ours.
 
-    Folders and symbolic links are strangers, and so is `folder` itself where it is a link or no folder.
+    Folders and symbolic links count as foreign, and so does `folder` itself if it is a link or not a folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return folder
@@ -31,11 +31,11 @@ def first_stranger(folder: Path, own: Callable[[str], object]) -> Path | None:
 
 
 def remove_own(folder: Path, own: Callable[[str], object]) -> None:
-    """Remove a folder of our files, if it exists. Raises InputError, with nothing removed, when one is not ours."""
+    """Remove a folder of our files if it exists. Raises InputError and removes nothing if it has a foreign file."""
     if not folder.is_symlink() and not folder.exists():
         return
-    if stranger := first_stranger(folder, own):
-        raise InputError(f"{stranger}: was not made by this tool, and {folder} is in its way; move it elsewhere")
+    if foreign := first_foreign_file(folder, own):
+        raise InputError(f"{foreign}: was not made by this tool, and {folder} is in its way; move it elsewhere")
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()

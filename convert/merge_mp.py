@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from common import cli
 from common.errors import CheckpointError, InputError
 from common.folders import replace_folder
-from training.huggingface.origin import Origin, first_foreign_file
+from training.huggingface.origin import Origin, first_changed_file
 from training.model_folder import checkpoint_folder, checkpoint_folders, iteration_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _check_output(folder: Path, checkpoint: Path, force: bool) -> None:
         raise InputError(f"{folder}: is inside the checkpoint; choose another --output")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    if foreign := first_foreign_file(folder):
+    if foreign := first_changed_file(folder):
         raise _not_ours(foreign)
     if not force:
         raise InputError(f"{folder}: exists already; --force replaces it")
@@ -76,7 +76,7 @@ def merge(checkpoint_path: Path, output: Path, *, iteration: int | None = None, 
     from training.inference.load import model_from_weights, tokenizer_for
 
     def check(old: Path, new: Path) -> None:
-        if foreign := first_foreign_file(old, successor=new):
+        if foreign := first_changed_file(old, successor=new):
             raise _not_ours(output / foreign.name)
 
     manifest = _find_checkpoint(checkpoint_path, iteration)

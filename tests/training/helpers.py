@@ -88,7 +88,7 @@ def settings_of(config: Path) -> Settings:
 def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
-    """A checkpoint in a run folder, as a run writes it (a collective call)."""
+    """Write a checkpoint to a model folder as a run does (a collective call)."""
     tensors = checkpoint.state_tensors(parameters, optimizer, plan.experiment.model.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(

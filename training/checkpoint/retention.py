@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from common.console import warn
 from common.errors import InputError, TrainingError
-from common.folders import first_stranger, remove_own
+from common.folders import first_foreign_file, remove_own
 from training.checkpoint.lookup import find_damage
 from training.model_folder import checkpoint_folders, iteration_of
 from training.parallel.distributed import all_gather
@@ -54,7 +54,7 @@ def prune(
 def _remove(folder: Path) -> None:
     """Rename a checkpoint, then delete it, so that a kill in between leaves nothing that looks like a checkpoint."""
     condemned = folder.with_name(folder.name + ".tmp")
-    if foreign := first_stranger(folder, _OWN.fullmatch):
+    if foreign := first_foreign_file(folder, _OWN.fullmatch):
         warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")
         return
     try:

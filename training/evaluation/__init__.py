@@ -1,1 +1,4 @@
-"""Measure a model: loss on any data, LAMBADA's last-word accuracy, WikiText's word perplexity."""
+"""Measure a model: `loss` on any data, `lambada`'s last-word accuracy, `wikitext`'s word perplexity.
+
+`scoring` holds what they share, `data` opens what they read.
+"""

@@ -7,11 +7,9 @@ import torch
 
 from common.errors import InputError
 from training.dataset.corpus import Samples
-from training.evaluation.scoring import perplexity, sum_of_losses
+from training.evaluation.scoring import BATCH, perplexity, sum_of_losses
 from training.model import GPT2, summed_loss
 from training.precision import autocast
-
-_BATCH = 8  # windows per forward pass
 
 
 @torch.no_grad()
@@ -19,7 +17,7 @@ def evaluate(model: GPT2, samples: Samples) -> dict[str, Any]:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included."""
     tail = samples.tail()
     predicted = samples.per_epoch * samples.seq_len
-    total = sum_of_losses(model, samples, samples.per_epoch, _BATCH, "auto")
+    total = sum_of_losses(model, samples, samples.per_epoch, BATCH, "auto")
     if len(tail) > 1:
         device = next(model.parameters()).device
         tokens = torch.from_numpy(tail).to(device)[None]

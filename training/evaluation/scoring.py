@@ -18,7 +18,7 @@ from training.dataset.batches import BatchForm, Readable, read_batch
 from training.model import GPT2, summed_loss
 from training.precision import autocast
 
-_BATCH = 8  # windows per forward pass
+BATCH = 8  # windows per forward pass
 
 
 def perplexity(loss: float) -> float:
@@ -73,7 +73,7 @@ def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: 
     with Meter("evaluate", "windows", len(windows)) as meter:
         for (length, scored), group in groupby(windows, lambda window: (window.end - window.begin, window.scored)):
             position = torch.arange(length, device=device)
-            for batch in batched(group, _BATCH):
+            for batch in batched(group, BATCH):
                 inputs = torch.stack([stream[window.begin : window.end] for window in batch])
                 targets = torch.cat([stream[window.end + 1 - scored : window.end + 1] for window in batch])
                 logits = logits_at(model, inputs, (position >= length - scored).expand_as(inputs))

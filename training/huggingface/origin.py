@@ -15,7 +15,7 @@ import xxhash
 
 from common.errors import InputError
 from common.files import read_json, write_json
-from common.folders import first_stranger
+from common.folders import first_foreign_file
 
 NAME = "training.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
@@ -64,13 +64,13 @@ def trained_split(folder: Path) -> str | None:
     return split if isinstance(split, str) else None
 
 
-def first_foreign_file(folder: Path, successor: Path | None = None) -> Path | None:
+def first_changed_file(folder: Path, successor: Path | None = None) -> Path | None:
     """The first entry of a Hugging Face folder that is not as we wrote it; None if the folder can safely be replaced.
 
     A file is ours if training.json has its size and checksum, or if `successor`, the folder that replaces this one,
     holds the same bytes. Without a successor, tokenizer files are accepted if there is no training.json.
     """
-    if unknown := first_stranger(folder, FILES.__contains__):
+    if unknown := first_foreign_file(folder, FILES.__contains__):
         return unknown
     raw = _read(folder)
     for path in sorted(folder.iterdir()):

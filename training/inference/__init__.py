@@ -1,1 +1,1 @@
-"""Use a trained model on one device: load it, cache its keys and values, sample texts."""
+"""Use a trained model on one device: `load` it, `kv_cache` its keys and values, continue texts by `sampling`."""
