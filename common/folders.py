@@ -43,13 +43,14 @@ def remove_own(folder: Path, own: Callable[[str], object]) -> None:
 
 def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = lambda: None) -> None:
     """Rename `new` to `folder`, and an older `folder` to `old`; if that or `check` fails, the older one is restored."""
-    if folder.exists():
+    replaces = folder.exists()
+    if replaces:
         folder.rename(old)
     try:
         check()
         new.rename(folder)
     except BaseException:
-        if old.exists():
+        if replaces:
             old.rename(folder)
         raise
     fsync(folder.parent)

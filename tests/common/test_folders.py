@@ -33,6 +33,9 @@ def test_a_failed_swap_restores_the_older_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         swap_folder(tmp_path / "absent", old, tmp_path / "aside")
     assert (old / "file").read_text() == "old" and not (tmp_path / "aside").exists()
+    with pytest.raises(FileNotFoundError):
+        swap_folder(tmp_path / "absent", tmp_path / "none yet", new)
+    assert (new / "file").read_text() == "new" and not (tmp_path / "none yet").exists()
 
 
 def test_a_replaced_folder_is_gone_and_a_refused_one_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
