@@ -1,4 +1,4 @@
-"""A checkpoint on its way to the disk and back: ours, whole with sha256 and manifest, against a copy of its files.
+"""A checkpoint on its way to the disk and back: ours, whole with hashes and manifest, against a copy of its files.
 
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy is what the disk can do:
 shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
@@ -12,7 +12,6 @@ its beginning to its end, and what a step takes meanwhile, which shares the core
 """
 
 import argparse
-import hashlib
 import os
 import shutil
 import time
@@ -25,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from benchmarks.machine import table
 from benchmarks.step import SIZES, Job, Size, write_dataset
@@ -78,19 +79,19 @@ class Rows:
 
     def tensors(self) -> "dict[str, Tensor]":
         """What is saved, by name."""
-        from training.checkpoint import tensors_of
+        from training.checkpoint import state_tensors
 
-        return tensors_of(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
+        return state_tensors(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
 
     def writes(self) -> dict[str, Callable[[], None]]:
         """By label; the first one is the measure of the others."""
         return {
             "copy of the files": self.copy,
-            "sha256 alone": self.hash,
+            "XXH3 alone": self.hash,
             "torch.save": self.torch_save,
             "safetensors": self.safetensors_save,
             "torch.distributed.checkpoint": self.dcp_save,
-            "ours, with sha256 and manifest": self.our_save,
+            "ours, with hashes and manifest": self.our_save,
         }
 
     def reads(self) -> dict[str, Callable[[], None]]:
@@ -122,12 +123,12 @@ class Rows:
 
     def hash(self) -> None:
         """As many bytes as a checkpoint has, in memory."""
-        from training.checkpoint.files import THREADS
+        from training.checkpoint.storage import THREADS
 
         block, size = bytes(1 << 20), sum(tensor.nbytes for tensor in self.tensors().values())
 
         def share(_thread: int) -> None:
-            digest = hashlib.sha256()
+            digest = xxhash.xxh3_128()
             for _ in range(0, size // THREADS, len(block)):
                 digest.update(block)
 

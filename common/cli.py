@@ -171,17 +171,8 @@ class _Parser(argparse.ArgumentParser):
             for kind, value in given:
                 inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, _Inputs) else []
         check_outputs(outputs, inputs)
-        for folder in (value for kind, value in given if kind is new_folder):
-            check_folder(folder, (value for kind, value in given if kind is input_path))
         if any(map(is_stdout, outputs)):
             sys.stdout = sys.stderr  # what is said to people must not stand among the data
-
-
-def check_folder(folder: Path, inputs: Iterable[Path]) -> None:
-    """InputError for a folder that is replaced and read at once."""
-    for path in inputs:
-        if folder.exists() and path.exists() and folder.samefile(path):
-            raise InputError(f"{folder}: would overwrite the input {path}; choose another output")
 
 
 def parser(module: str, doc: str | None) -> argparse.ArgumentParser:

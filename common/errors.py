@@ -7,6 +7,7 @@ ToolkitError
 ├── EmptyResultError   a step that would end with no documents at all
 ├── OutageError        a network that is down, so that what failed says nothing
 ├── CheckpointError    a checkpoint that is absent, incomplete or does not fit the model
+│   └── CheckpointVersionError  a checkpoint that only another version of the toolkit may read
 ├── TrainingError      a run that cannot go on: numbers that are not finite, a loss that leaps, a folder taken over
 └── JobError           a submitted job that failed; the message quotes the end of its log
 
@@ -53,6 +54,10 @@ class OutageError(ToolkitError):
 
 class CheckpointError(ToolkitError):
     """A checkpoint that is absent, incomplete or does not fit the model."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint that only another version of the toolkit may read."""
 
 
 class TrainingError(ToolkitError):

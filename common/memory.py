@@ -17,7 +17,7 @@ BASE_MB = 700  # Python, torch and what they allocate for themselves
 SPARE = 1.1  # buffers of reading and writing, over the copies of the weights
 FLOAT = 4  # bytes
 PROOF_TOKENS = 512  # convert.proof: two rows of 256
-EVALUATED = 8  # training.evaluate: windows in one forward pass
+EVALUATED = 8  # training.evaluation.scoring: windows per forward pass
 
 
 def parameters(model: ModelSettings) -> int:
