@@ -28,7 +28,7 @@ def test_the_plain_model_is_gpt2() -> None:
     from training.model import GPT2
 
     torch.manual_seed(1)
-    plain, whole = plain_gpt2(TINY), GPT2(TINY.model, TINY.rows)
+    plain, whole = plain_gpt2(TINY), GPT2(TINY.model.model_copy(update={"vocab_size": TINY.rows}))
     state = plain.state_dict()
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in whole.parameters())
     names = {"attn.c_attn": "qkv", "attn.c_proj": "out", "mlp.c_fc": "up", "mlp.c_proj": "down"}
