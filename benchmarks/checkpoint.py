@@ -12,7 +12,6 @@ long a step takes meanwhile, which on CPUs shares the cores with the save.
 """
 
 import argparse
-import hashlib
 import os
 import shutil
 import time
@@ -25,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from benchmarks.machine import table
 from benchmarks.training_job import SIZES, Job, Size, write_dataset
@@ -78,19 +79,19 @@ class Rows:
 
     def tensors(self) -> "dict[str, Tensor]":
         """What is saved, by name."""
-        from training.checkpoint import tensors_of
+        from training.checkpoint import state_tensors
 
-        return tensors_of(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
+        return state_tensors(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
 
     def writes(self) -> dict[str, Callable[[], None]]:
         """Save actions by label; ratios refer to the first one."""
         return {
             "copy of the files": self.copy,
-            "sha256 alone": self.hash,
+            "XXH3 alone": self.hash,
             "torch.save": self.torch_save,
             "safetensors": self.safetensors_save,
             "torch.distributed.checkpoint": self.dcp_save,
-            "ours, with sha256 and manifest": self.our_save,
+            "ours, with hashes and manifest": self.our_save,
         }
 
     def reads(self) -> dict[str, Callable[[], None]]:
@@ -122,12 +123,12 @@ class Rows:
 
     def hash(self) -> None:
         """As many bytes as a checkpoint has, in memory."""
-        from training.checkpoint.files import THREADS
+        from training.checkpoint.storage import THREADS
 
         block, size = bytes(1 << 20), sum(tensor.nbytes for tensor in self.tensors().values())
 
         def share(_thread: int) -> None:
-            digest = hashlib.sha256()
+            digest = xxhash.xxh3_128()
             for _ in range(0, size // THREADS, len(block)):
                 digest.update(block)
 

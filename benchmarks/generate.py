@@ -40,16 +40,16 @@ def measure(arguments: argparse.Namespace) -> str:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from training.generate import continue_tokens
-    from training.huggingface.folder import to_hugging_face
-    from training.inference.load import model_from
+    from training.huggingface.pretrained import to_hugging_face
+    from training.inference.load import model_from_weights
+    from training.inference.sampling import continue_tokens
     from training.model import GPT2, initial_value
 
     settings = _TINY if arguments.tiny else _GPT2
     with torch.device("meta"):
         names = GPT2(settings).named_parameters()
     weights = {name: initial_value(name, parameter.shape, settings, 1) for name, parameter in names}
-    ours = model_from(settings, weights)
+    ours = model_from_weights(settings, weights)
     same: dict[str, Any] = settings.model_dump(include={"vocab_size", "n_embd", "n_layer", "n_head"})
     same |= {"n_positions": settings.seq_len, "attn_implementation": "sdpa"}
     theirs: Any = GPT2LMHeadModel(GPT2Config(**same)).eval()  # type: ignore[no-untyped-call]

@@ -1,20 +1,28 @@
-"""Folders of results that are removed as a whole: only ones in which every file is known to be the tool's own.
+"""Remove and replace folders of results as a whole, but only if every file in them is known to be ours.
 
 own = re.compile(r"[0-9]+\\.pairs").fullmatch
-if stranger := first_stranger(folder, own): ...        # something that somebody else put there
+if foreign := first_foreign_file(folder, own): ...    # a file that somebody else put there
 remove_own(folder, own)
+with replace_folder(folder, check) as new: ...        # write the files to `new`
 """
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from tempfile import mkdtemp
 
+from common.console import note
 from common.errors import InputError
+from common.files import fsync
 
 
-def first_stranger(folder: Path, own: Callable[[str], object]) -> Path | None:
-    """The first entry of a folder, by name, that is not a plain file with one of our names; None where all are ours.
+def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
+    """The first entry of a folder, by name, that is not a regular file with one of our names; None if all are ours.
 
-    Folders and symbolic links are strangers, and so is `folder` itself where it is a link or no folder.
+    Folders and symbolic links count as foreign, and so does `folder` itself if it is a link or not a folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return folder
@@ -23,11 +31,53 @@ def first_stranger(folder: Path, own: Callable[[str], object]) -> Path | None:
 
 
 def remove_own(folder: Path, own: Callable[[str], object]) -> None:
-    """Remove a folder of our files, if it exists. Raises InputError, with nothing removed, when one is not ours."""
+    """Remove a folder of our files if it exists. Raises InputError and removes nothing if it has a foreign file."""
     if not folder.is_symlink() and not folder.exists():
         return
-    if stranger := first_stranger(folder, own):
-        raise InputError(f"{stranger}: was not made by this tool, and {folder} is in its way; move it elsewhere")
+    if foreign := first_foreign_file(folder, own):
+        raise InputError(f"{foreign}: was not made by this tool, and {folder} is in its way; move it elsewhere")
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
+
+
+def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Rename `new` to `folder`, and an older `folder` to `old`; if that or `check` fails, the older one is restored."""
+    replaces = folder.exists()
+    if replaces:
+        folder.rename(old)
+    try:
+        check()
+        new.rename(folder)
+    except BaseException:
+        if replaces:
+            old.rename(folder)
+        raise
+    fsync(folder.parent)
+
+
+@contextmanager
+def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterator[Path]:
+    """Yield an empty folder that replaces `folder` when the block ends without an error.
+
+    The work is done in a temporary folder beside `folder`. `check(old, new)` is called before an older folder is
+    deleted; if it raises, `folder` stays as it was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f"{folder.name[:100]}.partial-"
+    for leftover in folder.parent.glob(f"{escape(prefix)}*"):
+        note(f"{leftover}: left by a command that was killed, or is still running")
+    work = Path(mkdtemp(prefix=prefix, dir=folder.parent))
+    new, old = work / "new", work / "old"
+    try:
+        new.mkdir()
+        yield new
+        for path in new.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
+        shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        with suppress(OSError):  # an older folder that could not be put back stays
+            work.rmdir()

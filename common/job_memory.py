@@ -17,7 +17,7 @@ BASE_MB = 700  # Python, torch and their own allocations
 SPARE = 1.1  # read and write buffers, relative to the copies of the weights
 FLOAT = 4  # bytes
 PROOF_TOKENS = 512  # convert.proof: two rows of 256
-EVALUATED = 8  # training.evaluate: windows in one forward pass
+EVALUATED = 8  # training.evaluation.scoring: windows per forward pass
 
 
 def parameters(model: ModelSettings) -> int:

@@ -111,14 +111,5 @@ def check_paths(given: Iterable[tuple[Any, Any]]) -> None:
         for kind, value in given:
             inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, Inputs) else []
     check_outputs(outputs, inputs)
-    for folder in (value for kind, value in given if kind is new_folder):
-        check_folder(folder, (value for kind, value in given if kind is input_path))
     if any(map(is_stdout, outputs)):
         sys.stdout = sys.stderr
-
-
-def check_folder(folder: Path, inputs: Iterable[Path]) -> None:
-    """Raise InputError for an output folder that is also an input."""
-    for path in inputs:
-        if folder.exists() and path.exists() and folder.samefile(path):
-            raise InputError(f"{folder}: would overwrite the input {path}; choose another output")

@@ -1,1 +1,1 @@
-"""Checkpoints between layouts: `python -m convert.merge_mp` makes one Hugging Face folder out of any of our runs."""
+"""Convert checkpoints: `python -m convert.merge_mp` merges any layout into one Hugging Face folder."""

@@ -1,7 +1,7 @@
-"""Logits straight from a Hugging Face GPT-2 folder's tensors, as their model defines them.
+"""Compute logits directly from a Hugging Face GPT-2 folder's tensors, to prove a conversion.
 
-Written against the published layout and sharing nothing with our model, so that a mistake in a conversion shows even
-when reading and writing make it alike. Source: Radford et al. 2019; Hugging Face's documentation of GPT2LMHeadModel.
+Written from the published layout and sharing no code with our model, so that a conversion error shows even if reading
+and writing make the same mistake. Sources: Radford et al. 2019; Hugging Face's documentation of GPT2LMHeadModel.
 """
 
 from pathlib import Path
@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.errors import CheckpointError
-from training.huggingface.config import read_settings
-from training.huggingface.folder import PREFIX
+from training.huggingface.config import read_config
+from training.huggingface.pretrained import PREFIX
 from training.model import GPT2
 
-TOLERANCE = 1e-4  # largest difference allowed, relative to the largest logit: float32 sums in another order
+TOLERANCE = 1e-4  # largest allowed difference relative to the largest logit: float32 sums in another order
 
 
 @torch.no_grad()
 def reference_logits(folder: Path, tokens: Tensor) -> Tensor:
-    """(B, T) token ids -> (B, T, V), float32."""
-    settings, files = read_settings(folder), load_file(folder / "model.safetensors")
+    """(B, T) token ids -> (B, T, V) float32 logits."""
+    settings, files = read_config(folder), load_file(folder / "model.safetensors")
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 
@@ -51,14 +51,14 @@ def reference_logits(folder: Path, tokens: Tensor) -> Tensor:
 def prove(folder: Path, model: GPT2) -> float:
     """The largest difference between the folder's logits and `model`'s, relative to the largest logit.
 
-    Fixed pseudo-random tokens, two rows of at most 256. Raises CheckpointError above TOLERANCE.
+    Uses two rows of at most 256 fixed pseudo-random tokens. Raises CheckpointError above TOLERANCE.
     """
     length = min(256, model.settings.seq_len)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.settings.vocab_size, (2, length), generator=generator)
     expected = model.eval()(tokens)
     difference = float((reference_logits(folder, tokens) - expected).abs().max() / expected.abs().max())
-    if not difference <= TOLERANCE:  # a NaN is no proof either
+    if not difference <= TOLERANCE:  # also true for NaN
         raise CheckpointError(
             f"{folder}: logits differ from the checkpoint's by {difference:.2e} of the largest, more than "
             f"{TOLERANCE:.0e}; nothing was written"

@@ -1,4 +1,4 @@
-"""The names in a run's folder. Needs no torch: a plan is checked before anything is imported that takes seconds."""
+"""The names of checkpoint folders in a model folder. Imports no torch, so that a plan is checked without that delay."""
 
 import re
 from pathlib import Path
@@ -6,26 +6,26 @@ from pathlib import Path
 _NAME = re.compile(r"iter_(\d{7,})")
 
 
-def iteration_folder(model_folder: Path, iteration: int) -> Path:
-    """RUN/iter_0000100."""
+def checkpoint_folder(model_folder: Path, iteration: int) -> Path:
+    """The folder of one checkpoint: MODEL_FOLDER/iter_0000100."""
     return model_folder / f"iter_{iteration:07d}"
 
 
 def iteration_of(folder: Path) -> int:
-    """100 of RUN/iter_0000100."""
+    """100 for MODEL_FOLDER/iter_0000100."""
     return int(folder.name.removeprefix("iter_"))
 
 
-def is_iteration(folder: Path) -> bool:
-    """Whether a folder has the name of a checkpoint, or of one that was never finished (iter_0000100.….tmp)."""
-    name, _, rest = folder.name.partition(".")
-    return _NAME.fullmatch(name) is not None and (not rest or rest.endswith("tmp"))
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name is a checkpoint, finished or not (iter_0000100.….tmp)."""
+    stem, _, rest = name.partition(".")
+    return _NAME.fullmatch(stem) is not None and (not rest or rest.endswith("tmp"))
 
 
-def iterations(model_folder: Path) -> list[Path]:
-    """The checkpoint folders of a run, newest first, usable or not.
+def checkpoint_folders(model_folder: Path) -> list[Path]:
+    """The checkpoints in a model folder, newest first, usable or not. Empty folders are ignored.
 
-    A folder gets such a name when all of it is on the disk, so that a killed save leaves none. An empty one is none.
+    A save renames its folder once everything is on disk, so a killed save leaves no folder of such a name.
     """
     found = [path for path in model_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted((path for path in found if any(path.iterdir())), key=iteration_of, reverse=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from common.settings import Experiment, Settings, TokenizeSettings
 from training.dataset.splits import Splits, open_splits
-from training.huggingface.finetune import check_start
-from training.model_folder import iterations
+from training.huggingface.finetune import check_finetune
+from training.model_folder import checkpoint_folders
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,6 @@ def make_plan(settings: Settings, name: str) -> Plan:
         raise ConfigError(str(error)) from None
     data = open_splits(datasets, experiment, name)
     start_note = ""
-    if experiment.finetune is not None and not iterations(settings.model_folder(name)):
-        start_note = check_start(experiment, name, experiment.finetune)
+    if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
+        start_note = check_finetune(experiment.model, name, experiment.finetune)
     return Plan(name, experiment, settings.tokenize, data, start_note)

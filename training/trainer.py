@@ -21,7 +21,7 @@ from training.checkpoint.async_save import CheckpointWriter
 from training.dataset.batches import Batch
 from training.dataset.blend import Blend
 from training.dataset.splits import Splits
-from training.huggingface.finetune import load_start
+from training.huggingface.finetune import load_finetune
 from training.metrics.logger import MetricsLogger
 from training.metrics.timers import Timers
 from training.monitoring.diagnosis import first_non_finite
@@ -140,7 +140,7 @@ def _load(session: Session, newest: Manifest | None) -> Progress:
                 say(change)
         return newest.progress
     if experiment.finetune is not None:
-        load_start(session.parameters, experiment, experiment.finetune)
+        load_finetune(session.parameters, experiment.model, experiment.finetune)
     return Progress(0, 0)
 
 

@@ -9,18 +9,19 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from common.errors import CheckpointError
-from convert.merge_mp import main, merge, new_folder
+from common.folders import replace_folder
+from convert.merge_mp import main, merge
 from convert.proof import prove, reference_logits
 from tests.conftest import Command
 from tests.training.helpers import launch_ok, make_run, run_main
 from training import checkpoint
-from training.huggingface import folder as hf
-from training.inference.load import load_model, model_from
+from training.huggingface import pretrained
+from training.inference.load import load_model, model_from_weights
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a model trained for 4 iterations over two tensor-parallel processes."""
+    """The model folder after 4 iterations over two tensor-parallel processes."""
     folder = tmp_path_factory.mktemp("run")
     config = make_run(folder, parallel={"tensor": 2}, train={"save_interval": 2})
     launch_ok(2, "training.train", "--config", config, "--model", "tiny")
@@ -33,7 +34,7 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     assert (result.returncode, result.stderr) == (0, "")
     assert "merged from" in result.stdout and "data 1 x tensor 2, iteration 4" in result.stdout
     theirs = GPT2LMHeadModel.from_pretrained(output).eval()
-    assert theirs.config.vocab_size == 257  # the true vocabulary: no padding row is exported
+    assert theirs.config.vocab_size == 257  # the true vocabulary: padding is not exported
     ours, _ = load_model(run)
     tokens = torch.randint(257, (3, 16), generator=torch.Generator().manual_seed(9))
     expected = ours(tokens).cpu()
@@ -41,7 +42,7 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
 
 
-def test_an_iteration_can_be_named_and_an_older_result_is_replaced_by_force_alone(
+def test_iteration_selects_a_checkpoint_and_only_force_replaces_an_older_result(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "merged"
@@ -58,33 +59,33 @@ def test_an_iteration_can_be_named_and_an_older_result_is_replaced_by_force_alon
     assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", tmp_path / "other") == 2
     assert "no checkpoint of iteration 3; there are 2, 4\n" in capsys.readouterr().err
     assert run_main(main, "--checkpoint", run / "iter_0000002", "--iteration", 2, "--output", tmp_path / "other") == 2
-    assert "--iteration needs a run folder" in capsys.readouterr().err
+    assert "--iteration needs a model folder" in capsys.readouterr().err
 
 
-def test_a_conversion_that_mixes_heads_is_not_proved(
+def test_the_proof_rejects_a_conversion_that_mixes_heads(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Wrong in both directions alike: writing and reading agree with each other, only the proof can tell.
-    monkeypatch.setattr(hf, "_swap_heads", lambda tensor, outer, inner: tensor)
+    # wrong in both directions: writing and reading agree with each other, and only the proof notices
+    monkeypatch.setattr(pretrained, "_swap_heads", lambda tensor, outer, inner: tensor)
     with pytest.raises(CheckpointError, match="logits differ from the checkpoint's"):
         merge(run, tmp_path / "merged")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_reference_is_the_function_that_transformers_computes(run: Path, tmp_path: Path) -> None:
+def test_the_reference_logits_equal_those_of_transformers(run: Path, tmp_path: Path) -> None:
     merge(run, tmp_path / "merged")
     tokens = torch.arange(32).view(2, 16)
     expected = GPT2LMHeadModel.from_pretrained(tmp_path / "merged").eval()(tokens).logits
     assert (reference_logits(tmp_path / "merged", tokens) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_a_nan_is_no_proof(run: Path, tmp_path: Path) -> None:
+def test_the_proof_rejects_a_nan(run: Path, tmp_path: Path) -> None:
     merge(run, tmp_path / "merged")
     manifest = checkpoint.resolve(run)
-    weights = checkpoint.read_weights(manifest)
+    weights = checkpoint.load_weights(manifest)
     weights["wte.weight"][3] = torch.nan
     with pytest.raises(CheckpointError, match="differ"):
-        prove(tmp_path / "merged", model_from(manifest.experiment.model, weights))
+        prove(tmp_path / "merged", model_from_weights(manifest.experiment.model, weights))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def merged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes | str]:
-    """Everything below a folder, links by their targets."""
+    """All files below a folder, links as their targets."""
     return {
         str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -117,7 +118,7 @@ def files_of(folder: Path) -> dict[str, bytes | str]:
         ("tokenizer files", lambda folder: (folder / "merges.txt").write_text("x"), "merges.txt: not a file"),
     ],
 )
-def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(
+def test_a_folder_with_foreign_files_is_never_replaced(
     run: Path,
     merged: Path,
     tmp_path: Path,
@@ -137,7 +138,7 @@ def test_a_folder_with_anything_that_is_not_ours_is_never_replaced(
     assert files_of(tmp_path) == before, name
 
 
-def test_what_snakemake_leaves_of_a_result_is_replaced(run: Path, merged: Path, tmp_path: Path) -> None:
+def test_the_remains_that_snakemake_leaves_are_replaced(run: Path, merged: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     shutil.copytree(merged, target)
     for declared in ("config.json", "generation_config.json", "model.safetensors"):
@@ -166,7 +167,7 @@ def test_what_snakemake_leaves_of_a_result_is_replaced(run: Path, merged: Path, 
         ("thesis", "chapter1.tex: not a file that this command wrote"),
     ],
 )
-def test_an_output_that_is_no_new_folder_stops_in_one_line(
+def test_an_unsuitable_output_gives_one_line(
     run: Path,
     tmp_path: Path,
     output: str,
@@ -198,14 +199,14 @@ def test_an_output_that_is_no_new_folder_stops_in_one_line(
     assert [files_of(tmp_path), files_of(run)] == before
 
 
-def test_an_interrupted_write_leaves_the_older_result_and_all_that_is_beside_it(merged: Path, tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_older_result_and_its_neighbours(merged: Path, tmp_path: Path) -> None:
     target = tmp_path / "merged"
     shutil.copytree(merged, target)
-    for name in ("merged.old", "merged.tmp"):  # what somebody keeps there is not ours
+    for name in ("merged.old", "merged.tmp"):  # foreign folders with such names stay
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").write_text("mine")
     before = files_of(tmp_path)
-    with pytest.raises(KeyboardInterrupt), new_folder(target) as temporary:
+    with pytest.raises(KeyboardInterrupt), replace_folder(target, lambda old, new: None) as temporary:
         (temporary / "config.json").write_text("new")
         raise KeyboardInterrupt
     assert files_of(tmp_path) == before
@@ -224,7 +225,7 @@ def test_an_interrupted_write_leaves_the_older_result_and_all_that_is_beside_it(
         ("mapping", "not the manifest of a checkpoint; damaged"),
     ],
 )
-def test_what_cannot_be_merged_stops_in_one_line(
+def test_an_unmergeable_checkpoint_gives_one_line(
     tmp_path: Path, folder: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "iter_0000009").mkdir()

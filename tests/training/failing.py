@@ -8,7 +8,7 @@ import torch
 
 from common.errors import ConfigError, InputError
 from training import train, trainer
-from training.checkpoint import saving
+from training.checkpoint import writing
 from training.parallel.launch import read_launch
 
 GOOD = {
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
             raise ZeroDivisionError("division by zero")
         return GOOD["step"](*arguments)
 
-    write = saving._write_tensors
+    write = writing._write_tensors
     if where == "start":
         train.make_plan = start
     elif where == "build":
@@ -63,5 +63,5 @@ def main(argv: list[str]) -> int:
     elif where in ("step", "defect"):
         trainer.train_step = {"step": step, "defect": defect}[where]
     elif where == "save":
-        saving._write_tensors = save
+        writing._write_tensors = save
     return train.main(argv)

@@ -31,6 +31,7 @@ from tests.training.helpers import (
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
+from training.model_folder import checkpoint_folder
 from training.parallel.process_group import World
 from training.plan import make_plan
 
@@ -147,8 +148,8 @@ def run_layout(layout: Layout, seed: Path, folder: Path) -> Seen:
     else:
         launch_ok(layout.processes, "tests.training.worker", config, folder / "seen", "--save-at", last)
         ranks = [json.loads((folder / f"seen.{rank}.json").read_text()) for rank in range(layout.processes)]
-    saved = checkpoint.read_manifest(checkpoint.iteration_folder(folder / "models" / "tiny", last))
-    return Seen(ranks, checkpoint.read_weights(saved))
+    saved = checkpoint.read_manifest(checkpoint_folder(folder / "models" / "tiny", last))
+    return Seen(ranks, checkpoint.load_weights(saved))
 
 
 def differences(seen: Seen, single: Seen) -> dict[str, float]:

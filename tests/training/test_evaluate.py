@@ -1,4 +1,4 @@
-"""Loss and perplexity, checked against the same sum done plainly."""
+"""Loss and perplexity equal a simple sum over windows."""
 
 import json
 from pathlib import Path
@@ -15,10 +15,11 @@ from corpus.index import IndexWriter, Meta
 from tests.helpers import document, write_shard
 from tests.training.helpers import byte_documents, make_run, run_main, settings_of, write_corpus
 from training.dataset.corpus import Corpus, Samples
-from training.evaluate import evaluate, main
+from training.evaluate import main
+from training.evaluation.loss import evaluate
 from training.generate import main as generate_main
-from training.huggingface import folder as hf
-from training.inference.load import load_model, model_from
+from training.huggingface import pretrained
+from training.inference.load import load_model, model_from_weights
 from training.model import GPT2, initial_value
 from training.train import main as train_main
 
@@ -26,7 +27,9 @@ from training.train import main as train_main
 def tiny_model(vocab_size: int) -> GPT2:
     settings = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=16, vocab_size=vocab_size, dropout=0.5)
     parameters = GPT2(settings).named_parameters()
-    return model_from(settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters})
+    return model_from_weights(
+        settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     model = tiny_model(50257)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    hf.write_folder(path, weights, model.settings, Tokenizer())
+    pretrained.save_pretrained(path, weights, model.settings, Tokenizer())
     return path
 
 
 def plain_loss(model: GPT2, tokens: np.ndarray) -> float:
-    """Windows of seq_len that do not overlap, one after another, every token but the first predicted once."""
+    """The mean loss over windows of seq_len that do not overlap; every token but the first is predicted once."""
     total, stream = torch.zeros((), dtype=torch.float64), torch.from_numpy(tokens.astype(np.int64))
     for begin in range(0, len(tokens) - 1, model.settings.seq_len):
         window = stream[begin : begin + model.settings.seq_len + 1]
@@ -50,7 +53,7 @@ def plain_loss(model: GPT2, tokens: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("documents", [1, 7])
-def test_every_token_counts_once_the_short_last_window_too(documents: int) -> None:
+def test_every_token_counts_once_even_in_the_short_last_window(documents: int) -> None:
     model = tiny_model(257)
     texts = [document.astype(np.int64) for document in byte_documents(documents)]
     corpus = Corpus.in_memory(Path("c"), texts)
@@ -84,13 +87,13 @@ def test_a_text_file_and_a_shard_of_documents_are_encoded(
         assert f"validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}" in capsys.readouterr().out
 
 
-def test_several_datasets_have_a_line_each_and_their_tokens_weigh_the_same(
+def test_several_datasets_have_a_line_each_and_all_tokens_have_the_same_weight(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tiny_model(257)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     (tmp_path / "model").mkdir()
-    hf.write_folder(tmp_path / "model", weights, model.settings, None)
+    pretrained.save_pretrained(tmp_path / "model", weights, model.settings, None)
     sets = {name: byte_documents(count) for name, count in (("a", 2), ("b", 9))}
     for name, documents in sets.items():
         write_corpus(tmp_path / name, documents)
@@ -113,7 +116,7 @@ def test_several_datasets_have_a_line_each_and_their_tokens_weigh_the_same(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on 40 documents of bytes with the split 80,10,10, and what it was merged to; the folder of both."""
+    """The folder of a run on 40 documents of bytes with the split 80,10,10, and of its merged model."""
     folder = tmp_path_factory.mktemp("run")
     config = make_run(folder, documents=40, train={"iterations": 1, "split": "80,10,10"})
     assert run_main(train_main, "--config", config, "--model", "tiny") == 0
@@ -122,7 +125,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("checkpoint", ["models/tiny", "models/tiny/iter_0000001", "merged"])
-def test_a_part_is_that_of_the_training_and_another_split_says_what_was_seen(
+def test_a_part_follows_the_training_split_and_another_split_gives_a_note(
     trained: Path, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, output = trained / "dataset/corpus_text_document", tmp_path / "result.json"
@@ -141,7 +144,7 @@ def test_a_part_is_that_of_the_training_and_another_split_says_what_was_seen(
     assert "--split '1e308,0,0' must be three shares" in capsys.readouterr().err
 
 
-def test_a_part_of_unknown_training_asks_for_the_split(
+def test_a_part_needs_a_split_if_the_training_is_not_known(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_corpus(tmp_path / "gpt2", byte_documents(40), 50257)
@@ -155,7 +158,7 @@ def test_a_part_of_unknown_training_asks_for_the_split(
 def test_a_model_of_another_vocabulary_has_no_tokenizer_and_merges_without_one(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where GPT-2's 50,257 tokens would fit into it."""
+    """Even if GPT-2's 50,257 tokens would fit into it."""
     config = make_run(tmp_path, model={"vocab_size": 60000}, train={"iterations": 1})
     write_corpus(settings_of(config).dataset_prefix, byte_documents(40), 60000)
     assert run_main(train_main, "--config", config, "--model", "tiny") == 0
@@ -166,10 +169,10 @@ def test_a_model_of_another_vocabulary_has_no_tokenizer_and_merges_without_one(
         sample = ("--checkpoint", tmp_path / f"{run.name}-merged", "--prompt", "x", "--output", tmp_path / "sample.txt")
         assert run_main(generate_main, *sample) == 2
         assert "no tokenizer" in capsys.readouterr().err
-        assert run_main(generate_main, *sample, "--allow-no-tokenizer") == 0  # as the workflow asks
+        assert run_main(generate_main, *sample, "--allow-no-tokenizer") == 0  # as in the workflow
         assert (tmp_path / "sample.txt").read_text() == capsys.readouterr().out.splitlines(keepends=True)[-1]
     config = make_run(tmp_path / "same", model={"vocab_size": 50257}, train={"iterations": 1})
-    with IndexWriter(settings_of(config).dataset_prefix, np.uint16, Meta(50257, 0)) as writer:  # closed by token 0
+    with IndexWriter(settings_of(config).dataset_prefix, np.uint16, Meta(50257, 0)) as writer:  # end-of-text is token 0
         for one in byte_documents(40):
             writer.add_document(one)
     assert run_main(train_main, "--config", config, "--model", "tiny") == 0
@@ -185,7 +188,7 @@ def test_a_model_of_another_vocabulary_has_no_tokenizer_and_merges_without_one(
         ("empty.jsonl", (), "no documents"),
     ],
 )
-def test_wrong_data_stops_in_one_line(
+def test_wrong_data_gives_one_line(
     folder: Path, tmp_path: Path, data: str, more: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_corpus(tmp_path / "bytes", byte_documents(3))

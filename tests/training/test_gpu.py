@@ -10,7 +10,7 @@ from common.files import read_rows
 from tests.training.helpers import make_run, run_main, settings_of
 from training import checkpoint
 from training.evaluation.scoring import sum_of_losses
-from training.inference.load import model_from
+from training.inference.load import model_from_weights
 from training.plan import make_plan
 from training.train import main
 
@@ -47,7 +47,7 @@ def test_a_gpu_learns_what_the_cpu_learns(
 def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
     run(tmp_path, precision="float32", async_save=True)
     manifest = checkpoint.resolve(tmp_path / "models/tiny")
-    model = model_from(manifest.experiment.model, checkpoint.read_weights(manifest))
+    model = model_from_weights(manifest.experiment.model, checkpoint.load_weights(manifest))
     plan = make_plan(settings_of(tmp_path / "config.yaml"), "tiny")
     count = min(plan.data.valid.per_epoch, 8)
     loss = sum_of_losses(model, plan.data.valid, count, 4, "float32") / (count * MODEL["seq_len"])

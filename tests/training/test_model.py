@@ -6,8 +6,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from common.settings import ModelSettings
-from training.huggingface.folder import from_hugging_face, to_hugging_face
-from training.inference.load import model_from
+from training.huggingface.pretrained import from_hugging_face, to_hugging_face
+from training.inference.load import model_from_weights
 from training.model import GPT2, IGNORED, initial_value, parameter_count, summed_loss
 
 SMALL = ModelSettings(n_layer=3, n_head=4, n_embd=64, seq_len=48, vocab_size=211, dropout=0.0)
@@ -38,7 +38,7 @@ def reference_model() -> GPT2LMHeadModel:
 def test_logits_and_gradients_equal_those_of_transformers() -> None:
     theirs = reference_model()
     weights = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
-    ours = model_from(SMALL, from_hugging_face(weights, SMALL))
+    ours = model_from_weights(SMALL, from_hugging_face(weights, SMALL))
     for parameter in ours.parameters():
         parameter.requires_grad_()
     tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len + 1), generator=torch.Generator().manual_seed(2))

@@ -12,7 +12,7 @@ from common.files import read_rows
 from common.settings import ModelSettings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
-from training.checkpoint import saving
+from training.checkpoint.storage import without_process_group_warning
 from training.metrics.flops import flops_per_token
 from training.train import main
 
@@ -40,7 +40,7 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 
     stored = FileSystemReader(path).read_metadata().state_dict_metadata
     found = {key: torch.empty(entry.size) for key, entry in stored.items()}
-    with saving._without_process_group_warning():
+    with without_process_group_warning():
         load(found, checkpoint_id=path, no_dist=True)
     return found
 

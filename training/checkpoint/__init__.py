@@ -1,18 +1,17 @@
-"""Checkpoints that are whole or absent, and fit every layout: written (`saving`), described (`manifest`), found again
-(`finding`), thinned out (`keeping`).
+"""Checkpoints: complete or absent, and loadable in any parallel layout.
 
-    RUN/iter_0000100/   __0_0.distcp …   tensors, written by all ranks (torch.distributed.checkpoint)
-                        .metadata        where each tensor lies in them
-                        manifest.json    written last: sizes, sha256, settings, position in the data
-    RUN/latest          the name of the newest one, for people and scripts
+MODEL_FOLDER/iter_0000100/   __0_0.distcp …   tensors, written by all ranks (torch.distributed.checkpoint)
+                             .metadata        the file and offset of each tensor
+                             manifest.json    written last: sizes, XXH3 hashes, settings, position in the data
+MODEL_FOLDER/latest          the name of the newest checkpoint, for people and scripts
 """
 
 from training.checkpoint.lookup import check_fits, newest, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.checkpoint.retention import prune
-from training.checkpoint.saving import copy_tensors, load, read_weights, tensors_of, write
-from training.model_folder import iteration_folder, iterations
+from training.checkpoint.state import copy_to_cpu, load, load_weights, state_tensors
+from training.checkpoint.writing import write
 
 __all__ = [
     "Manifest",
@@ -20,16 +19,14 @@ __all__ = [
     "Replicas",
     "check_fits",
     "compare_replicas",
-    "copy_tensors",
-    "iteration_folder",
-    "iterations",
+    "copy_to_cpu",
     "load",
+    "load_weights",
     "newest",
     "prune",
     "read_manifest",
-    "read_weights",
     "resolve",
-    "tensors_of",
+    "state_tensors",
     "verify",
     "write",
 ]

@@ -96,12 +96,12 @@ class CheckpointWriter:
         replicas = checkpoint.compare_replicas(self._parameters)
         if replicas.drifted and self._on_rank0:
             warn(f"iteration {progress.iteration}: {replicas.warning()}")
-        tensors = checkpoint.tensors_of(self._parameters, self._optimizer, self._vocab_size)
+        tensors = checkpoint.state_tensors(self._parameters, self._optimizer, self._vocab_size)
         write = partial(self._write, tensors, progress, replicas)
         if self._thread is None:
             self.newest = write()
         else:
-            checkpoint.copy_tensors(tensors, self._copies)
+            checkpoint.copy_to_cpu(tensors, self._copies)
             self._pending = self._thread.submit(write, self._copies)
 
     @property

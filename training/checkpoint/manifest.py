@@ -1,7 +1,7 @@
-"""What a checkpoint says about itself: manifest.json, written last.
+"""A checkpoint's manifest.json, written last: progress, settings, identity of the data, and the hash of every file.
 
-A vocabulary that is not the packaged one is copied to RUN/tokenizer, so that a run's folder can be moved: the manifest
-names the copies, relative to RUN.
+A vocabulary other than the packaged one is copied to MODEL_FOLDER/tokenizer, so that a model folder can be moved: the
+manifest names the copies relative to it.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ import torch
 import xxhash
 from pydantic import BaseModel
 
-from common.errors import CheckpointError, InputError
+from common.errors import CheckpointError, CheckpointVersionError, InputError
 from common.files import atomic_path, read_json
 from common.settings import Experiment, ModelSettings, ParallelSettings, Section, TokenizeSettings, TrainSettings
-from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
-from training.checkpoint.versions import FORMAT, OtherVersion, read_section
+from training.checkpoint.storage import THREADS
+from training.checkpoint.versions import FORMAT, read_section
 from training.dataset.blend import Blend
 from training.parallel.vocabulary import padded_vocab_size
 
-NAME = "manifest.json"
-_DIGESTS: dict[str, Callable[[], Any]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
+MANIFEST = "manifest.json"
+_HASHES: dict[str, Callable[[], Any]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
 _SECTIONS: dict[str, type[Section]] = {"model": ModelSettings, "parallel": ParallelSettings, "train": TrainSettings}
 _VOCABULARY = {"encoder_json": "tokenizer/encoder.json", "vocab_bpe": "tokenizer/vocab.bpe"}
 
@@ -38,29 +38,30 @@ class Progress:
     iteration: int
     """Optimiser steps done."""
     consumed_samples: int
-    """Samples of the training order used up."""
+    """Position in the training order."""
     guard: Mapping[str, Any] = field(default_factory=dict)
-    """What `training.monitoring.guard` remembers."""
+    """State of `training.monitoring.guard`."""
     journal: Mapping[str, Any] = field(default_factory=dict)
-    """What `training.metrics` has yet to report."""
+    """State of `training.metrics`: figures not reported yet."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says about itself."""
+    """The content of a manifest.json."""
 
     path: Path
+    """The checkpoint's folder."""
     progress: Progress
     experiment: Experiment
     tokenize: TokenizeSettings
     data: str
-    """`Blend.identity` of what it was trained on."""
+    """`Blend.identity` of the training data."""
     content: list[str] | None
-    """`Blend.content` of that; None in a manifest from before there was such a thing."""
+    """`Blend.content` of the training data; None in manifests that predate this key."""
     files: Mapping[str, Mapping[str, Any]]
-    """`{"size": bytes, "sha256": hex, "xxh3": hex}` by file name; the last one is absent from old ones."""
+    """`{"size": bytes, "xxh3": hex}` by file name; older manifests have sha256 in addition or instead."""
     end_of_text: int | None = None
-    """Id of the token that closes its documents; None in old manifests."""
+    """Id of the token that ends a document; None in manifests that predate this key."""
 
 
 class _File(BaseModel):
@@ -70,7 +71,7 @@ class _File(BaseModel):
 
 
 class _Raw(BaseModel):
-    """The types of what is read, settings aside; keys of newer versions are passed over."""
+    """The types of all keys but the settings; unknown keys are ignored."""
 
     iteration: int
     consumed_samples: int
@@ -82,7 +83,7 @@ class _Raw(BaseModel):
     files: dict[str, _File]
 
 
-def describe(
+def manifest_content(
     progress: Progress,
     experiment: Experiment,
     tokenize: TokenizeSettings,
@@ -90,7 +91,7 @@ def describe(
     replicas: Replicas,
     files: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of manifest.json."""
+    """The content of manifest.json, JSON types only."""
     return {
         "format": FORMAT,
         "iteration": progress.iteration,
@@ -106,22 +107,22 @@ def describe(
         "data": data.identity,
         "content": data.content,
         "end_of_text": data.end_of_text,
-        "topology": topology(experiment.parallel),
+        "topology": _topology(experiment.parallel),
         "replicas": {"compared": replicas.compared, "drifted": replicas.drifted},
         "torch": torch.__version__,
         "files": files,
     }
 
 
-def topology(parallel: ParallelSettings) -> dict[str, Any]:
-    """Which rank had which place: coordinates are (pp, dp, tp) by rank, tensor-parallel ranks are adjacent."""
+def _topology(parallel: ParallelSettings) -> dict[str, Any]:
+    """The mesh coordinates (pp, dp, tp) of each rank; tensor-parallel ranks are adjacent."""
     pipeline, data, tensor = sizes = (parallel.pipeline, parallel.data, parallel.tensor)
-    places = [[pp, dp, tp] for pp in range(pipeline) for dp in range(data) for tp in range(tensor)]
-    return {"world_size": len(places), "axes": ["pp", "dp", "tp"], "sizes": sizes, "coordinates": places}
+    coordinates = [[pp, dp, tp] for pp in range(pipeline) for dp in range(data) for tp in range(tensor)]
+    return {"world_size": len(coordinates), "axes": ["pp", "dp", "tp"], "sizes": sizes, "coordinates": coordinates}
 
 
-def keep_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
-    """Copy the two files into a run's folder, unless they are there; the settings with the copies' relative paths."""
+def copy_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
+    """Copy the vocabulary files to a model folder, unless they are there; returns settings with the relative paths."""
     copies: dict[str, Path] = {}
     for key, name in _VOCABULARY.items():
         original, copy = getattr(tokenize, key), model_folder / name
@@ -133,35 +134,35 @@ def keep_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeS
     return tokenize.model_copy(update=copies)
 
 
-def _kept_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
-    """The settings with paths of the copies, as seen from here."""
+def _resolve_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
+    """The settings with the copies' paths relative to the working directory."""
     paths = {key: Path(path) for key in _VOCABULARY if (path := getattr(tokenize, key)) is not None}
     copies = {key: model_folder / path for key, path in paths.items() if path == Path(_VOCABULARY[key])}
     return tokenize.model_copy(update=paths | copies)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of one checkpoint, of this version of the toolkit or another (`versions`).
+    """The manifest of one checkpoint, of this version of the toolkit or another (see `versions`).
 
-    Raises CheckpointError when there is none or it is damaged, OtherVersion when it must not be read by this version.
+    Raises CheckpointError if it is missing or damaged, CheckpointVersionError if this version must not read it.
     """
-    path = folder / NAME
+    path = folder / MANIFEST
     try:
         raw = read_json(path)
     except (InputError, OSError):
-        raise CheckpointError(f"{folder}: not a complete checkpoint (no readable {NAME})") from None
+        raise CheckpointError(f"{folder}: not a complete checkpoint (no readable {MANIFEST})") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("format"), int):
         raise CheckpointError(f"{path}: not the manifest of a checkpoint; damaged")
     if raw["format"] != FORMAT:
-        raise OtherVersion(
+        raise CheckpointVersionError(
             f"{path}: format {raw['format']}, this version of the toolkit reads {FORMAT}; use the one that wrote it"
         )
     try:
         found = _Raw.model_validate(raw)
         sections: dict[str, Any] = {key: read_section(kind, key, raw[key]) for key, kind in _SECTIONS.items()}
         tokenize = read_section(TokenizeSettings, "tokenize", raw["tokenize"])
-    except OtherVersion as error:
-        raise OtherVersion(f"{path}: {error}") from None
+    except CheckpointVersionError as error:
+        raise CheckpointVersionError(f"{path}: {error}") from None
     except (KeyError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise CheckpointError(f"{path}: damaged ({problem})") from None
@@ -169,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
         path=folder,
         progress=Progress(found.iteration, found.consumed_samples, found.guard, found.journal),
         experiment=Experiment.model_construct(**sections),
-        tokenize=_kept_vocabulary(folder.parent, tokenize),
+        tokenize=_resolve_vocabulary(folder.parent, tokenize),
         data=found.data,
         content=found.content,
         end_of_text=found.end_of_text,
@@ -178,9 +179,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = True) -> None:
-    """Compare files with the manifest, all of them or every nth; CheckpointError names the first that differs.
+    """Compare a checkpoint's files, or a share of them, with its manifest.
 
-    Without `content` sizes alone are compared.
+    Without `content` only sizes are compared. Raises CheckpointError for the first file that differs.
     """
 
     def check(name: str) -> None:
@@ -190,13 +191,13 @@ def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = Tr
                 intact = path.stat().st_size == expected["size"]
                 if intact and content:
                     kind = "xxh3" if "xxh3" in expected else "sha256"
-                    intact = hashlib.file_digest(file, _DIGESTS[kind]).hexdigest() == expected[kind]
+                    intact = hashlib.file_digest(file, _HASHES[kind]).hexdigest() == expected[kind]
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing from its checkpoint") from None
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
         if not intact:
-            raise CheckpointError(f"{path}: damaged (size or checksum differs from {NAME})")
+            raise CheckpointError(f"{path}: damaged (size or checksum differs from {MANIFEST})")
 
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(check, sorted(manifest.files)[share]):

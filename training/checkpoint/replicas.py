@@ -1,8 +1,8 @@
-"""Parameters that several ranks hold copies of: are they still copies?
+"""Check that parameters which several ranks hold copies of are still equal.
 
-Tensor-parallel ranks each have the LayerNorms, the positions and the output biases, data-parallel ranks under ZeRO 0
-have everything, the first and the last pipeline stage have the tied embedding. All of them compute the same updates,
-so that they stay equal bit for bit, unless something is wrong: a kernel that is not deterministic, a defective device.
+Tensor-parallel ranks hold copies of the LayerNorms, positions and output biases; data-parallel ranks at ZeRO 0 of every
+parameter; the first and last pipeline stages of the tied embedding. All copies get the same updates and stay equal bit
+for bit, unless a kernel is not deterministic or a device is defective.
 """
 
 from collections import Counter
@@ -19,23 +19,23 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from training.parallel.collectives import all_gather
 from training.parallel.dtensor import local_shard
 
-_MEASURED = 20  # differences measured; more names are only named
+_MAX_MEASURED = 20  # parameters whose difference is measured; others are only named
 
-Part = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""Name, shape and place in the whole of what a rank holds of a parameter."""
+Shard = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A shard of a parameter: name, shape, and offset in the full tensor."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """What came of a comparison; equal on all ranks."""
+    """The result of a comparison, equal on all ranks."""
 
     compared: list[str] = field(default_factory=list)
-    """Parameters of which several ranks hold the same part."""
+    """Parameters with at least one shard that several ranks hold."""
     drifted: dict[str, float | None] = field(default_factory=dict)
-    """The largest difference between two copies, of those that differ; None where it was not measured."""
+    """The largest difference between copies, by parameter; None if it was not measured."""
 
     def warning(self) -> str:
-        """One line, empty when all is well."""
+        """One line, empty if no parameter drifted."""
         if not self.drifted:
             return ""
         name, largest = next(iter(self.drifted.items()))
@@ -46,29 +46,29 @@ class Replicas:
 
 
 def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
-    """Compare the copies of all parameters, bit for bit (a collective call). Nothing to do in a single process."""
+    """Compare the copies of all parameters bit for bit (a collective call). A single process has no copies."""
     if not dist.is_initialized():
         return Replicas()
-    parts = {_part(name, parameter): local_shard(parameter.detach()) for name, parameter in parameters.items()}
-    parts = {part: tensor for part, tensor in parts.items() if tensor.numel()}
-    holders = Counter(part for held in all_gather(list(parts)) for part in held)
-    shared = [part for part in parts if holders[part] > 1]
-    digests: dict[Part, set[bytes]] = {}
-    for one in all_gather({part: _digest(parts[part]) for part in shared}):
-        for part, digest in one.items():
-            digests.setdefault(part, set()).add(digest)
+    shards = {_shard(name, parameter): local_shard(parameter.detach()) for name, parameter in parameters.items()}
+    shards = {shard: tensor for shard, tensor in shards.items() if tensor.numel()}
+    holders = Counter(shard for held in all_gather(list(shards)) for shard in held)
+    shared = [shard for shard in shards if holders[shard] > 1]
+    digests: dict[Shard, set[bytes]] = {}
+    for one in all_gather({shard: _digest(shards[shard]) for shard in shared}):
+        for shard, digest in one.items():
+            digests.setdefault(shard, set()).add(digest)
     drifted: dict[str, float | None] = {}
-    for number, part in enumerate(sorted(part for part, seen in digests.items() if len(seen) > 1)):
-        name, shape, _ = part
-        if number < _MEASURED:
-            difference = _largest_difference(parts.get(part), shape, parameters)
+    for number, shard in enumerate(sorted(shard for shard, seen in digests.items() if len(seen) > 1)):
+        name, shape, _ = shard
+        if number < _MAX_MEASURED:
+            difference = _largest_difference(shards.get(shard), shape, parameters)
             drifted[name] = max(difference, drifted.get(name) or 0.0)
         else:
             drifted.setdefault(name, None)
     return Replicas(sorted({name for name, *_ in digests}), drifted)
 
 
-def _part(name: str, parameter: Tensor) -> Part:
+def _shard(name: str, parameter: Tensor) -> Shard:
     if not isinstance(parameter, DTensor):
         return name, tuple(parameter.shape), (0,) * parameter.dim()
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
@@ -76,12 +76,12 @@ def _part(name: str, parameter: Tensor) -> Part:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    """Of the bits of a tensor: one copy of it at a time is in the CPU's memory."""
+    """Hash of a tensor's bytes; one CPU copy exists at a time."""
     return xxhash.xxh3_128_digest(tensor.cpu().contiguous().numpy().data)
 
 
 def _largest_difference(mine: Tensor | None, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> float:
-    """Between any two ranks that hold a part (a collective call; `mine` is None where this one does not)."""
+    """The largest difference between ranks that hold a shard (a collective call); `mine` is None on the other ranks."""
     device = local_shard(next(iter(parameters.values()))).device
     if mine is not None:
         highest, lowest = mine.clone(), -mine

@@ -1,1 +1,1 @@
-"""Token datasets: samples of a fixed length, blends, and batches in an order that the seed fixes."""
+"""Token datasets: samples of a fixed length, blends of corpora, and batches in an order fixed by the seed."""

@@ -1,12 +1,11 @@
-"""Several corpora as one stream of samples, in given proportions.
+"""Blend several corpora into one stream of samples, in given proportions.
 
     blend = Blend([books, web], [0.3, 0.7])
     tokens = blend.sample(consumed)        # int64 (seq_len + 1,)
 
 After n samples, for every n, the number taken from each corpus is within one sample of n times its weight (Tijdeman
-1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora). Weights become whole numbers, the least
-that keep their ratios; what they add up to is the period after which the stream repeats its choice of corpora, so that
-sample n is found without walking there.
+1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora). Weights become the smallest integers with
+the same ratios. Their sum is the period after which the choice of corpora repeats, so that sample n is found directly.
 """
 
 import hashlib
@@ -21,32 +20,32 @@ import numpy.typing as npt
 
 from training.dataset.corpus import Samples
 
-_LONGEST = 1 << 20  # period; weights whose ratios need a longer one are rounded to its parts, a millionth
+_MAX_PERIOD = 1 << 20  # weights whose ratios need a longer period are rounded to a millionth
 
 
-def whole_weights(weights: Sequence[float]) -> list[int]:
-    """The least whole numbers in the ratio of `weights` (each over 0), adding up to 2^20 at most."""
-    exact = [Fraction(str(weight)) for weight in weights]  # as it was written: 0.1 is a tenth
+def integer_weights(weights: Sequence[float]) -> list[int]:
+    """The smallest integers in the ratio of `weights` (all positive), with a sum of at most 2^20."""
+    exact = [Fraction(str(weight)) for weight in weights]  # str: 0.1 is exactly a tenth
     denominator = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * denominator) for weight in exact]
     divisor = math.gcd(*whole)
-    if sum(whole) // divisor <= _LONGEST:
+    if sum(whole) // divisor <= _MAX_PERIOD:
         return [weight // divisor for weight in whole]
-    rounded = [max(1, round(Fraction(weight * _LONGEST, sum(whole)))) for weight in whole]
-    rounded[rounded.index(max(rounded))] += _LONGEST - sum(rounded)
+    rounded = [max(1, round(Fraction(weight * _MAX_PERIOD, sum(whole)))) for weight in whole]
+    rounded[rounded.index(max(rounded))] += _MAX_PERIOD - sum(rounded)
     return rounded
 
 
 def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
-    """Which corpus gives each sample of a period, shape (sum(weights),).
+    """The corpus of each sample in a period, shape (sum(weights),).
 
-    Corpus i's next sample becomes due once its lag behind n * w_i / W is 1 / (2k - 2), and must be taken before it is
-    1 - 1 / (2k - 2); of those due the most urgent is taken.
+    Corpus i's next sample is due once it lags n * w_i / W by 1 / (2k - 2), and must be taken before it lags by
+    1 - 1 / (2k - 2). Of the corpora that are due, the one with the earliest deadline is taken.
     """
     period, slack = sum(weights), max(1, 2 * len(weights) - 2)
     taken = [0] * len(weights)
-    waiting = [(0, corpus) for corpus in range(len(weights))]  # (sample from which it is due, corpus)
-    urgent: list[tuple[int, int]] = []  # (sample by which it must be taken, corpus)
+    waiting = [(0, corpus) for corpus in range(len(weights))]  # (first sample at which it is due, corpus)
+    urgent: list[tuple[int, int]] = []  # (deadline, corpus)
     chosen = np.empty(period, dtype=np.uint16)
     for number in range(period):
         while waiting and waiting[0][0] <= number:
@@ -63,20 +62,20 @@ def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
 
 
 class Blend:
-    """The samples of one or more corpora by running number; weights need not add up to 1."""
+    """The samples of one or more corpora by number; the weights need not add up to 1."""
 
     def __init__(self, parts: Sequence[Samples], weights: Sequence[float]) -> None:
         self.parts = tuple(parts)
-        self.weights = whole_weights(weights)
+        self.weights = integer_weights(weights)
         self.period = sum(self.weights)
         self._corpus = schedule(self.weights)
-        self._place = np.empty(self.period, dtype=np.int32)  # among the samples of that corpus in a period
+        self._index = np.empty(self.period, dtype=np.int32)  # among its corpus' samples in a period
         for corpus, weight in enumerate(self.weights):
-            self._place[self._corpus == corpus] = np.arange(weight)
+            self._index[self._corpus == corpus] = np.arange(weight)
 
     @cached_property
     def identity(self) -> str:
-        """What tells these corpora and weights from others; that of the corpus where there is one."""
+        """A hash of the corpora's document lengths and the weights; of one corpus, its own identity."""
         if len(self.parts) == 1:
             return self.parts[0].corpus.identity
         pairs = zip(self.parts, self.weights, strict=True)
@@ -84,7 +83,7 @@ class Blend:
 
     @cached_property
     def content(self) -> list[str]:
-        """What tells the text of each corpus from another of the same lengths (`IndexedDataset.content`)."""
+        """A hash of each corpus' tokens (`corpus.index.content_of`)."""
         return [part.corpus.content for part in self.parts]
 
     @property
@@ -94,11 +93,11 @@ class Blend:
 
     @property
     def per_epoch(self) -> int:
-        """Samples before one of the corpora begins again."""
-        return min(self._first(part.per_epoch, corpus) for corpus, part in enumerate(self.parts))
+        """Samples before one of the corpora repeats."""
+        return min(self._prefix_length(part.per_epoch, corpus) for corpus, part in enumerate(self.parts))
 
-    def _first(self, wanted: int, corpus: int) -> int:
-        """The length of the longest prefix of the stream that takes `wanted` samples from a corpus, and no more."""
+    def _prefix_length(self, wanted: int, corpus: int) -> int:
+        """The length of the longest prefix of the stream with exactly `wanted` samples from a corpus."""
         periods, rest = divmod(wanted, self.weights[corpus])
         return periods * self.period + int(np.flatnonzero(self._corpus == corpus)[rest])
 
@@ -108,7 +107,7 @@ class Blend:
         return periods * self.weights[corpus] + int(np.count_nonzero(self._corpus[:rest] == corpus))
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """Tokens of sample `number` of the stream, shape (seq_len + 1,)."""
+        """The tokens of sample `number`, shape (seq_len + 1,)."""
         periods, rest = divmod(number, self.period)
         corpus = int(self._corpus[rest])
-        return self.parts[corpus].sample(periods * self.weights[corpus] + int(self._place[rest]))
+        return self.parts[corpus].sample(periods * self.weights[corpus] + int(self._index[rest]))

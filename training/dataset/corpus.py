@@ -1,12 +1,12 @@
-"""From a dataset to samples: which documents, in which order, cut into which runs of tokens.
+"""Turn a dataset into samples: choose documents, order them, and cut them into windows of tokens.
 
     corpus = Corpus.open(prefix)
     train = Samples(corpus, split_documents("949,50,1", corpus.documents)["train"], seq_len=1024, seed=1234)
     tokens = train.sample(consumed)        # int64 (1025,)
 
 The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch permutes the
-documents, lays them end to end, cuts sample i as tokens [i*s, i*s + s] (s inputs and one more target), and permutes the
-samples. A run's position is the number of samples it has consumed; epoch follows epoch for ever.
+documents, concatenates them, cuts sample i as tokens [i*s, i*s + s] (s inputs and one more target), and permutes the
+samples. A run's position is the number of samples that it has consumed; there are always more epochs.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from common.settings.training import split_shares
 from corpus.index import IndexedDataset, content_of, read_meta
 
 PARTS = ("train", "valid", "test")
-_SCAN = 1 << 22  # tokens looked at in one go when the vocabulary is checked
+_SCAN = 1 << 22  # tokens per read of the vocabulary check
 
 
 class Corpus:
-    """A dataset seen as documents laid end to end.
+    """A dataset as a concatenation of documents.
 
     starts      int64 (D,)  first token of each document in `tokens`
     lengths     int64 (D,)  tokens of each document
-    end_of_text             id of the token that closes a document; the vocabulary's last one where no PREFIX.json says
+    end_of_text             id of the token that ends a document; without PREFIX.json the vocabulary's last
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Corpus:
         lengths: npt.NDArray[np.int64],
     ) -> None:
         self.prefix, self.tokens, self.starts, self.lengths = prefix, tokens, starts, lengths
-        self.vocab_size = int(np.iinfo(tokens.dtype).max) + 1  # until check_vocabulary tells the true one
+        self.vocab_size = int(np.iinfo(tokens.dtype).max) + 1  # until check_vocabulary sets the true one
         self.end_of_text = self.vocab_size - 1
 
     @classmethod
     def open(cls, prefix: Path) -> "Corpus":
-        """The dataset PREFIX.bin/.idx, memory-mapped; InputError when it is absent or damaged."""
+        """The dataset PREFIX.bin/.idx, memory-mapped. Raises InputError if it is missing or damaged."""
         dataset = IndexedDataset(prefix)
         if isinstance(dataset.tokens.base, mmap):
-            # samples lie far apart: what the kernel would read ahead of one is never used, and costs 8 times the read
+            # samples are far apart: read-ahead is wasted, and makes a read take 8 times as long
             dataset.tokens.base.madvise(MADV_RANDOM)
         bounds = np.append(dataset.pointers, dataset.tokens.nbytes)  # (S + 1,) of the sequences, in bytes
         # (D + 1,): a document may be several sequences, or none
@@ -62,7 +62,7 @@ class Corpus:
 
     @classmethod
     def in_memory(cls, name: Path, documents: list[npt.NDArray[np.int64]]) -> "Corpus":
-        """Documents that are in no dataset; `name` stands for them in messages."""
+        """A corpus of documents in memory; messages refer to it by `name`."""
         lengths = np.array([len(document) for document in documents], np.int64)
         return cls(name, np.concatenate(documents), np.cumsum(lengths) - lengths, lengths)
 
@@ -73,19 +73,19 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """What tells one corpus from another without reading its tokens: sha256 of the documents' lengths."""
+        """sha256 of the documents' lengths: identifies a corpus without reading its tokens."""
         return hashlib.sha256(self.lengths.tobytes()).hexdigest()
 
     @cached_property
     def content(self) -> str:
-        """What tells this dataset's tokens from others of the same lengths; see `corpus.index.content_of`."""
+        """A hash of the tokens; see `corpus.index.content_of`."""
         return content_of(self.prefix)
 
     def check_vocabulary(self, vocab_size: int, key: str) -> None:
-        """InputError when the dataset was made with another vocabulary than the model's; `key` names the model's.
+        """Raise InputError if the dataset was made with another vocabulary than the model's, the setting `key`.
 
-        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here on every token
-        read is checked, so that a damaged file never reaches the model.
+        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here on every token that
+        is read is checked, so that a damaged file never reaches the model.
         """
         self.vocab_size, self.end_of_text = vocab_size, vocab_size - 1
         meta = read_meta(self.prefix)
@@ -104,16 +104,13 @@ class Corpus:
             )
 
     def check_end_of_text(self, key: str) -> None:
-        """InputError when the first document with tokens is not closed by `end_of_text`, which `key` needs."""
-        whole = np.flatnonzero(self.lengths[:_SCAN])
-        if len(whole) and self.tokens[self.starts[whole[0]] + self.lengths[whole[0]] - 1] != self.end_of_text:
+        """Raise InputError if the first non-empty document lacks the `end_of_text` that the setting `key` needs."""
+        filled = np.flatnonzero(self.lengths[:_SCAN])
+        if len(filled) and self.tokens[self.starts[filled[0]] + self.lengths[filled[0]] - 1] != self.end_of_text:
             raise InputError(
-                f"{self.prefix}: document {whole[0]} does not end with end-of-text (id {self.end_of_text}), "
+                f"{self.prefix}: document {filled[0]} does not end with end-of-text (id {self.end_of_text}), "
                 f"which {key} looks for; turn {key} off, or tokenize with append_eod"
             )
-
-
-# ------------------------------------------------------------------------------------------------ parts
 
 
 def split_documents(
@@ -121,8 +118,8 @@ def split_documents(
 ) -> dict[str, range]:
     """Contiguous ranges of documents for train, valid and test, in the proportions of `split` ("949,50,1").
 
-    Raises ConfigError for shares that are no three numbers, and when a part whose share is not 0 (or training) would
-    get no document; the message names the smallest change that works. `corpus` and `key` are what it calls the two.
+    Raises ConfigError if the shares are not three numbers, or if training or a part with a share above 0 would get no
+    document; the message names the smallest change that works, and uses the names `corpus` and `key`.
     """
     try:
         shares = split_shares(split)
@@ -137,31 +134,28 @@ def split_documents(
     problem = f"{key} {split} leaves no document for {without}: {corpus} has {documents}"
     if documents < len(wanted):
         raise ConfigError(f"{problem}; it needs {len(wanted)} or more, or shares of 0")
-    works = {name: max(len(part), int(name in wanted)) for name, part in parts.items()}  # a document or two too many
+    works = {name: max(len(part), int(name in wanted)) for name, part in parts.items()}  # one or two documents too many
     works[max(works, key=lambda name: works[name])] -= sum(works.values()) - documents
     raise ConfigError(f"{problem}; the smallest change that works is {','.join(map(str, works.values()))}")
 
 
-# ------------------------------------------------------------------------------------------------ order
-
-
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over some documents: 16 bytes a document and 8 a sample."""
+    """One pass over some documents: 16 bytes per document and 8 per sample."""
 
     documents: npt.NDArray[np.int64]
-    """(D,) their numbers in the order in which they are laid end to end."""
+    """(D,) document numbers in the order of their concatenation."""
     ends: npt.NDArray[np.int64]
-    """(D,) where each of them ends there, in tokens: the cumulative lengths."""
+    """(D,) the end of each in tokens: cumulative lengths."""
     samples: "npt.NDArray[np.int64] | range"
-    """(S,) the order of the samples cut out of that."""
+    """(S,) the order of the samples cut from the concatenation."""
 
 
 def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
     """The numbers below `size` in random order, a pure function of (size, seed).
 
-    Random keys are sorted, each with its number in the low bits: half the time of a shuffle, without the interpreter's
-    lock. NumPy promises that PCG64's stream never changes, and distinct keys have one order.
+    Sorts random keys that hold their number in the low bits: takes half the time of a shuffle and releases the GIL.
+    NumPy guarantees PCG64's stream, and distinct keys sort in one way.
     """
     bits = np.uint64(size.bit_length())
     keys = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(size)
@@ -174,9 +168,9 @@ def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
 
 
 class Samples:
-    """The samples of a range of documents, by running number from 0 to infinity; any number of threads may ask.
+    """The samples of a range of documents, by number from 0 to infinity. Thread-safe.
 
-    With a seed: shuffled, anew in every epoch. Without: in the corpus' own order (validation).
+    With a seed they are shuffled, differently in every epoch; without, they keep the corpus' order (validation).
     """
 
     def __init__(self, corpus: Corpus, part: range, seq_len: int, seed: int | None = None) -> None:
@@ -188,7 +182,7 @@ class Samples:
         self._lock, self._builder = Lock(), ThreadPoolExecutor(1)
 
     def require_one(self, part: str) -> None:
-        """InputError when the documents hold not even one sample."""
+        """Raise InputError if the documents hold fewer tokens than one sample."""
         if not self.per_epoch:
             raise InputError(
                 f"{self.corpus.prefix}: the {part} part holds {self.tokens} tokens in {self.documents} documents, "
@@ -196,7 +190,7 @@ class Samples:
                 f"give train.split a larger {part} share, or use more text"
             )
 
-    def lay_out(self, epoch: int) -> Epoch:
+    def make_epoch(self, epoch: int) -> Epoch:
         """The order of one epoch."""
         samples: npt.NDArray[np.int64] | range = range(self.per_epoch)
         if self.seed is None:
@@ -206,32 +200,32 @@ class Samples:
             samples = permutation(self.per_epoch, self.seed, epoch, 1)
         return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)
 
-    def _epoch(self, number: int, place: int = 0) -> Epoch:
-        """Epoch `number`, kept with the one before it; from its last hundredth on, the next one is made ahead."""
+    def _epoch(self, number: int, index: int = 0) -> Epoch:
+        """Epoch `number`; the previous one is kept, and the next one is prepared from the last hundredth on."""
         if self.seed is None:
-            number = place = 0
+            number = index = 0
         with self._lock:
-            for wanted in range(number, number + 1 + (100 * place >= 99 * self.per_epoch > 0)):
+            for wanted in range(number, number + 1 + (100 * index >= 99 * self.per_epoch > 0)):
                 if wanted not in self._epochs:
-                    self._epochs[wanted] = self._builder.submit(self.lay_out, wanted)
+                    self._epochs[wanted] = self._builder.submit(self.make_epoch, wanted)
             for old in [old for old in self._epochs if old < number - 1]:
                 del self._epochs[old]
             found = self._epochs[number]
         return found.result()
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """Tokens of sample `number`, counted over all epochs, shape (seq_len + 1,)."""
-        epoch_number, place = divmod(number, self.per_epoch)
-        epoch = self._epoch(epoch_number, place)
-        return self._read(epoch, int(epoch.samples[place]) * self.seq_len, self.seq_len + 1)
+        """The tokens of sample `number`, counted over all epochs, shape (seq_len + 1,)."""
+        epoch_number, index = divmod(number, self.per_epoch)
+        epoch = self._epoch(epoch_number, index)
+        return self._read(epoch, int(epoch.samples[index]) * self.seq_len, self.seq_len + 1)
 
     def tail(self) -> npt.NDArray[np.int64]:
-        """The tokens behind the last whole sample of an unshuffled part, with the one that predicts them first."""
+        """The tokens after the last full sample of an unshuffled part, preceded by that sample's last token."""
         begin = self.per_epoch * self.seq_len
         return self._read(self._epoch(0), begin, self.tokens - begin)
 
     def _read(self, epoch: Epoch, begin: int, wanted: int) -> npt.NDArray[np.int64]:
-        """`wanted` tokens from place `begin` of an epoch's documents laid end to end."""
+        """`wanted` tokens from index `begin` of an epoch's concatenated documents."""
         document = int(np.searchsorted(epoch.ends, begin, side="right"))  # skips empty documents
         pieces: list[npt.NDArray[np.int64]] = []
         while wanted:

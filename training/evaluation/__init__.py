@@ -1,1 +1,4 @@
-"""Scores of a model: held-out loss, LAMBADA, WikiText-103."""
+"""Measure a model: `loss` on any data, `lambada`'s last-word accuracy, `wikitext`'s word perplexity.
+
+`scoring` holds what they share, `data` opens what they read.
+"""

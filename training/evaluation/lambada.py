@@ -1,10 +1,10 @@
-"""How often a model foresees the last word of a text: LAMBADA's question (Paperno et al. 2016).
+"""How often a model predicts the last word of a text: LAMBADA (Paperno et al. 2016).
 
     result = last_word_accuracy(model, read_examples(Path("lambada_test.jsonl"), tokenizer, model.settings.seq_len))
 
-A line of the file is `{"text": "…"}`. The text is split at its last white space; the last word is encoded with a space
-before it, as it would follow in running text, and counts as foreseen when each of its tokens is the likeliest one after
-the true tokens before it (Megatron-LM's `--strict-lambada`). The perplexity is exp of the mean loss of a word.
+Each line of the file is `{"text": "…"}`. The text is split at its last white space; the last word is encoded with a
+leading space, as in running text. It is correct if each of its tokens is the most likely one after the true tokens
+before it (Megatron-LM's `--strict-lambada`). The perplexity is exp of the mean loss per word.
 """
 
 from pathlib import Path
@@ -24,20 +24,20 @@ from common.workers import batched
 from training.evaluation.scoring import logits_at, perplexity
 from training.model import GPT2
 
-_BATCH = 32  # texts in one forward pass
+_BATCH = 32  # texts per forward pass
 
 
 class Example(NamedTuple):
-    """A text as tokens; it ends with its last word."""
+    """A text as tokens, its last word at the end."""
 
     tokens: npt.NDArray[np.int64]
-    """(T + 1,), T seq_len at most: what is further from the last word is cut off."""
+    """(T + 1,), T at most seq_len: longer texts are cut off at the front."""
     word: int
-    """Tokens of the last word."""
+    """Number of tokens of the last word."""
 
 
 def read_examples(path: Path, tokenizer: Tokenizer, seq_len: int) -> list[Example]:
-    """The texts of a JSON-lines file; InputError names the line of one that has no last word, or nothing before it."""
+    """The texts of a JSON-lines file. Raises InputError for a line without at least two words."""
     examples = []
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}:{number}"
@@ -65,13 +65,13 @@ def read_examples(path: Path, tokenizer: Tokenizer, seq_len: int) -> list[Exampl
 
 @torch.no_grad()
 def last_word_accuracy(model: GPT2, examples: list[Example]) -> dict[str, Any]:
-    """The share of last words that are foreseen, and their perplexity."""
+    """The share of last words that the model predicts, and their perplexity."""
     device = next(model.parameters()).device
     total, correct = torch.zeros((), dtype=torch.float64, device=device), 0
-    longest_first = sorted(examples, key=lambda example: -len(example.tokens))  # little padding in a batch
+    longest_first = sorted(examples, key=lambda example: -len(example.tokens))  # so that a batch needs little padding
     with Meter("evaluate", "texts", len(examples)) as meter:
         for batch in batched(longest_first, _BATCH):
-            tokens = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # what pads is seen by nothing
+            tokens = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # padding is never scored
             scored = torch.zeros_like(tokens, dtype=torch.bool)
             for row, example in enumerate(batch):
                 size = len(example.tokens)
@@ -80,9 +80,9 @@ def last_word_accuracy(model: GPT2, examples: list[Example]) -> dict[str, Any]:
             tokens, scored = tokens.to(device), scored.to(device)
             logits, targets = logits_at(model, tokens[:, :-1], scored[:, 1:]), tokens[scored]
             total += F.cross_entropy(logits, targets, reduction="sum").double()
-            foreseen = (logits.argmax(-1) == targets).cpu().numpy()
+            predicted = (logits.argmax(-1) == targets).cpu().numpy()
             ends = np.cumsum([example.word for example in batch])[:-1]
-            correct += sum(bool(word.all()) for word in np.split(foreseen, ends))
+            correct += sum(bool(word.all()) for word in np.split(predicted, ends))
             meter.advance(len(batch))
     return {
         "accuracy": correct / len(examples),
@@ -93,9 +93,9 @@ def last_word_accuracy(model: GPT2, examples: list[Example]) -> dict[str, Any]:
     }
 
 
-def line(result: dict[str, Any]) -> str:
-    """The result for people."""
+def summary(result: dict[str, Any]) -> str:
+    """A result in one line."""
     return (
         f"last-word accuracy {result['accuracy']:.2%} ({result['correct']:,} of {result['words']:,}), "
-        f"perplexity {result['perplexity']:.2f} a word"
+        f"perplexity {result['perplexity']:.2f} per word"
     )

@@ -1,4 +1,4 @@
-"""The loss of one whole model over text in order: what `training.evaluate` adds up."""
+"""Sum the loss of one unsharded model over samples or over overlapping windows."""
 
 import math
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from training.dataset.batches import BatchForm, Readable, read_batch
 from training.model import GPT2, summed_loss
 from training.precision import autocast
 
-_BATCH = 8  # windows in one forward pass
+BATCH = 8  # windows per forward pass
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that is beyond a float."""
-    return math.exp(loss) if loss < 700 else math.inf
+    """exp(loss), infinite if that exceeds a float."""
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 @torch.no_grad()
@@ -42,9 +42,6 @@ def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int, p
     return float(total)
 
 
-# ------------------------------------------------------------------------------------------------ overlapping windows
-
-
 class Window(NamedTuple):
     """Tokens [begin, end) are the input; the last `scored` of tokens [begin + 1, end + 1) are predicted and count."""
 
@@ -54,9 +51,9 @@ class Window(NamedTuple):
 
 
 def sliding_windows(tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
-    """Windows over `tokens` tokens that begin at multiples of `stride` (seq_len at most); each scores what is new.
+    """Windows that begin at multiples of `stride` (at most seq_len); each scores the tokens after the previous window.
 
-    Every token but the first is scored once. Those past the first window see seq_len - stride tokens or more.
+    Every token but the first is scored once, after the first window with a context of at least seq_len - stride tokens.
     """
     begin, end = 0, min(seq_len, tokens - 1)
     yield Window(begin, end, end)
@@ -68,29 +65,28 @@ def sliding_windows(tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
 
 @torch.no_grad()
 def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: int) -> float:
-    """Loss in nats summed over all tokens but the first, by overlapping windows."""
+    """Loss in nats summed over all tokens but the first, with overlapping windows."""
     device = next(model.parameters()).device
     stream = torch.from_numpy(tokens.astype(np.int64)).to(device)
     windows = list(sliding_windows(len(tokens), model.settings.seq_len, stride))
     total = torch.zeros((), dtype=torch.float64, device=device)
     with Meter("evaluate", "windows", len(windows)) as meter:
-        for (length, scored), alike in groupby(windows, lambda window: (window.end - window.begin, window.scored)):
-            place = torch.arange(length, device=device)
-            for batch in batched(alike, _BATCH):
+        for (length, scored), group in groupby(windows, lambda window: (window.end - window.begin, window.scored)):
+            position = torch.arange(length, device=device)
+            for batch in batched(group, BATCH):
                 inputs = torch.stack([stream[window.begin : window.end] for window in batch])
                 targets = torch.cat([stream[window.end + 1 - scored : window.end + 1] for window in batch])
-                logits = logits_at(model, inputs, (place >= length - scored).expand_as(inputs))
+                logits = logits_at(model, inputs, (position >= length - scored).expand_as(inputs))
                 total += summed_loss(logits[None], targets[None]).double()
                 meter.advance(len(batch))
     return float(total)
 
 
-def logits_at(model: GPT2, tokens: Tensor, places: Tensor) -> Tensor:
-    """(B, T) token ids, (B, T) bool -> (n, V) float32 logits at the n places that are true, row after row.
+def logits_at(model: GPT2, tokens: Tensor, selected: Tensor) -> Tensor:
+    """(B, T) token ids, (B, T) bool -> (n, V) float32 logits at the n selected positions, in row order.
 
-    The blocks are in the device's usual precision, the head is in float32: bfloat16 would make the likeliest tokens
-    equal.
+    The blocks run in the device's default precision, the head in float32: in bfloat16 the top logits would tie.
     """
     with autocast("auto", tokens.device):
         x = model.eval().blocks(model.embed(tokens))  # (B, T, C)
-    return model.logits(x[places].float())
+    return model.logits(x[selected].float())

@@ -1,17 +1,17 @@
-r"""Perplexity a word on WikiText, by the published definition: figures that can be laid beside those of papers.
+r"""Word perplexity on WikiText by the published definition, so that the figures compare with those of papers.
 
     result = word_perplexity(model, tokenizer, read_text(Path("wiki.test.tokens")), stride=32)
 
-WikiText is written in words: `1 @,@ 000 km ( 600 mi ) , " so "`. Three things make its figures comparable (Radford et
-al. 2019, section 3.1; Shoeybi et al. 2019, section 5.3):
+WikiText is split into words: `1 @,@ 000 km ( 600 mi ) , " so "`. Three rules make figures comparable (Radford et al.
+2019, section 3.1; Shoeybi et al. 2019, section 5.3):
 
-- the text is written as people write it first (`detokenized`), for a GPT-2 has never seen the other;
-- windows overlap: each begins `stride` tokens after the one before and scores what that one did not reach;
-- the loss is shared out over the words of the text as it came, not over tokens:
+- the text is detokenized first, because GPT-2 was trained on natural text;
+- windows overlap: each begins `stride` tokens after the previous one and scores only the new tokens;
+- the loss is divided by the number of words in the original text, not by tokens:
 
       word perplexity = exp(loss x token ratio),  token ratio = (tokens - 1) / (words - 1)
 
-  where a line end counts as a word, as in the papers that count it as `<eos>`.
+  where a line end counts as a word, as in the papers, which count it as `<eos>`.
 """
 
 import re
@@ -24,7 +24,7 @@ from common.tokenizer import Tokenizer
 from training.evaluation.scoring import perplexity, sum_of_sliding_losses
 from training.model import GPT2
 
-# In this order, each over the whole text: the rules of Megatron-LM, which others have taken over.
+# Megatron-LM's rules, which other toolkits copied; each is applied to the whole text, in this order.
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -45,20 +45,20 @@ _RULES = [
 ]
 
 
-def detokenized(text: str) -> str:
-    """WikiText's words as people write them."""
+def detokenize(text: str) -> str:
+    """WikiText's words as natural text."""
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
 
 
 def count_words(text: str) -> int:
-    """Words between white space, and the line ends between the first and the last of them."""
+    """The number of words, plus the line ends between the first and the last word."""
     return len(text.split()) + text.strip().count("\n")
 
 
 def read_text(path: Path) -> str:
-    """One file, decompressed by its suffix, every line end kept; InputError when it is not UTF-8."""
+    """The text of a file, decompressed by its suffix, line ends kept. Raises InputError if it is not UTF-8."""
     try:
         return b"".join(read_blocks(path)).decode()
     except UnicodeDecodeError as error:
@@ -66,12 +66,12 @@ def read_text(path: Path) -> str:
 
 
 def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) -> dict[str, Any]:
-    """Loss (nats) and perplexity a token, and perplexity a word, of a file of WikiText."""
+    """Loss (nats) and perplexity per token, and perplexity per word, of a WikiText file."""
     text = read_text(path)
-    words, tokens = count_words(text), tokenizer.encode(detokenized(text))
+    words, tokens = count_words(text), tokenizer.encode(detokenize(text))
     if words < 2 or len(tokens) < 2:
         raise InputError(f"{path}: fewer than two words to evaluate; choose another file")
-    scored = len(tokens) - 1  # the first one has nothing before it
+    scored = len(tokens) - 1  # the first token has no context
     loss = sum_of_sliding_losses(model, tokens, stride) / scored
     ratio = scored / (words - 1)
     return {
@@ -85,10 +85,10 @@ def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) 
     }
 
 
-def line(result: dict[str, Any]) -> str:
-    """The result for people."""
+def summary(result: dict[str, Any]) -> str:
+    """A result in one line."""
     return (
         f"word perplexity {result['word_perplexity']:.2f}, token perplexity {result['perplexity']:.2f}, "
-        f"{result['token_ratio']:.4f} tokens a word, {result['tokens']:,} tokens, {result['words']:,} words, "
+        f"{result['token_ratio']:.4f} tokens per word, {result['tokens']:,} tokens, {result['words']:,} words, "
         f"stride {result['stride']}"
     )

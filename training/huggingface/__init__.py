@@ -1,1 +1,4 @@
-"""GPT-2 in Hugging Face format: configuration, tokenizer, weights, read and written."""
+"""GPT-2 in Hugging Face's format: `pretrained` reads and writes folders, `finetune` starts a run from one.
+
+Only `pretrained` imports torch.
+"""

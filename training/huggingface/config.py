@@ -1,4 +1,4 @@
-"""config.json of Hugging Face's GPT-2 folders: which ones our model can follow, and our own. No torch in here."""
+"""Read and make the config.json of a Hugging Face GPT-2 folder. Imports no torch."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from common.settings import ModelSettings
 
 CONFIG = "config.json"
 
-# What config.json must say, apart from sizes, for our model to be the same function.
+# The values, sizes aside, for which our model computes the same function; the first one is the default.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -23,8 +23,8 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def config_of(model: ModelSettings, end_of_text: int | None) -> dict[str, Any]:
-    """The config.json of one of our models."""
+def make_config(model: ModelSettings, end_of_text: int | None) -> dict[str, Any]:
+    """The content of config.json for one of our models."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, values in _FIXED.items()},
@@ -43,20 +43,20 @@ def config_of(model: ModelSettings, end_of_text: int | None) -> dict[str, Any]:
     }
 
 
-def is_folder(path: Path) -> bool:
-    """Whether `path` looks like a Hugging Face model folder."""
+def is_pretrained_folder(path: Path) -> bool:
+    """Whether `path` has the config.json of a Hugging Face folder."""
     return (path / CONFIG).is_file()
 
 
-def read_settings(folder: Path) -> ModelSettings:
-    """The architecture in config.json; CheckpointError names the key that our GPT-2 cannot follow."""
+def read_config(folder: Path) -> ModelSettings:
+    """The architecture in a folder's config.json. Raises CheckpointError for a key that our GPT-2 does not support."""
     path = folder / CONFIG
     try:
         config = read_json(path)
     except InputError as error:
         raise CheckpointError(str(error)) from None
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: not the configuration of a model")
+        raise CheckpointError(f"{path}: not a model's configuration")
     for key, allowed in _FIXED.items():
         if config.get(key, allowed[0]) not in allowed:
             raise CheckpointError(
@@ -85,7 +85,7 @@ def read_settings(folder: Path) -> ModelSettings:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: model.safetensors, or the parts that its index names; all of them exist."""
+    """A folder's model.safetensors, or the files in its index. Raises CheckpointError if one is missing."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]

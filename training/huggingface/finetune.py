@@ -1,6 +1,6 @@
-"""Starting a run from the weights of a Hugging Face GPT-2 instead of random ones (`models.NAME.finetune`).
+"""Start a run from the weights of a Hugging Face GPT-2 (`models.NAME.finetune`) instead of random ones.
 
-`check_start` needs no torch: the plan calls it before anything is computed. `load_start` fills any layout.
+`check_finetune` imports no torch, so that the plan is checked first; `load_finetune` fills any layout.
 """
 
 from collections.abc import Mapping
@@ -8,36 +8,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import CheckpointError, ConfigError
-from common.settings import Experiment
-from training.huggingface.config import CONFIG, is_folder, read_settings, weight_files
+from common.settings import ModelSettings
+from training.huggingface.config import CONFIG, is_pretrained_folder, read_config, weight_files
 from training.huggingface.tokenizer import read_tokenizer, true_vocabulary, vocabulary_size
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def check_start(experiment: Experiment, name: str, folder: Path) -> str:
-    """ConfigError when the model `name` cannot start from `folder`: it must have its sizes, and no more positions.
+def check_finetune(model: ModelSettings, name: str, folder: Path) -> str:
+    """Check that the model `name` can start from `folder`. Returns a note about unused embedding rows, often empty.
 
-    Positions that a shorter seq_len has no use for are left out, and so are rows of the embedding that are no tokens:
-    the returned note says so. Dropout is the run's own.
+    The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. Dropout is
+    taken from the run's settings. Raises ConfigError.
     """
     key = f"models.{name}.finetune"
-    if not is_folder(folder):
+    if not is_pretrained_folder(folder):
         raise ConfigError(
             f"{key}: {folder / CONFIG}: no such file; give a Hugging Face folder (python -m convert.merge_mp makes one)"
         )
     try:
-        theirs = read_settings(folder)
+        theirs = read_config(folder)
         weight_files(folder)
     except CheckpointError as error:
         raise ConfigError(f"{key}: {error}") from None
     for size in ("n_layer", "n_head", "n_embd", "seq_len"):
-        wanted, found = getattr(experiment.model, size), getattr(theirs, size)
+        wanted, found = getattr(model, size), getattr(theirs, size)
         if wanted > found if size == "seq_len" else wanted != found:
             most = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {found}"
             raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
-    wanted, rows = experiment.model.vocab_size, theirs.vocab_size
+    wanted, rows = model.vocab_size, theirs.vocab_size
     tokenizer = read_tokenizer(folder)
     true = true_vocabulary(rows, tokenizer, wanted)
     if true != wanted:
@@ -48,21 +48,21 @@ def check_start(experiment: Experiment, name: str, folder: Path) -> str:
             + f"; set it to {true} if the data were tokenized with that vocabulary, else tokenize them with it "
             "(tokenize.encoder_json, tokenize.vocab_bpe) or start from another folder"
         )
-    return f"{rows - true:,} of {rows:,} embedding rows are no tokens and left out" if true < rows else ""
+    return f"{rows - true:,} of {rows:,} embedding rows are padding and left out" if true < rows else ""
 
 
-def load_start(parameters: Mapping[str, "nn.Parameter"], experiment: Experiment, folder: Path) -> None:
-    """Fill the parameters of this process, by name and in whatever layout; tensors are read one at a time.
+def load_finetune(parameters: Mapping[str, "nn.Parameter"], model: ModelSettings, folder: Path) -> None:
+    """Fill this rank's parameters, in any layout, one tensor at a time.
 
-    The plan has called `check_start`. Raises CheckpointError for a tensor that is no GPT-2's, on all ranks alike.
+    `check_finetune` has accepted the folder. Raises CheckpointError on all ranks if its tensors are not a GPT-2's.
     """
-    from training.huggingface import folder as hf
+    from training.huggingface.pretrained import convert_tensors, read_tensors
     from training.parallel.dtensor import copy_shard_
 
-    tensors = hf.read_tensors(folder)
+    tensors = read_tensors(folder)
     try:
-        for tensor, whole in hf.each_tensor(tensors, read_settings(folder), parameters):
-            used = {"wte.weight": experiment.model.vocab_size, "wpe.weight": experiment.model.seq_len}.get(tensor)
+        for tensor, whole in convert_tensors(tensors, read_config(folder), parameters):
+            used = {"wte.weight": model.vocab_size, "wpe.weight": model.seq_len}.get(tensor)
             copy_shard_(parameters[tensor], whole[:used])
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None

@@ -1,9 +1,9 @@
-"""training.json in a Hugging Face folder that we wrote: what the model was trained on, and which files are ours.
+"""training.json in a Hugging Face folder of ours: what the model was trained on, and a hash of each file we wrote.
 
     {"format": 1, "iteration": 320000, "consumed_samples": 163840000, "split": "949,50,1", "data": "…",
      "files": {"model.safetensors": {"size": 497774208, "xxh3": "…"}, …}}
 
-`transformers` ignores the file. No torch in here.
+`transformers` ignores the file. Imports no torch.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ import xxhash
 
 from common.errors import InputError
 from common.files import read_json, write_json
-from common.folders import first_stranger
+from common.folders import first_foreign_file
 
 NAME = "training.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 FILES = ("config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES, NAME)
-"""Every name that `training.huggingface.folder.write_folder` may give to a file."""
+"""Every file name that `save_pretrained` may write."""
 _FORMAT = 1
 
 
@@ -31,15 +31,15 @@ class Origin:
     iteration: int
     """Optimiser steps of the run."""
     consumed_samples: int
-    """Samples that it had used up."""
+    """Samples consumed by then."""
     split: str
-    """Its train.split: which documents are for training, validation and test."""
+    """The run's train.split: the shares of training, validation and test documents."""
     data: str
-    """Identity of what it was trained on, as in the checkpoint's manifest."""
+    """Identity of the training data, as in the checkpoint's manifest."""
 
 
 def write_origin(folder: Path, origin: Origin | None) -> None:
-    """Describe a folder that is otherwise complete, from its files; without an origin, its files alone."""
+    """Write training.json for a folder that is otherwise complete; without an origin it lists the files only."""
     files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
     write_json(folder / NAME, {"format": _FORMAT, **(asdict(origin) if origin else {}), "files": files})
 
@@ -50,7 +50,7 @@ def _digest(path: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """training.json of ours, or nothing."""
+    """The content of training.json; empty if it is missing or not ours."""
     try:
         raw = read_json(folder / NAME)
     except (InputError, OSError):
@@ -58,20 +58,19 @@ def _read(folder: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) and raw.get("format") == _FORMAT and isinstance(raw.get("files"), dict) else {}
 
 
-def split_of(folder: Path) -> str | None:
-    """The train.split of the run that a folder was merged from; None where nothing says so."""
+def trained_split(folder: Path) -> str | None:
+    """The train.split of the run that a folder was merged from; None if it is not recorded."""
     split = _read(folder).get("split")
     return split if isinstance(split, str) else None
 
 
-def stranger(folder: Path, successor: Path | None = None) -> Path | None:
-    """The first entry of a model folder that is not as we wrote it; None where replacing the folder loses nothing.
+def first_changed_file(folder: Path, successor: Path | None = None) -> Path | None:
+    """The first entry of a Hugging Face folder that is not as we wrote it; None if the folder can safely be replaced.
 
-    A file is ours when training.json has its size and checksum, or when `successor`, the folder that is to take this
-    one's place, holds the same bytes. Without a successor tokenizer files that no training.json vouches for are not yet
-    judged.
+    A file is ours if training.json has its size and checksum, or if `successor`, the folder that replaces this one,
+    holds the same bytes. Without a successor, tokenizer files are accepted if there is no training.json.
     """
-    if unknown := first_stranger(folder, FILES.__contains__):
+    if unknown := first_foreign_file(folder, FILES.__contains__):
         return unknown
     raw = _read(folder)
     for path in sorted(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, and how many rows of its embedding stand for tokens. No torch in here."""
+"""Read and write the tokenizer of a Hugging Face folder, and tell its tokens from padding rows. Imports no torch."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from common.tokenizer_json import to_json
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
-    """tokenizer.json, which is all that `transformers` 5 needs, and where there are some the two files of before."""
+    """Write tokenizer.json, which `transformers` 5 needs, and vocab.json and merges.txt if the tokenizer has them."""
     vocabulary = tokenizer.vocabulary
     write_json(folder / "tokenizer.json", to_json(vocabulary), indent=False)
     if isinstance(tokenizer.files, VocabularyFiles):
@@ -28,7 +28,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder; None where it has no vocabulary files. They are read on first use."""
+    """The tokenizer of a folder; None if it has no vocabulary files. They are read on first use."""
     files = VocabularyFiles(folder / "vocab.json", folder / "merges.txt")
     if files.encoder_json.is_file() and files.vocab_bpe.is_file():
         return Tokenizer(files)
@@ -37,10 +37,10 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def true_vocabulary(rows: int, tokenizer: Tokenizer | None, wanted: int | None = None) -> int:
-    """How many of an embedding's `rows` stand for tokens; those behind them are padding that no text ever holds.
+    """How many of an embedding's `rows` are tokens; the rows after them are padding.
 
-    The tokenizer says so. Without one, rows that are the vocabulary `wanted` (of the data) rounded up to a multiple of
-    a power of two are taken for that vocabulary and its padding: 50,304 rows for 50,257 tokens.
+    The tokenizer decides. Without one, `rows` counts as the data's vocabulary `wanted` plus padding if it is `wanted`
+    rounded up to a multiple of a power of two: 50,304 rows for 50,257 tokens.
     """
     size = vocabulary_size(tokenizer)
     if size is not None:
@@ -50,7 +50,7 @@ def true_vocabulary(rows: int, tokenizer: Tokenizer | None, wanted: int | None =
 
 
 def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:
-    """The entries of a tokenizer; None for one that is absent or not GPT-2's (who needs text is told why)."""
+    """The size of a tokenizer's vocabulary; None if it is absent or not GPT-2's (encoding text with it says why)."""
     try:
         return tokenizer.vocab_size if tokenizer is not None else None
     except InputError:

@@ -1,1 +1,1 @@
-"""A trained model, loaded for inference on one device, and its cache of keys and values."""
+"""Use a trained model on one device: `load` it, `kv_cache` its keys and values, continue texts by `sampling`."""

@@ -1,6 +1,6 @@
-"""TensorBoard and Weights & Biases: the figures of a run where people already look at curves.
+"""Send a run's figures to TensorBoard and Weights & Biases.
 
-Both are optional. Each is a folder or a service beside the CSV files, which have everything that it shows.
+Both are optional: the CSV files have everything that they show.
 """
 
 import importlib.util
@@ -18,25 +18,25 @@ from training.parallel.collectives import all_gather
 
 
 class Board(Protocol):
-    """Something that draws curves."""
+    """A service that draws curves."""
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Figures of one iteration by their names (`train/lm_loss`)."""
+        """Show one iteration's figures by name (`train/lm_loss`)."""
 
     def close(self, success: bool) -> None:
-        """Bring everything home; `success` sets the run's status."""
+        """Flush and close; `success` sets the run's status."""
 
 
 def check_boards(log: LogSettings, name: str) -> None:
-    """ConfigError when the model `name` asks for a board that is not installed."""
+    """Raise ConfigError if the model `name` needs a board that is not installed."""
     if log.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f"models.{name}.log.wandb is {log.wandb!r}, but wandb is not installed: pip install wandb")
 
 
 def open_boards(experiment: Experiment, name: str, folder: Path, iteration: int, *, on_rank0: bool) -> list[Board]:
-    """The boards of a run that goes on after `iteration`, on the rank that speaks (a collective call).
+    """Open the boards of the model `name`, which continues after `iteration`, on rank 0 (a collective call).
 
-    Raises ConfigError on all ranks when Weights & Biases refuses, for want of a login, say.
+    Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
     """
     boards: list[Board] = []
     problem = ""
@@ -56,18 +56,18 @@ def open_boards(experiment: Experiment, name: str, folder: Path, iteration: int,
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard; what an earlier start showed after `iteration` is taken back."""
+    """Event files in MODEL_FOLDER/tensorboard; points that an earlier start wrote after `iteration` are removed."""
 
     def __init__(self, folder: Path, iteration: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # without the purge, the curve of a resumed run would fold back over what a killed one had shown
+        # without the purge, the resumed curve would overlap the one of the killed run
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=iteration + 1)
         self._hook = threading.excepthook
         threading.excepthook = self._failed
 
     def _failed(self, failure: threading.ExceptHookArgs) -> None:
-        """The writer's thread raises in `show` what went wrong in it: no need to print it here."""
+        """Print uncaught thread errors, except the writer's own, which `show` raises."""
         if getattr(failure.thread, "exception", None) is not failure.exc_value:
             self._hook(failure)
 
@@ -84,7 +84,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run of a W&B project; its id is kept in RUN/wandb.id, so that a resumed run goes on in the same one."""
+    """One run of a W&B project; MODEL_FOLDER/wandb.id keeps its id, so that a resumed run continues it."""
 
     def __init__(self, folder: Path, experiment: Experiment, name: str) -> None:
         import wandb
@@ -106,7 +106,7 @@ class WeightsAndBiases:
             raise ConfigError(
                 f"models.{name}.log.wandb: {problem} (log in with `wandb login`, or set WANDB_MODE=offline)"
             ) from None
-        # W&B's own step may never go back, but a run that is resumed with other settings does
+        # W&B's own step must increase, but a resumed run repeats iterations
         self._run.define_metric("*", step_metric="iteration")
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:

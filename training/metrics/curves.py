@@ -1,4 +1,4 @@
-"""The curves of a run as CSV files, and the lines of its log."""
+"""Write a run's curves as CSV files, and format the lines of its log."""
 
 import csv
 import io
@@ -16,25 +16,25 @@ TRAIN_COLUMNS = (
     "consumed_samples",
     "consumed_tokens",
     "learning_rate",
-    "lm_loss",  # mean over the steps since the row before that were taken, those before a resume among them
-    "grad_norm",  # of the last of them, before clipping
-    "ms_per_iteration",  # this and the figures from it: of the steps since the row before that this start has done
+    "lm_loss",  # mean over the steps taken since the previous row, including those before a resume
+    "grad_norm",  # of the last of these steps, before clipping
+    "ms_per_iteration",  # this and what follows from it: steps of this start since the previous row
     "tokens_per_second",
-    "data_wait_ms",  # an iteration, on the rank that waited longest
+    "data_wait_ms",  # per iteration, on the rank that waited longest
     "loss_scale",  # of the next step
-    "skipped",  # steps since the row before that were not taken
-    "non_finite",  # steps since the row before whose loss or gradient was NaN or infinite
-    "tflops",  # of one device, as training.metrics.flops counts
-    "mfu",  # share of its peak; empty where no peak is known
-    "memory_mb",  # most that any rank has taken of its device so far
+    "skipped",  # steps since the previous row that were not taken
+    "non_finite",  # steps since the previous row with a NaN or infinite loss or gradient
+    "tflops",  # per device, see training.metrics.flops
+    "mfu",  # share of the device's peak; empty if the peak is not known
+    "memory_mb",  # peak so far over all ranks
 )
 VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")
 
 
 class Curve:
-    """One CSV file that grows by a row; opened at `iteration`, it forgets what a resumed run will do again.
+    """A CSV file that grows row by row. Opening it at `iteration` drops the rows that a resumed run will repeat.
 
-    A file of an older version keeps its columns and gets those it lacks, empty in its rows.
+    The columns of an older version's file are kept, and new columns are empty in its rows.
     """
 
     def __init__(self, path: Path, columns: tuple[str, ...], iteration: int) -> None:
@@ -44,11 +44,11 @@ class Curve:
         try:
             kept = [row for row in rows if int(row["iteration"]) <= iteration]
         except (KeyError, ValueError, TypeError):
-            raise InputError(f"{path}: a row without an iteration; mend the file, or move it away") from None
+            raise InputError(f"{path}: a row without an iteration; repair the file, or move it away") from None
         write_text(path, "".join([self._line(self.columns), *map(self._row, kept)]))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one row; the file is whole again when this returns."""
+        """Append one row; the file is complete when this returns."""
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(self._row(row))
 
@@ -63,7 +63,7 @@ class Curve:
 
 
 def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
-    """The line that Megatron's users know, from a row of the training curve: one `key: number` after the other."""
+    """A row of the training curve as a log line in Megatron-LM's format: `key: number | key: number`."""
     seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left)
     fields = {
         "consumed samples": f"{row['consumed_samples']:12d}",
@@ -84,8 +84,8 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
         "ETA": f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
     }
-    place = f"iteration {row['iteration']:8d}/{iterations:8d}"
-    return " | ".join([place, *(f"{key}: {value}" for key, value in fields.items() if value is not None)])
+    position = f"iteration {row['iteration']:8d}/{iterations:8d}"
+    return " | ".join([position, *(f"{key}: {value}" for key, value in fields.items() if value is not None)])
 
 
 def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:

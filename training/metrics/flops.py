@@ -1,27 +1,27 @@
-"""The arithmetic of training: floating-point operations a token, and what share of a device's peak they are (MFU).
+"""Floating-point operations per token, and the share of a device's peak that they use (MFU).
 
-    tflops = flops_per_token(run.model) * tokens_per_second / world_size / 1e12    # of one device
-    mfu = tflops / peak_tflops(device, run)                                        # None where no peak is known
+    tflops = flops_per_token(model) * tokens_per_second / world_size / 1e12    # per device
+    mfu = tflops / peak_tflops(device, "bfloat16")                             # None if the peak is 0: not known
 
-A token costs 6 (N - wpe) + 12 L h s: two operations for each weight in the forward pass, four in the backward pass, and
-attention's two products (Chowdhery et al. 2022, appendix B; nanoGPT counts the same). That is the work of the model,
-not of the layout or the kernel: N has the true vocabulary without padding rows, causal attention counts in full
-although half of it is masked, recomputed activations do not count (with them it would be HFU).
+A token costs 6 (N - wpe) + 12 L h s: per weight two operations in the forward pass and four in the backward pass, plus
+attention's two products (Chowdhery et al. 2022, appendix B; nanoGPT counts the same). This counts the model's work,
+whatever the layout or kernel: N excludes vocabulary padding, causal attention counts in full although half of it is
+masked, and recomputed activations do not count (including them gives HFU).
 """
 
 import re
 
 import torch
 
-from common.settings import Experiment, ModelSettings
+from common.settings import ModelSettings
 from training.model import parameter_count
 from training.precision import precision_type
 
 CONVENTION = "6N+12Lhs"
 
-# Dense peaks in TFLOP/s: float16 and bfloat16 on tensor cores with float32 sums, TF32, plain float32. From NVIDIA's
-# data sheets and architecture papers, whose larger figures are for sparse matrices. The first pattern in a device's
-# name counts; a name that none is in (laptop chips, parts of a GPU) has no known peak.
+# Dense peaks in TFLOP/s: float16 and bfloat16 on tensor cores with float32 accumulation, TF32, plain float32. From
+# NVIDIA's data sheets and architecture papers, whose larger figures are for sparse matrices. The first pattern that
+# matches a device's name counts; without a match (laptop chips, MIG slices) the peak is not known.
 _PEAKS = (
     (r"\bGB200$", 2500, 1250, 80),
     (r"\bB200$", 2250, 1125, 75),
@@ -48,21 +48,21 @@ _PEAKS = (
 
 
 def flops_per_token(model: ModelSettings) -> int:
-    """Operations of one token forward and backward."""
-    positions = model.seq_len * model.n_embd  # wpe: looked up, never multiplied; wte is, as the head
+    """Operations per token, forward and backward."""
+    positions = model.seq_len * model.n_embd  # wpe is only looked up; wte is multiplied in the head
     return 6 * (parameter_count(model) - positions) + 12 * model.n_layer * model.n_embd * model.seq_len
 
 
-def peak_tflops(device: torch.device, experiment: Experiment) -> float:
-    """The dense peak of one device in TFLOP/s at the run's precision: log.peak_tflops, else by name; 0: not known."""
-    if experiment.log.peak_tflops or device.type != "cuda":
-        return experiment.log.peak_tflops
+def peak_tflops(device: torch.device, precision: str, override: float = 0) -> float:
+    """The dense peak of one device in TFLOP/s at train.precision, or `override` if it is not 0; 0: not known."""
+    if override or device.type != "cuda":
+        return override
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    return peak_of(torch.cuda.get_device_name(device), precision_type(experiment.train.precision, device), tf32)
+    return peak_of(torch.cuda.get_device_name(device), precision_type(precision, device), tf32)
 
 
 def peak_of(name: str, precision: torch.dtype, tf32: bool = False) -> float:
-    """The same for a device of this name, with or without TF32 in the place of float32."""
+    """The dense peak of a device of this name in TFLOP/s, with TF32 in place of float32 if `tf32`; 0: not known."""
     if " MIG " not in name:
         for pattern, half, tensor_float, single in _PEAKS:
             if re.search(pattern, name):

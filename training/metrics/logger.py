@@ -26,6 +26,7 @@ from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
 from common.settings import Experiment
+from training.evaluation.scoring import perplexity
 from training.metrics.boards import Board, open_boards
 from training.metrics.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 from training.metrics.flops import CONVENTION, flops_per_token, peak_tflops
@@ -58,7 +59,10 @@ class MetricsLogger:
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
         self._train, self._seq_len = experiment.train, experiment.model.seq_len
         self._world, self._timers = world, timers
-        self._flops, self._peak = flops_per_token(experiment.model), peak_tflops(world.device, experiment)
+        self._flops, self._peak = (
+            flops_per_token(experiment.model),
+            peak_tflops(world.device, experiment.train.precision, experiment.log.peak_tflops),
+        )
         self._boards: list[Board] = open_boards(experiment, name, folder, iteration, on_rank0=self.on_rank0)
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
@@ -209,7 +213,7 @@ class MetricsLogger:
             "iteration": iteration,
             "consumed_samples": consumed_samples,
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700)),  # e^710 is beyond a float
+            "perplexity": perplexity(loss),
         }
         if not self._may_write():
             pass

@@ -1,4 +1,4 @@
-"""What memory a process takes, in MB of 2^20 bytes, as Megatron-LM counts them."""
+"""The memory of a process in MB of 2^20 bytes, as Megatron-LM counts it."""
 
 import resource
 import sys
@@ -10,9 +10,9 @@ _MB = 2**20
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """On a GPU what tensors take and what is set aside for them, on a CPU what the process takes: now and at most.
+    """Current and peak memory: allocated and reserved on a GPU, resident on a CPU.
 
-    The last figure is the most that the process has taken of its device.
+    The last figure is the peak of what the process has taken from its device.
     """
     if device.type == "cuda":
         figures = {
@@ -24,6 +24,6 @@ def memory(device: torch.device) -> dict[str, float]:
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         resident = psutil.Process().memory_info().rss
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit  # some kernels note it a little late
-        figures = {"resident": resident, "max resident": max(resident, most)}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit  # some kernels update it with a delay
+        figures = {"resident": resident, "max resident": max(resident, peak)}
     return {name: value / _MB for name, value in figures.items()}

@@ -23,6 +23,7 @@ from tests.training.helpers import (
 )
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
+from training.model_folder import checkpoint_folder, checkpoint_folders
 from training.parallel.process_group import World
 from training.plan import make_plan
 from training.step import train_step
@@ -47,7 +48,7 @@ def tensor_files(path: Path) -> dict[str, Any]:
 def names(folder: Path) -> list[str]:
     """Iterations that are there, newest first, and whatever else begins like one."""
     assert not list(folder.glob("*.tmp"))
-    return [path.name.lstrip("iter_0") for path in checkpoint.iterations(folder)]
+    return [path.name.lstrip("iter_0") for path in checkpoint_folders(folder)]
 
 
 # ------------------------------------------------------------------------------------------------ in the background
@@ -75,13 +76,13 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
         before = session.parameters["wpe.weight"].detach().clone()
         train_step(session, 2, next(steps), 0.01)
         assert not torch.equal(session.parameters["wpe.weight"], before)
-        assert saver.busy and not checkpoint.iterations(tmp_path / "run")
+        assert saver.busy and not checkpoint_folders(tmp_path / "run")
         trained.set()
         saver.save(Progress(2, 16))  # waits for the one before
-        assert saver.newest == checkpoint.iteration_folder(tmp_path / "run", 1)
+        assert saver.newest == checkpoint_folder(tmp_path / "run", 1)
     steps.close()
-    assert saver.newest == checkpoint.iteration_folder(tmp_path / "run", 2)
-    first, second = reversed(checkpoint.iterations(tmp_path / "run"))
+    assert saver.newest == checkpoint_folder(tmp_path / "run", 2)
+    first, second = reversed(checkpoint_folders(tmp_path / "run"))
     assert tensor_files(first) == tensor_files(expected)
     assert tensor_files(second) != tensor_files(expected)
     checkpoint.verify(checkpoint.read_manifest(second))
@@ -106,7 +107,7 @@ def test_two_ranks_save_the_same_in_the_background_as_between_steps(tmp_path: Pa
         config = make_run(tmp_path / name, parallel=parallel, train={"async_save": background})
         results = launch_ok(2, WORKER, config)
         assert "asked 8 times" in results[0].stdout  # before a save, before its renaming
-        folders = checkpoint.iterations(tmp_path / name / "models" / "tiny")
+        folders = checkpoint_folders(tmp_path / name / "models" / "tiny")
         assert len(folders) == 4
         files.append([tensor_files(folder) for folder in folders])
     assert files[0] == files[1]

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, hold the true vocabulary only, and say so when they do not fit."""
+"""Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not fit."""
 
 import hashlib
 import shutil
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -29,9 +30,10 @@ from tests.training.helpers import (
 )
 from tests.training.worker import steps
 from training import checkpoint
-from training.checkpoint import Manifest, Progress, files
+from training.checkpoint import Manifest, Progress, storage
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
+from training.model_folder import checkpoint_folders
 from training.parallel.process_group import World
 from training.plan import Plan, make_plan
 from training.step import train_step
@@ -48,19 +50,15 @@ def session(tmp_path: Path) -> Session:
     return session
 
 
-def fits(manifest: Manifest, plan: Plan) -> str:
-    return checkpoint.check_fits(manifest, name=plan.name, experiment=plan.experiment, data=plan.data.train)
-
-
-def with_data(plan: Plan, blend: Blend) -> Plan:
-    return replace(plan, data=plan.data._replace(train=blend))
-
-
 def save(session: Session, folder: Path, iteration: int = 2) -> Manifest:
     progress = Progress(iteration, 8 * iteration)
     return checkpoint.read_manifest(
         save_checkpoint(folder, session.parameters, session.optimizer, progress, session.plan)
     )
+
+
+def check_fits(manifest: Manifest, plan: Plan) -> str:
+    return checkpoint.check_fits(manifest, name=plan.name, experiment=plan.experiment, data=plan.data.train)
 
 
 def test_weights_moments_and_position_come_back_bit_for_bit(session: Session, tmp_path: Path) -> None:
@@ -74,7 +72,7 @@ def test_weights_moments_and_position_come_back_bit_for_bit(session: Session, tm
         assert torch.equal(mine[:rows], theirs[:rows]), name
         for key, value in session.optimizer.state[mine].items():
             assert torch.equal(value, other.optimizer.state[theirs][key]), (name, key)
-    assert torch.equal(checkpoint.read_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
+    assert torch.equal(checkpoint.load_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
 
 
 def test_padding_rows_are_not_in_the_files(session: Session, tmp_path: Path) -> None:
@@ -85,16 +83,16 @@ def test_padding_rows_are_not_in_the_files(session: Session, tmp_path: Path) -> 
         assert stored[key].size == torch.Size((257, 32)), key
 
 
-def test_the_latest_file_names_the_newest(session: Session, tmp_path: Path) -> None:
+def test_the_latest_file_names_the_newest_checkpoint(session: Session, tmp_path: Path) -> None:
     save(session, tmp_path, 2)
     save(session, tmp_path, 4)
     assert (tmp_path / "latest").read_text() == "iter_0000004\n"
-    assert [path.name for path in checkpoint.iterations(tmp_path)] == ["iter_0000004", "iter_0000002"]
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["iter_0000004", "iter_0000002"]
     assert not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "file missing", "byte flipped", "file truncated"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
     session: Session, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(session, tmp_path, 2)
@@ -117,9 +115,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert checkpoint.resolve(tmp_path).path.name == "iter_0000002"
 
 
-def test_a_manifest_says_what_the_guard_remembers_and_old_ones_without_it_still_load(
-    session: Session, tmp_path: Path
-) -> None:
+def test_a_manifest_holds_the_guards_state_and_loads_without_it(session: Session, tmp_path: Path) -> None:
     memory = {"losses": [5.5, 5.25], "skipped": 1, "loss_scale": {"scale": 65536.0}}
     path = save_checkpoint(tmp_path, session.parameters, session.optimizer, Progress(2, 16, memory), session.plan)
     assert checkpoint.read_manifest(path).progress == Progress(2, 16, memory)
@@ -132,7 +128,7 @@ def test_a_manifest_says_what_the_guard_remembers_and_old_ones_without_it_still_
     checkpoint.load(old, session.parameters, session.optimizer)
 
 
-def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Path) -> None:
+def test_the_reader_of_dcp_reads_the_files(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     found = {"exp_avg.wpe.weight": torch.empty(16, 32)}
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
@@ -141,10 +137,10 @@ def test_the_librarys_own_reader_reads_the_files(session: Session, tmp_path: Pat
     assert torch.equal(found["exp_avg.wpe.weight"], moment) and moment.any()
 
 
-def test_large_tensors_are_read_straight_to_where_they_belong(
+def test_large_tensors_are_read_directly_into_their_targets(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_LARGE", 1 << 12)
+    monkeypatch.setattr(storage, "_MIN_RAW", 1 << 12)
     manifest = save(session, tmp_path)
     asked: list[str] = []
     real = FileSystemReader.read_data
@@ -161,15 +157,15 @@ def test_large_tensors_are_read_straight_to_where_they_belong(
         assert torch.equal(mine[:257], other.parameters[name][:257]), name
 
 
-def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_its_file(
+def test_many_tensors_make_several_files_and_each_hash_is_that_of_its_file(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_SMALLEST", 1 << 15)
+    monkeypatch.setattr(storage, "_MIN_FILE", 1 << 15)
     manifest = save(session, tmp_path)
     parts = [entry["size"] for name, entry in manifest.files.items() if name.endswith(".distcp")]
     assert 4 < len(parts) <= 16 and sum(parts) > 3 * 34_208 * 4
     for name, entry in manifest.files.items():
-        assert hashlib.sha256((manifest.path / name).read_bytes()).hexdigest() == entry["sha256"], name
+        assert xxhash.xxh3_128_hexdigest((manifest.path / name).read_bytes()) == entry["xxh3"], name
     other = open_session(session.plan, ALONE)
     checkpoint.load(manifest, other.parameters, other.optimizer)
     assert torch.equal(other.parameters["h.1.mlp.c_fc.weight"], session.parameters["h.1.mlp.c_fc.weight"])
@@ -177,8 +173,8 @@ def test_many_tensors_are_many_files_of_about_a_size_and_each_digest_is_that_of_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False], ids=["8 ranks to 2", "2 ranks to 8"])
-def test_a_checkpoint_moves_between_tensor_by_pipeline_and_data_parallel(tmp_path: Path, there: bool) -> None:
-    """Two steps, a save, two more steps elsewhere: losses and norms of one process that never stopped."""
+def test_a_checkpoint_loads_in_another_layout(tmp_path: Path, there: bool) -> None:
+    """Two steps, a save, and two steps in another layout give the losses and norms of one uninterrupted process."""
     model = {"dropout": 0.0, "n_layer": 3}
     (straight,) = _continued(tmp_path / "straight", {}, model)
     layouts = [{"tensor": 4, "pipeline": 2}, {"data": 2, "zero_stage": 1}]
@@ -202,7 +198,7 @@ def _continued(folder: Path, parallel: dict[str, int], model: dict[str, Any], sa
     return [read_json(folder / f"seen.{rank}.json") for rank in range(size)]
 
 
-def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session, tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_save_are_ignored_and_removed(session: Session, tmp_path: Path) -> None:
     leftover = tmp_path / "iter_0000002.tmp"
     leftover.mkdir()
     (leftover / "__0_0.distcp").write_bytes(b"half")
@@ -213,7 +209,7 @@ def test_what_a_killed_save_left_is_neither_read_nor_in_the_way(session: Session
     assert not leftover.exists()
 
 
-def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_path: Path) -> None:
+def test_a_moved_model_folder_still_has_its_vocabulary(session: Session, tmp_path: Path) -> None:
     originals = {"encoder_json": tmp_path / "elsewhere.json", "vocab_bpe": tmp_path / "elsewhere.bpe"}
     for key, path in originals.items():
         path.write_text(key)
@@ -228,11 +224,12 @@ def test_a_run_that_was_moved_still_has_its_vocabulary(session: Session, tmp_pat
         assert getattr(found, key).read_text() == key
 
 
-def test_a_manifest_that_has_sha256_alone_is_compared_by_it(session: Session, tmp_path: Path) -> None:
+def test_a_manifest_with_sha256_only_is_still_verified(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     raw = read_json(manifest.path / "manifest.json")
-    for entry in raw["files"].values():
+    for name, entry in raw["files"].items():
         del entry["xxh3"]
+        entry["sha256"] = hashlib.sha256((manifest.path / name).read_bytes()).hexdigest()
     write_json(manifest.path / "manifest.json", raw)
     checkpoint.verify(checkpoint.read_manifest(manifest.path))
     file = next(manifest.path.glob("*.distcp"))
@@ -242,7 +239,7 @@ def test_a_manifest_that_has_sha256_alone_is_compared_by_it(session: Session, tm
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_files_that_break_after_they_were_verified_are_one_line(session: Session, tmp_path: Path, damage: str) -> None:
+def test_files_damaged_after_verification_give_one_line(session: Session, tmp_path: Path, damage: str) -> None:
     manifest = save(session, tmp_path)
     file = next(manifest.path.glob("*.distcp"))
     if damage == "gone":
@@ -253,7 +250,7 @@ def test_files_that_break_after_they_were_verified_are_one_line(session: Session
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
 
-def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path) -> None:
+def test_each_rank_verifies_a_share_of_the_files(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     second = sorted(manifest.files)[1]
     data = bytearray((manifest.path / second).read_bytes())
@@ -264,9 +261,9 @@ def test_ranks_share_the_files_that_they_verify(session: Session, tmp_path: Path
         checkpoint.verify(manifest, slice(1, None, 2))
 
 
-def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_path: Path) -> None:
+def test_other_model_settings_are_refused_by_key(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
-    fits(manifest, session.plan)
+    check_fits(manifest, session.plan)
     for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
         run = session.plan.experiment.model_dump()
         was, run[section][key] = run[section][key], value
@@ -274,24 +271,22 @@ def test_a_model_with_other_settings_is_refused_by_key(session: Session, tmp_pat
         with pytest.raises(
             CheckpointError, match=rf"models\.tiny\.{section}\.{key} is {value} .* checkpoint has {was}"
         ):
-            fits(manifest, other)
+            check_fits(manifest, other)
 
 
-def test_a_run_does_not_go_on_with_another_dataset(session: Session, tmp_path: Path) -> None:
+def test_another_dataset_is_refused(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
     corpus = session.plan.data.train.parts[0].corpus
     other = Corpus(corpus.prefix, corpus.tokens, corpus.starts[1:], corpus.lengths[1:])
     samples = [Samples(corpus, range(corpus.documents), 8), Samples(other, range(other.documents), 8)]
     for blend in (Blend(samples[1:], [1]), Blend(samples, [1, 1])):
         with pytest.raises(CheckpointError, match="was trained on another dataset"):
-            fits(manifest, with_data(session.plan, blend))
-    fits(manifest, with_data(session.plan, Blend(samples[:1], [7])))
+            check_fits(manifest, replace(session.plan, data=session.plan.data._replace(train=blend)))
+    check_fits(manifest, replace(session.plan, data=session.plan.data._replace(train=Blend(samples[:1], [7]))))
 
 
 @pytest.mark.parametrize("vocab_size", [257, None], ids=["ours", "another tool's"])
-def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths(
-    tmp_path: Path, vocab_size: int | None
-) -> None:
+def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path, vocab_size: int | None) -> None:
     config = make_run(tmp_path)
     prefix = load_settings(config).dataset_prefix
     write_corpus(prefix, byte_documents(60), vocab_size)
@@ -299,19 +294,19 @@ def test_a_run_does_not_go_on_with_another_text_in_documents_of_the_same_lengths
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
     plan = make_plan(settings_of(config), "tiny")
     manifest = save(open_session(plan, ALONE), tmp_path / "run")
-    assert fits(manifest, make_plan(settings_of(config), "tiny")) == ""
+    assert check_fits(manifest, make_plan(settings_of(config), "tiny")) == ""
     shutil.copytree(prefix.parent, tmp_path / "elsewhere")
     moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
-    fits(manifest, with_data(plan, Blend([moved], [1])))
+    check_fits(manifest, replace(plan, data=plan.data._replace(train=Blend([moved], [1]))))
     documents = byte_documents(60)
     documents[7][3] ^= 1
     write_corpus(prefix, documents, vocab_size)
     changed = make_plan(settings_of(config), "tiny")
     with pytest.raises(CheckpointError, match=r"another text than .* documents of the same lengths"):
-        fits(manifest, changed)
+        check_fits(manifest, changed)
 
 
-def test_folders_that_hold_no_checkpoint_of_ours_are_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_of_ours_is_named(tmp_path: Path) -> None:
     megatron = tmp_path / "megatron" / "iter_0000100" / "mp_rank_00"
     megatron.mkdir(parents=True)
     for path in (megatron, megatron.parent, megatron.parent.parent):

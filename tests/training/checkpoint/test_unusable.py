@@ -1,4 +1,4 @@
-"""A run whose checkpoints cannot be used stops; one that has none yet starts."""
+"""A run stops if none of its checkpoints is usable, and starts if it has none."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,7 @@ from common.errors import CheckpointError
 from common.files import read_json
 from tests.training.helpers import make_run, run_main
 from training import checkpoint
+from training.model_folder import checkpoint_folders
 from training.train import main
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
@@ -25,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it that is asked for more."""
+    """A copy of that run, configured for more iterations."""
     make_run(tmp_path, model=TINY, train={"iterations": 6, "save_interval": 2, "keep_last": 1})
     shutil.copytree(trained / "models", tmp_path / "models")
     return tmp_path / "models/tiny"
@@ -53,10 +54,10 @@ def start(run: Path, *overrides: str) -> int:
 
 
 @pytest.mark.parametrize("damage", ["byte", "no manifest", "manifest alone"])
-def test_without_a_usable_checkpoint_nothing_is_trained_and_nothing_changed(
+def test_without_a_usable_checkpoint_nothing_is_trained_or_changed(
     run: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in checkpoint.iterations(run):
+    for folder in checkpoint_folders(run):
         spoil(folder, damage)
     before = contents(run)
     assert start(run) == 2
@@ -64,23 +65,23 @@ def test_without_a_usable_checkpoint_nothing_is_trained_and_nothing_changed(
     assert error.count("\n") == 1 and f"{run}: 2 checkpoints, but none of them can be used" in error
     assert "iter_0000004" in error and "iter_0000002" in error and "remove the iter_* folders" in error
     assert contents(run) == before
-    with pytest.raises(CheckpointError, match="2 checkpoints, but none"):  # merging and evaluating say the same
+    with pytest.raises(CheckpointError, match="2 checkpoints, but none"):  # so do merge_mp and evaluate
         checkpoint.resolve(run)
-    for folder in checkpoint.iterations(run):
+    for folder in checkpoint_folders(run):
         shutil.rmtree(folder)
     assert start(run, "train.iterations=2") == 0
     assert read_json(run / "done.json")["checkpoint"] == "iter_0000002"
 
 
-def test_a_damaged_newest_one_is_passed_over_and_made_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_and_rewritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(run / "iter_0000004", "byte")
     assert start(run) == 0
     said = capsys.readouterr()
-    assert "warning: checkpoint passed over" in said.err and "resumed from" in said.out and "iter_0000002" in said.out
+    assert "warning: checkpoint skipped" in said.err and "resumed from" in said.out and "iter_0000002" in said.out
     checkpoint.verify(checkpoint.read_manifest(run / "iter_0000006"))
 
 
-def test_a_first_save_that_was_killed_forbids_no_first_start(tmp_path: Path) -> None:
+def test_a_run_starts_after_its_first_save_was_killed(tmp_path: Path) -> None:
     config, run = make_run(tmp_path, model=TINY), tmp_path / "models/tiny"
     for name in ("iter_0000002.tmp", "iter_0000002.0123456789ab.tmp", "iter_0000002"):
         (run / name).mkdir(parents=True)

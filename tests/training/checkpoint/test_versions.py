@@ -1,4 +1,4 @@
-"""Checkpoints of other versions of this toolkit: read where they can be, refused by name where not."""
+"""Checkpoints of other versions of the toolkit are read if possible, and refused by key if not."""
 
 import tarfile
 from pathlib import Path
@@ -19,7 +19,7 @@ TRAIN = {"iterations": 6, "micro_batch_size": 2, "global_batch_size": 2, "log_in
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A checkpoint of format 1 as its version wrote it, in a run folder with the corpus it was trained on."""
+    """A checkpoint of format 1 as its version wrote it, in a model folder beside its corpus."""
     make_run(tmp_path, model=TINY, train=TRAIN)
     with tarfile.open(Path(__file__).parent / "stored/format_1.tar.xz") as archive:
         archive.extractall(tmp_path / "models/tiny", filter="data")
@@ -27,7 +27,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def change(folder: Path, section: str, **values: Any) -> None:
-    """Other values in a section of a manifest; None removes a key."""
+    """Change values in a section of a manifest; None removes a key."""
     raw = read_json(folder / "manifest.json")
     target = raw[section] if section else raw
     target |= values
@@ -36,7 +36,7 @@ def change(folder: Path, section: str, **values: Any) -> None:
     write_json(folder / "manifest.json", raw)
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = checkpoint.resolve(old.parent)
     assert (manifest.progress.iteration, manifest.experiment.model.n_embd, manifest.experiment.train.split) == (
         4,
@@ -44,19 +44,20 @@ def test_a_run_goes_on_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.C
         "90,10,0",
     )
     assert manifest.experiment.train.keep_every == 0 and manifest.tokenize.encoder_json is None
-    assert checkpoint.read_weights(manifest)["wte.weight"].shape == (257, 8)
+    assert checkpoint.load_weights(manifest)["wte.weight"].shape == (257, 8)
     assert run_main(main, "--config", old.parents[2] / "config.yaml", "--model", "tiny") == 0
     said = capsys.readouterr()
-    assert said.err.count("is from before checkpoints knew their text") == 1 and f"resumed from {old}" in said.out
+    assert said.err.count("is from before checkpoints recorded a hash of their text") == 1
+    assert f"resumed from {old}" in said.out
     assert read_json(old.parent / "iter_0000006/manifest.json")["content"][0].startswith("xxh3:")
 
 
-def test_keys_that_came_went_or_changed_their_name_do_not_matter(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_removed_and_renamed_keys_do_not_matter(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(versions.RENAMED, ("train", "grandfathers_split"), "split")
     monkeypatch.setitem(versions.BEFORE, ("train", "lr_decay"), "linear")
     change(old, "", mood="glad", topology=None, replicas=None)
     change(old, "train", grandfathers_split="80,20,0", split=None, lr_decay=None, keep_every=None, momentum=0.5)
-    change(old, "train", betas=[0.9, 1.5], warmup_iterations=99)  # allowed when it was written
+    change(old, "train", betas=[0.9, 1.5], warmup_iterations=99)  # valid in the version that wrote it
     change(old, "model", bias_free=False)
     change(old, "parallel", expert=4, offload=None)
     change(old, "tokenize", lower_case=True)
@@ -72,7 +73,7 @@ def test_keys_that_came_went_or_changed_their_name_do_not_matter(old: Path, monk
         ("model", {"rotary": True}, r"manifest\.json: model\.rotary: not known to this version"),
     ],
 )
-def test_what_this_version_must_not_read_stops_a_run_that_has_an_older_checkpoint_too(
+def test_a_newer_format_stops_a_run_even_if_it_has_an_older_checkpoint(
     old: Path, section: str, values: dict[str, Any], says: str
 ) -> None:
     newer = old.with_name("iter_0000005")
@@ -88,7 +89,7 @@ def test_what_this_version_must_not_read_stops_a_run_that_has_an_older_checkpoin
 @pytest.mark.parametrize(
     "text", ["[]", '"no"', "{", "", '{"format": 1}', '{"format": "1"}', "\xff", '{"format": 1, "iteration": "x"}']
 )
-def test_a_spoilt_manifest_is_one_line(old: Path, text: str) -> None:
+def test_a_damaged_manifest_gives_one_line(old: Path, text: str) -> None:
     (old / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"manifest\.json") as error:
         checkpoint.read_manifest(old)
@@ -99,7 +100,7 @@ def test_a_spoilt_manifest_is_one_line(old: Path, text: str) -> None:
     ("section", "values"),
     [("", {"files": [1]}), ("", {"train": []}), ("model", {"n_layer": None}), ("train", {"iterations": None})],
 )
-def test_a_manifest_without_what_it_needs_is_damaged(old: Path, section: str, values: dict[str, Any]) -> None:
+def test_a_manifest_without_a_required_key_is_damaged(old: Path, section: str, values: dict[str, Any]) -> None:
     change(old, section, **values)
     with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
         checkpoint.read_manifest(old)

@@ -1,4 +1,4 @@
-"""From samples to batches: shapes, the options around end-of-text, threads that read ahead."""
+"""Batches: shapes, and the options around end-of-text."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_inputs_and_targets_are_one_token_apart() -> None:
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 
-def test_positions_begin_again_behind_end_of_text_and_its_loss_is_left_out() -> None:
+def test_positions_restart_after_end_of_text_and_its_loss_is_masked() -> None:
     tokens = [1, 2, END, 3, END, END, 4, 5, 6]
     batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0])
     assert batch.positions is not None
@@ -37,7 +37,7 @@ def test_positions_begin_again_behind_end_of_text_and_its_loss_is_left_out() -> 
 
 
 @given(st.lists(st.sampled_from([1, 2, END]), min_size=17, max_size=17))
-def test_the_options_are_those_of_a_loop_over_the_tokens(tokens: list[int]) -> None:
+def test_the_options_equal_a_loop_over_the_tokens(tokens: list[int]) -> None:
     batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0, 1])
     for row in range(2):
         position, positions, targets = 0, [], []

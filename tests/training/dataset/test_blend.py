@@ -1,4 +1,4 @@
-"""Several corpora as one stream: exact to one sample at every prefix, the same in every layout, for ever."""
+"""A blend is exact to one sample at every prefix, and the same in every layout."""
 
 import math
 from fractions import Fraction
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.dataset.batches import micro_batches
-from training.dataset.blend import Blend, schedule, whole_weights
+from training.dataset.blend import Blend, integer_weights, schedule
 from training.dataset.corpus import Corpus, Samples
 
 
 def samples_of(tokens: int, number: int = 0) -> Samples:
-    """One document whose token k is 1,000 x number + k, in samples of one input each."""
+    """One document whose token k is 1,000 x number + k, with seq_len 1."""
     return Samples(Corpus.in_memory(Path(f"c{number}"), [np.arange(tokens) + 1000 * number]), range(1), 1)
 
 
@@ -40,7 +40,7 @@ def test_weights_of_any_size_are_exact_to_one_sample_over_many_samples(weights: 
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=5), st.integers(0, 300))
-def test_the_stream_takes_each_corpus_samples_in_turn_from_any_place(weights: list[int], start: int) -> None:
+def test_the_stream_takes_each_corpus_samples_in_order_from_any_start(weights: list[int], start: int) -> None:
     blend = Blend([samples_of(3 + 9 * number, number) for number in range(len(weights))], weights)
     counts = [blend.taken(start, corpus) for corpus in range(len(weights))]
     assert sum(counts) == start
@@ -53,7 +53,7 @@ def test_the_stream_takes_each_corpus_samples_in_turn_from_any_place(weights: li
 
 
 @given(st.lists(st.tuples(st.integers(2, 50), st.integers(1, 20)), min_size=1, max_size=4))
-def test_an_epoch_of_a_blend_ends_where_the_first_corpus_would_begin_again(parts: list[tuple[int, int]]) -> None:
+def test_an_epoch_of_a_blend_ends_before_any_corpus_repeats(parts: list[tuple[int, int]]) -> None:
     blend = Blend([samples_of(tokens, number) for number, (tokens, _) in enumerate(parts)], [w for _, w in parts])
     taken = [blend.taken(blend.per_epoch, corpus) for corpus in range(len(parts))]
     more = [blend.taken(blend.per_epoch + 1, corpus) for corpus in range(len(parts))]
@@ -62,12 +62,12 @@ def test_an_epoch_of_a_blend_ends_where_the_first_corpus_would_begin_again(parts
     assert any(count > size for count, size in zip(more, sizes, strict=True))
 
 
-def test_weights_become_the_least_whole_numbers_in_their_ratio() -> None:
-    assert whole_weights([0.7, 0.2, 0.1]) == [7, 2, 1]
-    assert whole_weights([30, 70]) == [3, 7]
-    assert whole_weights([5]) == [1]
+def test_weights_become_the_smallest_integers_in_their_ratio() -> None:
+    assert integer_weights([0.7, 0.2, 0.1]) == [7, 2, 1]
+    assert integer_weights([30, 70]) == [3, 7]
+    assert integer_weights([5]) == [1]
     for weights in ([0.123456789, 0.3, 0.7], [1e-9, 1.0]):
-        whole = whole_weights(weights)
+        whole = integer_weights(weights)
         assert sum(whole) == 2**20 and min(whole) > 0
         total = sum(Fraction(str(weight)) for weight in weights)
         for got, wanted in zip(whole, weights, strict=True):
@@ -75,12 +75,12 @@ def test_weights_become_the_least_whole_numbers_in_their_ratio() -> None:
 
 
 @given(consumed=st.integers(0, 1000), micro=st.integers(1, 4))
-def test_global_batches_are_the_same_whatever_the_layout_and_when_it_changes(consumed: int, micro: int) -> None:
+def test_global_batches_are_the_same_in_every_layout_and_after_a_change(consumed: int, micro: int) -> None:
     batch = 8 * micro
     blend = Blend([samples_of(30, 1), samples_of(50, 2)], [0.3, 0.7])
 
     def step(data: int, consumed: int, number: int) -> list[list[int]]:
-        """The samples of global batch `number` of a run that began at `consumed`, by their place in it."""
+        """The samples of global batch `number` of a run that began at `consumed`, by their index in it."""
         accumulation = batch // (micro * data)
         ranges = [
             list(islice(micro_batches(consumed, micro, rank, data), accumulation * number, accumulation * (number + 1)))
@@ -91,11 +91,11 @@ def test_global_batches_are_the_same_whatever_the_layout_and_when_it_changes(con
     straight = [step(1, consumed, number) for number in range(3)]
     for data in (1, 2, 4, 8):
         assert [step(data, consumed, number) for number in range(3)] == straight
-    # stopped after one batch on two ranks, gone on with four
+    # stopped after one batch on two ranks, resumed on four
     assert [step(2, consumed, 0), step(4, consumed + batch, 0), step(4, consumed + batch, 1)] == straight
 
 
-def test_one_corpus_alone_is_itself_and_weights_tell_blends_apart() -> None:
+def test_a_blend_of_one_has_its_corpus_identity_and_weights_change_the_identity() -> None:
     books, web = samples_of(30, 1), samples_of(50, 2)
     alone = Blend([books], [0.2])
     assert [alone.sample(n).tolist() for n in range(60)] == [books.sample(n).tolist() for n in range(60)]

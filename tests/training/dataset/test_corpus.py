@@ -1,4 +1,4 @@
-"""The data order: every token once an epoch, the same in every layout, for ever; errors say what to change."""
+"""The data order has every token once per epoch and is the same in every layout; errors say what to change."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,7 +15,7 @@ from training.dataset.corpus import Corpus, Samples, permutation, split_document
 
 
 def corpus_of(lengths: list[int]) -> Corpus:
-    """Documents of these lengths whose tokens are 0, 1, 2, … over the whole corpus."""
+    """Documents of these lengths with the tokens 0, 1, 2, … over the whole corpus."""
     edges = np.concatenate([[0], np.cumsum(lengths)])
     return Corpus.in_memory(Path("corpus"), [np.arange(a, b) for a, b in pairwise(edges)])
 
@@ -24,7 +24,7 @@ lengths_with_samples = st.lists(st.integers(0, 12), min_size=1, max_size=30).fil
 
 
 @given(lengths=lengths_with_samples, seq_len=st.integers(1, 7), seed=st.integers(0, 99), epoch=st.integers(0, 3))
-def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
+def test_an_epoch_predicts_every_token_once_except_the_first_and_a_short_tail(
     lengths: list[int], seq_len: int, seed: int, epoch: int
 ) -> None:
     samples = Samples(corpus_of(lengths), range(len(lengths)), seq_len, seed)
@@ -34,8 +34,8 @@ def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
     assert all(len(sample) == seq_len + 1 for sample in seen)
     targets = np.concatenate([sample[1:] for sample in seen])
     assert len(set(targets.tolist())) == count * seq_len
-    # Laid end to end in the order of their places, the samples are whole documents one after another.
-    order = samples.lay_out(epoch)
+    # Concatenated in the order of their positions, the samples are complete documents.
+    order = samples.make_epoch(epoch)
     places = np.argsort([order.samples[number] for number in range(count)])
     stream = np.concatenate([seen[places[0]][:1], *(seen[place][1:] for place in places)])
     documents = [
@@ -45,7 +45,7 @@ def test_an_epoch_predicts_every_token_once_but_the_first_and_a_short_tail(
 
 
 @given(lengths=lengths_with_samples, seed=st.integers(0, 99), start=st.integers(0, 200))
-def test_a_sample_depends_on_its_number_alone(lengths: list[int], seed: int, start: int) -> None:
+def test_a_sample_depends_only_on_its_number(lengths: list[int], seed: int, start: int) -> None:
     corpus = corpus_of(lengths)
     straight = Samples(corpus, range(len(lengths)), 4, seed)
     course = [straight.sample(number) for number in range(start + 3)]
@@ -66,7 +66,7 @@ def test_epochs_differ_and_seeds_differ() -> None:
     assert epoch(1, 1) == epoch(1, 1)
 
 
-def test_the_order_is_the_one_that_runs_already_started_expect() -> None:
+def test_the_order_is_what_existing_runs_expect() -> None:
     samples = Samples(corpus_of([7, 3, 0, 9, 11]), range(5), 4, seed=1234)
     assert [samples.sample(number).tolist() for number in (0, 7, 14)] == [
         [22, 23, 24, 25, 26],
@@ -88,9 +88,7 @@ def test_without_a_seed_samples_come_in_the_corpus_own_order() -> None:
 @given(
     documents=st.integers(1, 500), shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
 )
-def test_parts_are_contiguous_cover_everything_and_leave_none_out_silently(
-    documents: int, shares: tuple[int, int, int]
-) -> None:
+def test_parts_are_contiguous_and_cover_all_documents(documents: int, shares: tuple[int, int, int]) -> None:
     try:
         parts = split_documents(",".join(map(str, shares)), documents)
     except ConfigError as error:
@@ -106,7 +104,7 @@ def test_parts_are_contiguous_cover_everything_and_leave_none_out_silently(
     assert [bool(part) for part in parts.values()] == [True, *(share > 0 for share in shares[1:])]
 
 
-def test_a_split_that_leaves_nothing_for_a_part_names_the_one_that_works() -> None:
+def test_a_split_that_leaves_a_part_empty_names_one_that_works() -> None:
     with pytest.raises(ConfigError, match=r"train.split 949,50,1 leaves no document for valid: the corpus has 5; the"):
         split_documents("949,50,1", 5)
     with pytest.raises(
@@ -123,13 +121,13 @@ def test_a_split_that_leaves_nothing_for_a_part_names_the_one_that_works() -> No
 
 
 @given(size=st.integers(0, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 9))
-def test_a_permutation_holds_each_number_once_and_follows_from_its_seed(size: int, seed: int, epoch: int) -> None:
+def test_a_permutation_holds_each_number_once_and_depends_only_on_its_seed(size: int, seed: int, epoch: int) -> None:
     order = permutation(size, seed, epoch)
     assert sorted(order.tolist()) == list(range(size))
     assert np.array_equal(order, permutation(size, seed, epoch))
 
 
-def test_permutations_are_uniform_and_those_that_runs_already_started_expect() -> None:
+def test_permutations_are_uniform_and_are_what_existing_runs_expect() -> None:
     assert permutation(8, 1234, 0, 1).tolist() == [7, 3, 0, 2, 4, 6, 5, 1]
     counts = np.zeros((5, 5), int)
     for seed in range(5000):
@@ -140,8 +138,8 @@ def test_permutations_are_uniform_and_those_that_runs_already_started_expect() -
 def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Samples(corpus_of([5] * 40), range(40), 1, seed=1)  # 199 samples
     made: list[int] = []
-    lay_out = samples.lay_out
-    monkeypatch.setattr(samples, "lay_out", lambda epoch: (made.append(epoch), lay_out(epoch))[1])
+    make_epoch = samples.make_epoch
+    monkeypatch.setattr(samples, "make_epoch", lambda epoch: (made.append(epoch), make_epoch(epoch))[1])
     for number in range(190):
         samples.sample(number)
     assert made == [0]
@@ -152,7 +150,7 @@ def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch:
     assert list(samples._epochs) == [5]
 
 
-def test_threads_that_cross_an_epoch_together_read_what_one_reads() -> None:
+def test_threads_read_the_same_samples_as_one_thread_across_epochs() -> None:
     corpus = corpus_of([5, 9, 2, 0, 30])
     numbers = list(range(200))
     with ThreadPoolExecutor(8) as pool:
@@ -161,13 +159,13 @@ def test_threads_that_cross_an_epoch_together_read_what_one_reads() -> None:
     assert all(np.array_equal(sample, alone.sample(number)) for number, sample in zip(numbers, together, strict=True))
 
 
-def test_a_corpus_smaller_than_a_sample_says_how_small() -> None:
+def test_a_corpus_smaller_than_a_sample_is_refused_with_its_size() -> None:
     samples = Samples(corpus_of([10, 20]), range(2), 64, seed=1)
     with pytest.raises(InputError, match=r"30 tokens in 2 documents.*seq_len \+ 1 = 65; lower model.seq_len"):
         samples.require_one("train")
 
 
-def test_documents_of_several_sequences_and_none_are_read_as_written(tmp_path: Path) -> None:
+def test_documents_of_several_or_no_sequences_are_read_as_written(tmp_path: Path) -> None:
     documents = byte_documents(5)
     write_corpus(tmp_path / "c", [documents[0], np.empty(0, np.uint16), *documents[1:]])
     corpus = Corpus.open(tmp_path / "c")
@@ -195,7 +193,7 @@ def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         Corpus.open(tmp_path / "theirs").check_vocabulary(256, "key")
 
 
-def test_end_of_text_is_the_datasets_own_or_the_vocabularys_last_and_must_close_a_document(tmp_path: Path) -> None:
+def test_end_of_text_is_the_datasets_or_the_vocabularys_last_and_must_end_a_document(tmp_path: Path) -> None:
     write_corpus(tmp_path / "ours", byte_documents(3))
     write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
     for name in ("ours", "theirs"):
@@ -213,7 +211,7 @@ def test_end_of_text_is_the_datasets_own_or_the_vocabularys_last_and_must_close_
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_samples_begin_where_megatrons_helper_says(epochs: int) -> None:
+def test_samples_begin_where_megatrons_helper_puts_them(epochs: int) -> None:
     helpers = pytest.importorskip(
         "megatron.core.datasets.helpers_cpp", reason="megatron-core is not installed", exc_type=ImportError
     )
@@ -221,7 +219,7 @@ def test_samples_begin_where_megatrons_helper_says(epochs: int) -> None:
     order = np.concatenate([permutation(400, epoch) for epoch in range(epochs)])
     tokens = int(lengths.sum(dtype=np.int64))
     theirs = helpers.build_sample_idx_int32(lengths, order.astype(np.int32), 32, epochs, tokens, True, 1)
-    # the same documents, laid end to end by us: as a corpus of its own, so that it may hold several epochs
+    # the same documents concatenated into one corpus, which can hold several epochs
     samples = Samples(corpus_of(lengths[order].tolist()), range(len(order)), 32)
     assert samples.per_epoch == len(theirs) - 1 == (epochs * tokens - 1) // 32
     starts = samples.corpus.starts

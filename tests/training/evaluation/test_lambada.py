@@ -1,4 +1,4 @@
-"""Last words, one by one against transformers, without batches or padding."""
+"""LAMBADA's last words, compared one by one with transformers, without batches or padding."""
 
 import json
 import math
@@ -16,7 +16,7 @@ LAST = ("fox", "foxes", "crow")
 
 
 def texts() -> list[str]:
-    """Of 2 to 47 words, more than the context holds; their last words have one token or two."""
+    """Texts of 2 to 47 words, some longer than the context; their last words have one or two tokens."""
     contexts = [
         " ".join(WORDS[(number * 5 + place) % len(WORDS)] for place in range(1 + number)) for number in range(46)
     ]
@@ -32,7 +32,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
     path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
 
 
-def test_accuracy_and_perplexity_are_those_of_transformers(
+def test_accuracy_and_perplexity_equal_those_of_transformers(
     reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, model, tokenizer = reference
@@ -50,14 +50,14 @@ def test_accuracy_and_perplexity_are_those_of_transformers(
         first_right += int(logits[0].argmax()) == answer[0]
         scored += len(answer)
     correct = sum(is_right for is_right, _ in right)
-    assert {(True, 1), (True, 2), (False, 1), (False, 2)} == set(right), "every case is there"
-    assert correct < first_right, "words whose first token alone is foreseen are there"
+    assert {(True, 1), (True, 2), (False, 1), (False, 2)} == set(right), "all four cases occur"
+    assert correct < first_right, "some words have only their first token right"
     assert run_main(main, "--checkpoint", folder, "--task", "lambada", "--data", file, "--output", output) == 0
     found = json.loads(output.read_text())
     assert (found["correct"], found["words"], found["tokens"]) == (correct, 46, scored)
     assert found["accuracy"] == pytest.approx(correct / 46)
     assert found["perplexity"] == pytest.approx(math.exp(nats / 46), rel=1e-4)
-    figures = f"accuracy {correct / 46:.2%} ({correct} of 46), perplexity {found['perplexity']:.2f} a word"
+    figures = f"accuracy {correct / 46:.2%} ({correct} of 46), perplexity {found['perplexity']:.2f} per word"
     assert capsys.readouterr().out == f"{file}: last-word {figures}\n"
 
 
@@ -72,7 +72,7 @@ def test_accuracy_and_perplexity_are_those_of_transformers(
         ('{"text": "an ' + "xq" * 40 + '"}', "the last word has 80 tokens, more than the model's context of 24"),
     ],
 )
-def test_a_line_without_a_last_word_to_foresee_is_named(
+def test_a_line_without_a_last_word_to_predict_is_named(
     reference: Reference, tmp_path: Path, line: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "all well here"}\n' + line + "\n")

@@ -1,4 +1,4 @@
-"""Validation disturbs nothing, and precision is what was asked for."""
+"""Validation has no side effects, and the precision is the requested one."""
 
 from pathlib import Path
 
@@ -26,13 +26,13 @@ def losses(config: Path, validates: bool) -> list[float]:
     return seen
 
 
-def test_a_validation_run_changes_nothing_that_follows(tmp_path: Path) -> None:
+def test_validation_does_not_change_later_steps(tmp_path: Path) -> None:
     config = make_run(tmp_path)  # dropout on
     assert losses(config, validates=True) == losses(config, validates=False)
 
 
 def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Path) -> None:
-    """11 samples are no multiple of a global batch of 8, nor of a micro-batch of 4."""
+    """11 samples are not a multiple of the global batch of 8 or of the micro-batch of 4."""
     seen = []
     for micro in (2, 4):
         plan = make_plan(settings_of(make_run(tmp_path / str(micro), train={"micro_batch_size": micro})), "tiny")

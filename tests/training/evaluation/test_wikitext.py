@@ -1,4 +1,4 @@
-"""Perplexity a word: the published words, windows and norm, against transformers token by token."""
+"""Word perplexity: the published words, windows and norm, against transformers token by token."""
 
 import json
 import math
@@ -15,11 +15,12 @@ from tests.training.helpers import byte_documents, run_main
 from tests.training.reference import SEQ_LEN, Reference, write_reference
 from tests.training.test_evaluate import tiny_model
 from training.dataset.corpus import Corpus, Samples
-from training.evaluate import evaluate, main
+from training.evaluate import main
+from training.evaluation.loss import evaluate
 from training.evaluation.scoring import sliding_windows, sum_of_sliding_losses
-from training.evaluation.wikitext import count_words, detokenized
+from training.evaluation.wikitext import count_words, detokenize
 
-# Written in WikiText's form: a space at the end of every line, empty lines with one, too.
+# In WikiText's format every line, even an empty one, ends with a space.
 TEXT = """ 
  = Valve = 
  
@@ -47,11 +48,11 @@ TEXT = """
         ("plain text, untouched.", "plain text, untouched."),
     ],
 )
-def test_words_become_text_by_the_published_rules(words: str, text: str) -> None:
-    assert detokenized(words) == text
+def test_detokenization_follows_the_published_rules(words: str, text: str) -> None:
+    assert detokenize(words) == text
 
 
-def test_line_ends_count_as_words_as_they_do_where_text_is_split_at_spaces() -> None:
+def test_line_ends_count_as_words_as_in_a_split_at_spaces() -> None:
     assert count_words(TEXT) == len(TEXT.strip().split(" "))
     assert count_words("two words\n") == 2
 
@@ -62,7 +63,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int) -> float:
-    """Each token on its own, after what the first window that reaches it shows of the text before it."""
+    """The mean loss, token by token, each with the context of the first window that reaches it."""
     total = 0.0
     for place in range(1, len(tokens)):
         begin = next(begin for begin in range(0, len(tokens), stride) if begin + SEQ_LEN >= place)
@@ -73,7 +74,7 @@ def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int)
 
 
 @pytest.mark.parametrize("stride", [1, 7, SEQ_LEN])
-def test_the_measures_are_those_of_transformers(
+def test_the_measures_equal_those_of_transformers(
     reference: Reference, tmp_path: Path, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, output = tmp_path / "wiki.test.tokens", tmp_path / "result.json"
@@ -81,7 +82,7 @@ def test_the_measures_are_those_of_transformers(
     options = ("--task", "wikitext", "--data", file, "--stride", stride, "--output", output)
     assert run_main(main, "--checkpoint", reference.folder, *options) == 0
     found = json.loads(output.read_text())
-    tokens = reference.tokenizer(detokenized(TEXT))["input_ids"]
+    tokens = reference.tokenizer(detokenize(TEXT))["input_ids"]
     loss, ratio = loss_of_transformers(reference.model, tokens, stride), (len(tokens) - 1) / (count_words(TEXT) - 1)
     assert (found["tokens"], found["words"], found["stride"]) == (len(tokens) - 1, count_words(TEXT), stride)
     assert found["loss"] == pytest.approx(loss, rel=1e-5)
@@ -93,7 +94,7 @@ def test_the_measures_are_those_of_transformers(
 
 
 @given(st.integers(2, 300), st.integers(1, 50), st.data())
-def test_every_token_is_scored_once_with_the_context_that_the_overlap_gives(
+def test_every_token_is_scored_once_with_the_context_of_the_overlap(
     tokens: int, seq_len: int, data: st.DataObject
 ) -> None:
     stride = data.draw(st.integers(1, seq_len))
@@ -124,7 +125,7 @@ def test_windows_that_do_not_overlap_give_the_plain_loss(length: int) -> None:
         (None, (), "no such file; --task wikitext needs one of text"),
     ],
 )
-def test_what_cannot_be_measured_stops_in_one_line(
+def test_wrong_wikitext_options_give_one_line(
     reference: Reference,
     tmp_path: Path,
     content: bytes | None,
@@ -140,7 +141,7 @@ def test_what_cannot_be_measured_stops_in_one_line(
     assert says in error and error.count("\n") == 1
 
 
-def test_a_stride_is_for_windows_that_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stride_is_refused_without_overlapping_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("two words")
     assert run_main(main, "--checkpoint", tmp_path, "--data", tmp_path / "text", "--stride", 8) == 2
     assert "--stride is for --task wikitext" in capsys.readouterr().err

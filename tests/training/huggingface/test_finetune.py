@@ -1,4 +1,4 @@
-"""A run that starts from someone's GPT-2 has that model's loss first, in every layout, and starts there only once."""
+"""A fine-tuned run starts with the loss of its initial model, in every layout, and only on its first start."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ TRAIN = {"iterations": 1, "lr": 1e-9, "min_lr": 0.0}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GPT2LMHeadModel]:
-    """A GPT-2 far from its initial values, and its folder as transformers writes it, in several files."""
+    """A GPT-2 far from its initial values, and its folder as transformers writes it, with several weight files."""
     config = GPT2Config(**SIZES, attn_pdrop=0.3, bos_token_id=256, eos_token_id=256)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GPT2LMHeadMod
 
 
 def finetuned(folder: Path, start: Path, **sections: Any) -> Path:
-    """A configuration whose model starts from `start`; it has 16 of its 24 positions."""
+    """A configuration whose model starts from `start`, with 16 of its 24 positions."""
     sections = {"train": TRAIN, **sections, "model": {"dropout": 0.0, **sections.get("model", {})}}
     config = make_run(folder, **sections)
     raw = yaml.safe_load(config.read_text())
@@ -60,7 +60,7 @@ def first_loss(config: Path) -> float:
 
 
 def loss_of_transformers(model: GPT2LMHeadModel, config: Path) -> float:
-    """On the first global batch of the run."""
+    """The loss on the run's first global batch."""
     samples = make_plan(settings_of(config), "tiny").data.train
     tokens = torch.stack([torch.from_numpy(samples.sample(number)) for number in range(8)])
     with torch.no_grad():
@@ -68,7 +68,7 @@ def loss_of_transformers(model: GPT2LMHeadModel, config: Path) -> float:
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
-def test_the_first_loss_is_that_of_the_model_it_starts_from_and_a_resumed_run_goes_on_without_its_folder(
+def test_the_first_loss_is_the_initial_models_and_a_resumed_run_does_not_need_its_folder(
     tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = tmp_path / "start"
@@ -108,7 +108,7 @@ def test_every_layout_starts_with_the_same_loss(
         ({"seq_len": 25}, r"models\.tiny\.model\.seq_len is 25, but .* has 24 positions; that many or fewer"),
     ],
 )
-def test_another_architecture_is_told_by_its_key_before_anything_is_computed(
+def test_another_architecture_is_refused_by_key_before_anything_is_computed(
     tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], section: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -123,7 +123,7 @@ def test_a_folder_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_padding_rows_of_a_foreign_model_are_left_out_and_the_plan_says_so(tmp_path: Path, size: int) -> None:
+def test_padding_rows_of_a_foreign_model_are_left_out_with_a_note_in_the_plan(tmp_path: Path, size: int) -> None:
     """320 rows are 257 rounded up to a multiple of 64, as 50,304 are 50,257."""
     config = GPT2Config(**{**SIZES, "vocab_size": 320}, bos_token_id=256, eos_token_id=256)
     with torch.random.fork_rng():
@@ -131,7 +131,7 @@ def test_padding_rows_of_a_foreign_model_are_left_out_and_the_plan_says_so(tmp_p
         theirs = GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(tmp_path / "padded")
     run = finetuned(tmp_path / "run", tmp_path / "padded", parallel={"tensor": size})
-    assert "; 63 of 320 embedding rows are no tokens and left out\n" in str(make_plan(settings_of(run), "tiny"))
+    assert "; 63 of 320 embedding rows are padding and left out\n" in str(make_plan(settings_of(run), "tiny"))
     if size == 1:
         assert run_main(main, "--config", run, "--model", "tiny") == 0
     else:
@@ -142,15 +142,15 @@ def test_padding_rows_of_a_foreign_model_are_left_out_and_the_plan_says_so(tmp_p
     assert first_loss(run) == pytest.approx(loss_of_transformers(theirs, run), rel=1e-5)
 
 
-def test_the_tokenizer_of_a_folder_says_how_many_rows_are_tokens(tmp_path: Path) -> None:
-    """No message sends its reader to one that sends back: the data have the last word on vocab_size."""
+def test_a_folders_tokenizer_decides_how_many_rows_are_tokens(tmp_path: Path) -> None:
+    """Following one message never leads to its opposite: the data decide vocab_size."""
     padded = GPT2Config(**{**SIZES, "vocab_size": 50304}, bos_token_id=50256, eos_token_id=50256)
     theirs = GPT2LMHeadModel(padded).eval()
     theirs.save_pretrained(tmp_path / "padded")
     write_json(tmp_path / "padded" / "tokenizer.json", to_json(Tokenizer().vocabulary))
     config = finetuned(tmp_path / "run", tmp_path / "padded", model={"vocab_size": 50257})
     write_corpus(settings_of(config).dataset_prefix, byte_documents(60), 50257)
-    assert "; 47 of 50,304 embedding rows are no tokens and left out" in str(make_plan(settings_of(config), "tiny"))
+    assert "; 47 of 50,304 embedding rows are padding and left out" in str(make_plan(settings_of(config), "tiny"))
     ours, tokenizer = load_model(tmp_path / "padded")
     assert tokenizer is not None and ours.settings.vocab_size == tokenizer.vocab_size == 50257
     tokens = torch.randint(50257, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -165,7 +165,7 @@ def test_the_tokenizer_of_a_folder_says_how_many_rows_are_tokens(tmp_path: Path)
         make_plan(settings_of(other), "tiny")
 
 
-def test_a_folder_that_is_not_there_or_not_whole_stops_in_one_line(
+def test_a_missing_or_incomplete_folder_gives_one_line(
     tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = tmp_path / "start"

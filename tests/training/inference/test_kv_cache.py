@@ -1,4 +1,4 @@
-"""With a cache every logit is the one that the whole text gives, and the model is itself again afterwards."""
+"""Logits with a cache equal those of the full text, and the model is restored afterwards."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ def texts(*lengths: int) -> list[list[int]]:
 
 
 def whole(model: GPT2, text: list[int]) -> torch.Tensor:
-    """The definition: a pass over the window that ends with the text."""
+    """The expected logits: a pass over the last window of the text."""
     with torch.no_grad():
         return model(torch.tensor([text[-CONTEXT:]]))[0, -1]
 
 
 @pytest.mark.parametrize("lengths", [(1,), (5,), (1, 9, 4), (3, 14, 16)], ids=str)
-def test_logits_are_those_of_the_whole_texts_also_when_the_window_slides(lengths: tuple[int, ...]) -> None:
+def test_logits_equal_those_of_the_full_texts_even_when_the_window_slides(lengths: tuple[int, ...]) -> None:
     model, batch = tiny_model(VOCABULARY), texts(*lengths)
     expected, found = [], []
     grown = [list(text) for text in batch]
@@ -31,7 +31,7 @@ def test_logits_are_those_of_the_whole_texts_also_when_the_window_slides(lengths
         for step in range(18):
             found.append(next_logits(grown).clone())
             for row, text in enumerate(grown):
-                if row != 2 or step < 3:  # a text may stop to grow
+                if row != 2 or step < 3:  # a text may stop growing
                     text.append((7 * step + 3 * row) % VOCABULARY)
     for step in range(18):
         for row, text in enumerate(grown):
@@ -40,7 +40,7 @@ def test_logits_are_those_of_the_whole_texts_also_when_the_window_slides(lengths
     torch.testing.assert_close(torch.cat(found), torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_a_pass_computes_the_new_token_alone_until_the_window_slides() -> None:
+def test_a_pass_computes_only_the_new_token_until_the_window_slides() -> None:
     model, (text,) = tiny_model(VOCABULARY), texts(14)
     computed = []
     handle = model.h["0"].register_forward_hook(lambda _module, _inputs, output: computed.append(output.shape[1]))
@@ -52,7 +52,7 @@ def test_a_pass_computes_the_new_token_alone_until_the_window_slides() -> None:
     assert computed == [14, 1, 1, 16, 16]
 
 
-def test_afterwards_the_model_is_as_before_whatever_happened() -> None:
+def test_the_model_is_restored_even_after_an_error() -> None:
     model, (text,) = tiny_model(VOCABULARY), texts(6)
     before, names = whole(model, text), list(model.state_dict())
     with pytest.raises(KeyError), kv_cache(model, 1, 20) as next_logits:

@@ -1,4 +1,4 @@
-"""TensorBoard shows a resumed run as one curve; Weights & Biases is tested with a fake package."""
+"""TensorBoard's curves do not overlap after a resume; Weights & Biases is tested with a fake package."""
 
 import shutil
 import sys
@@ -25,8 +25,8 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path) -> None:
     config = make_run(tmp_path, train={"iterations": 4, "save_interval": 2, "eval_interval": 2})
     folder = tmp_path / "models" / "tiny"
     assert train(config) == 0
-    shutil.rmtree(folder / "iter_0000004")  # as if it had been killed before the checkpoint, two steps on
-    time.sleep(1.1)  # event files are in the order of the seconds in their names
+    shutil.rmtree(folder / "iter_0000004")  # as if killed two steps after the previous checkpoint
+    time.sleep(1.1)  # event files are ordered by the seconds in their names
     assert train(config, "train.iterations=6", "train.lr=0.02") == 0
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     for tag, path, column in (
@@ -35,13 +35,13 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path) -> None:
         ("valid/loss", "valid.csv", "loss"),
     ):
         shown = {event.step: event.value for event in events.Scalars(tag)}
-        assert len(shown) == len(events.Scalars(tag))  # no iteration twice
+        assert len(shown) == len(events.Scalars(tag))  # no iteration occurs twice
         assert shown == pytest.approx({int(row["iteration"]): float(row[column]) for row in read_rows(folder / path)})
     assert [event.step for event in events.Scalars("time/forward")] == [1, 2, 3, 4, 5, 6]
-    assert "train/mfu" not in events.Tags()["scalars"]  # no peak is known of a CPU
+    assert "train/mfu" not in events.Tags()["scalars"]  # a CPU has no known peak
 
 
-def test_tensorboard_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     config = make_run(tmp_path, train={"iterations": 1})
     assert train(config, "log.tensorboard=false") == 0
     assert not (tmp_path / "models/tiny/tensorboard").exists()
@@ -51,10 +51,10 @@ def test_tensorboard_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class Service(ModuleType):
-    """What the trainer uses of the package `wandb`, and what was shown to it."""
+    """A fake of the package `wandb` that records its calls."""
 
     class Error(Exception):
-        """Of the package's own."""
+        """The package's own error class."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
@@ -87,7 +87,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     return service
 
 
-def test_a_resumed_run_is_the_same_run_of_weights_and_biases(tmp_path: Path, service: Service) -> None:
+def test_a_resumed_run_continues_its_run_in_weights_and_biases(tmp_path: Path, service: Service) -> None:
     config = make_run(tmp_path, train={"iterations": 2})
     assert train(config, "log.wandb=toys") == 0
     assert train(config, "log.wandb=toys", "train.iterations=3") == 0
@@ -102,13 +102,13 @@ def test_a_resumed_run_is_the_same_run_of_weights_and_biases(tmp_path: Path, ser
     assert service.ended == [0, 0]
 
 
-def test_a_run_that_an_error_ends_ends_so_there_too(tmp_path: Path, service: Service) -> None:
+def test_a_failed_run_is_marked_as_failed(tmp_path: Path, service: Service) -> None:
     board = WeightsAndBiases(tmp_path, settings_of(make_run(tmp_path)).experiment("tiny"), "tiny")
     board.close(success=False)
     assert service.ended == [1]
 
 
-def test_what_weights_and_biases_lacks_is_said_before_training(
+def test_a_missing_login_or_package_stops_before_training(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(tmp_path, train={"iterations": 1})

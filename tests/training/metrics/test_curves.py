@@ -1,4 +1,4 @@
-"""CSV curves survive kills, resumes and new columns; log lines are made to be parsed."""
+"""CSV curves survive kills, resumes and new columns; log lines can be parsed."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def row(iteration: int) -> dict[str, float]:
     return {"iteration": iteration, "consumed_samples": iteration * 8, "loss": 1 / iteration, "perplexity": 2.0}
 
 
-def test_a_resumed_run_forgets_the_rows_it_will_write_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_the_rows_it_will_repeat(tmp_path: Path) -> None:
     path = tmp_path / "valid.csv"
     curve = Curve(path, VALID_COLUMNS, 0)
     for iteration in (10, 20, 30):
@@ -42,7 +42,7 @@ def test_a_resumed_run_forgets_the_rows_it_will_write_again(tmp_path: Path) -> N
     assert float(read_rows(path)[1]["loss"]) == 1 / 20  # written with every digit
 
 
-def test_a_row_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
+def test_a_row_truncated_by_a_kill_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "valid.csv"
     Curve(path, VALID_COLUMNS, 0).append(row(10))
     path.write_text(path.read_text() + "20,16")
@@ -51,7 +51,7 @@ def test_a_row_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert [entry["iteration"] for entry in read_rows(path)] == ["10", "20"]
 
 
-def test_a_file_with_other_columns_goes_on_with_every_value_under_its_name(tmp_path: Path) -> None:
+def test_a_file_with_other_columns_keeps_every_value_under_its_name(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("lm_loss,iteration,mood\n9.5,50,glad\n8.5,60,calm\n")
     Curve(path, TRAIN_COLUMNS, 50).append(ROW)
@@ -60,7 +60,7 @@ def test_a_file_with_other_columns_goes_on_with_every_value_under_its_name(tmp_p
     assert (newer["iteration"], newer["lm_loss"], newer["mood"], newer["mfu"]) == ("100", "6.25", "", "0.03923")
 
 
-def test_the_log_line_has_the_fields_of_the_reference_runs_as_numbers_in_their_order() -> None:
+def test_the_log_line_has_the_fields_of_the_reference_runs_in_order() -> None:
     line = log_line(ROW, 320000, 8, seconds_left=90061.5)
     place, *fields = line.split(" | ")
     assert place == "iteration      100/  320000"
@@ -109,14 +109,14 @@ def test_other_lines_name_each_figure() -> None:
     )
 
 
-def test_a_curve_that_the_disk_refuses_is_named(tmp_path: Path) -> None:
+def test_a_curve_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     curve = Curve(tmp_path / "valid.csv", VALID_COLUMNS, 0)
     curve.path = Path("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
         curve.append(row(10))
 
 
-def test_a_curve_without_iterations_is_one_line(tmp_path: Path) -> None:
+def test_a_curve_without_iterations_gives_one_line(tmp_path: Path) -> None:
     for text in ("iteration,loss\nten,1\n", "loss\n1\n"):
         (tmp_path / "valid.csv").write_text(text)
         with pytest.raises(InputError, match=r"valid\.csv: a row without an iteration"):

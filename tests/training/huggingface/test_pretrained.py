@@ -1,4 +1,4 @@
-"""Hugging Face folders: written as transformers reads them, read as transformers writes them."""
+"""transformers reads the Hugging Face folders that we write, and we read those that it writes."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,9 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from common.errors import CheckpointError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
-from training.huggingface import folder as hf
-from training.inference.load import load_model, model_from
+from training.huggingface import pretrained
+from training.huggingface.tokenizer import read_tokenizer
+from training.inference.load import load_model, model_from_weights
 from training.model import GPT2
 
 SMALL = ModelSettings(n_layer=2, n_head=3, n_embd=24, seq_len=20, vocab_size=101, dropout=0.2)
@@ -27,20 +28,20 @@ def random_weights(settings: ModelSettings) -> dict[str, torch.Tensor]:
 
 def test_our_folder_loads_in_transformers_with_equal_logits(tmp_path: Path) -> None:
     weights = random_weights(SMALL)
-    hf.write_folder(tmp_path, weights, SMALL, None)
+    pretrained.save_pretrained(tmp_path, weights, SMALL, None)
     theirs, report = GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert theirs.lm_head.weight is theirs.transformer.wte.weight
     assert (theirs.config.activation_function, theirs.config.resid_pdrop) == ("gelu_new", 0.2)
     tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len), generator=torch.Generator().manual_seed(1))
-    expected = model_from(SMALL, weights)(tokens)
+    expected = model_from_weights(SMALL, weights)(tokens)
     assert (theirs.eval()(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_our_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_our_folder_loads_bit_for_bit(tmp_path: Path) -> None:
     weights = random_weights(SMALL)
-    hf.write_folder(tmp_path, weights, SMALL, None)
-    settings, read = hf.read_folder(tmp_path)
+    pretrained.save_pretrained(tmp_path, weights, SMALL, None)
+    settings, read = pretrained.load_pretrained(tmp_path)
     assert settings == SMALL
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weights[name]) for name in weights)
@@ -58,10 +59,10 @@ def test_a_folder_that_transformers_wrote_is_read(tmp_path: Path, shard_size: st
     assert (ours(tokens).cpu() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_the_tokenizer_that_goes_with_the_folder_is_gpt2s(tmp_path: Path) -> None:
+def test_the_folders_tokenizer_is_gpt2s(tmp_path: Path) -> None:
     settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, seq_len=8)
-    hf.write_folder(tmp_path, random_weights(settings), settings, Tokenizer())
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), hf.read_tokenizer(tmp_path)
+    pretrained.save_pretrained(tmp_path, random_weights(settings), settings, Tokenizer())
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path)
     text = "Naïve café — 3.14 <|endoftext|>"
     assert ours is not None
     assert theirs("Naïve café — 3.14")["input_ids"] == ours.encode("Naïve café — 3.14").tolist()
@@ -70,20 +71,20 @@ def test_the_tokenizer_that_goes_with_the_folder_is_gpt2s(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == 50256
     for name in ("vocab.json", "merges.txt"):  # tokenizer.json is enough, for transformers and for us
         (tmp_path / name).unlink()
-    alone, again = hf.read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    alone, again = read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert alone is not None and alone.encode(text).tolist() == ours.encode(text).tolist()
     assert again(text)["input_ids"] == theirs(text)["input_ids"]
 
 
-def test_a_head_of_its_own_or_a_tensor_of_another_shape_is_refused() -> None:
-    theirs = hf.to_hugging_face(random_weights(SMALL), SMALL)
-    tied = hf.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"]}, SMALL)
+def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
+    theirs = pretrained.to_hugging_face(random_weights(SMALL), SMALL)
+    tied = pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"]}, SMALL)
     assert tied.keys() == random_weights(SMALL).keys()
     with pytest.raises(CheckpointError, match="differs from wte"):
-        hf.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL)
+        pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL)
     name = "transformer.h.1.attn.c_attn.weight"
     with pytest.raises(CheckpointError, match=r"h\.1\.attn\.c_attn\.weight' has shape \[71, 24\], .* \[72, 24\]"):
-        hf.from_hugging_face({**theirs, name: theirs[name][:, 1:]}, SMALL)
+        pretrained.from_hugging_face({**theirs, name: theirs[name][:, 1:]}, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,9 @@ def test_a_head_of_its_own_or_a_tensor_of_another_shape_is_refused() -> None:
         ("vocab_size", 102, r"tensor 'wte.weight' has shape \[101, 24\], config.json asks for \[102, 24\]"),
     ],
 )
-def test_a_folder_that_is_no_gpt2_of_ours_says_which_key(tmp_path: Path, key: str, value: object, says: str) -> None:
-    hf.write_folder(tmp_path, random_weights(SMALL), SMALL, None)
+def test_an_unsupported_folder_is_refused_by_key(tmp_path: Path, key: str, value: object, says: str) -> None:
+    pretrained.save_pretrained(tmp_path, random_weights(SMALL), SMALL, None)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(CheckpointError, match=says):
-        hf.read_folder(tmp_path)
+        pretrained.load_pretrained(tmp_path)

@@ -1,11 +1,11 @@
-"""A checkpoint folder in which somebody keeps files of theirs is never removed."""
+"""A checkpoint folder that holds foreign files is never removed."""
 
 from pathlib import Path
 
 import pytest
 
 from training.checkpoint import retention
-from training.checkpoint.own import discard
+from training.checkpoint.retention import discard
 
 
 def checkpoint_folder(path: Path) -> Path:
@@ -16,9 +16,7 @@ def checkpoint_folder(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "merged/config.json", "model.distcp"])
-def test_what_is_not_of_a_checkpoint_keeps_its_folder(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_a_foreign_file_stays(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = checkpoint_folder(tmp_path / "iter_0000010")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("mine")
@@ -29,7 +27,7 @@ def test_what_is_not_of_a_checkpoint_keeps_its_folder(
     assert name.partition("/")[0] in capsys.readouterr().err
 
 
-def test_what_a_save_wrote_goes(tmp_path: Path) -> None:
+def test_a_folder_with_only_our_files_is_removed(tmp_path: Path) -> None:
     folders = [checkpoint_folder(tmp_path / name) for name in ("iter_0000010", "iter_0000020.old.tmp")]
     (folders[1] / ".metadata.tmp").write_text("x")
     retention._remove(folders[0])

@@ -1,15 +1,13 @@
-"""The files of a checkpoint: those of PyTorch's own FileSystemWriter and -Reader, which read them, written and read by
-several threads, and hashed while they are written.
+"""DCP storage that reads and writes with several threads and hashes as it writes.
 
-sha256 takes longer than most disks (0.4 GB/s where the processor has no instructions for it), and of one file it is the
-work of one core. So each rank writes several files; the disk works while the next megabytes are hashed. sha256 is for
-people and archives; a load compares XXH3 (128 bits), which finds damage as surely and takes a tenth of the time.
+PyTorch's own FileSystemReader reads these files, too. Its writer stays unused: with one thread it takes four times as
+long, and with several it loses an exception that a thread raises, so that a full disk looks like success.
 """
 
 import errno
-import hashlib
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,42 +18,43 @@ from typing import IO, Any
 import torch
 import xxhash
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-THREADS = 4  # files that a rank writes, reads or hashes at a time: a GPU's share of a node's cores, or fewer
-_CHUNK = 1 << 20  # bytes: what fits a core's cache; eight times as many were written at a third of the speed
-_SMALLEST = 64 << 20  # bytes: no file is begun for less
-_LARGE = 1 << 16  # bytes: of smaller tensors, what torch.save writes around them is not told from them
-_RAW = "raw"  # where a tensor's bytes are: (offset in the file, bytes, dtype), beside what the library notes
-_FILES = 16  # of a rank, unless its tensors are larger than a sixteenth of them all
+THREADS = 4  # files that a rank writes, reads or hashes at a time: at most one GPU's share of a node's cores
+_CHUNK = 1 << 20  # bytes per write: fits a core's cache; 8 MB chunks were written at a third of the speed
+_MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
+_MIN_RAW = 1 << 16  # bytes: torch.save's own records are smaller, so a larger write is the tensor's data
+_RAW = "raw"  # attribute of a _StorageInfo: (offset of the tensor's bytes in the file, size, dtype)
+_MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
 
 
-class Writer(FileSystemWriter):
-    """Writes the tensors of a rank, one at a time and thread on their way through the CPU's memory.
+class ThreadedWriter(FileSystemWriter):
+    """Writes a rank's tensors with several threads; each thread copies one tensor at a time to the CPU.
 
-    Raises OSError when the system does not take them.
+    Raises OSError when a file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, overwrite=False)
         self.files: dict[str, dict[str, Any]] = {}
-        """`Digests.entry` by name, of the files written by this process."""
+        """Manifest entries of the files that this process wrote, by name."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Called by the library, on every rank, with what is to be written there."""
+        """Write this rank's part of the plan (called by DCP)."""
         prefix = plan.storage_data.prefix
 
         def write(number: int, items: list[WriteItem]) -> list[WriteResult]:
             name = f"{prefix}{number}.distcp"
             with HashedFile(Path(self.path) / name) as file:
                 results = [_write_item(file, name, item, planner) for item in items]
-            self.files[name] = file.digests.entry()
+            self.files[name] = file.entry()
             return results
 
-        parts = _parts(plan.items)
+        parts = _split_into_files(plan.items)
         with ThreadPoolExecutor(THREADS) as pool, _without_crc32():
             results = [result for part in pool.map(write, range(len(parts)), parts) for result in part]
         done: Future[list[WriteResult]] = Future()
@@ -63,11 +62,11 @@ class Writer(FileSystemWriter):
         return done
 
 
-class Reader(FileSystemReader):
-    """Reads several files at a time, and what is wanted whole straight to where it belongs."""
+class ThreadedReader(FileSystemReader):
+    """Reads several files at a time, and whole tensors directly into their target memory."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Called by the library, on every rank, with what is needed there."""
+        """Read this rank's part of the plan (called by DCP)."""
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
@@ -87,51 +86,34 @@ class Reader(FileSystemReader):
         return done
 
     def _read_whole(self, file: IO[bytes], item: ReadItem, planner: LoadPlanner) -> bool:
-        """Whether an item is all of what one rank wrote of a tensor, and now in its place."""
+        """Read an item that is a whole stored tensor into its target; False if it is only a part of one."""
         target = planner.resolve_tensor(item).detach()
         start, size, dtype = getattr(self.storage_data[item.storage_index], _RAW, (0, -1, None))
         if (target.nbytes, target.dtype) != (size, dtype):
             return False
-        straight = target.device.type == "cpu" and target.is_contiguous()
-        tensor = target if straight else torch.empty(target.shape, dtype=dtype)
+        direct = target.device.type == "cpu" and target.is_contiguous()
+        tensor = target if direct else torch.empty(target.shape, dtype=dtype)
         view = tensor.reshape(-1).view(torch.uint8).numpy().data
         file.seek(start)
         for begin in range(0, size, _CHUNK):
             if file.readinto(view[begin : begin + _CHUNK]) != min(_CHUNK, size - begin):  # type: ignore[attr-defined]
                 raise OSError(errno.EIO, "ends early", file.name)
-        if not straight:
+        if not direct:
             target.copy_(tensor)
         planner.commit_tensor(item, target)
         return True
 
 
-class Digests:
-    """What the manifest says of a file, from its bytes as they pass by."""
-
-    def __init__(self) -> None:
-        self.size, self.sha256, self.xxh3 = 0, hashlib.sha256(), xxhash.xxh3_128()
-
-    def update(self, data: bytes | memoryview) -> None:
-        """The next bytes."""
-        self.sha256.update(data)
-        self.xxh3.update(data)
-        self.size += len(data)
-
-    def entry(self) -> dict[str, Any]:
-        """`{"size": bytes, "sha256": hex, "xxh3": hex}`."""
-        return {"size": self.size, "sha256": self.sha256.hexdigest(), "xxh3": self.xxh3.hexdigest()}
-
-
 class HashedFile:
-    """A new file that is hashed while it is written, and on the disk when it is closed."""
+    """A new file that is hashed while it is written, and fsynced when it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.digests = Digests()
+        self.path, self.size = path, 0
         self.large = (0, 0)
-        """Offset and size of the last large piece."""
+        """Offset and size of the last large write."""
+        self._hash = xxhash.xxh3_128()
         self._file: IO[bytes] = path.open("xb")
-        self._refused: OSError | None = None
+        self._failure: OSError | None = None
 
     def __enter__(self) -> "HashedFile":
         return self
@@ -143,68 +125,88 @@ class HashedFile:
                 os.fsync(self._file.fileno())
             self._file.close()
         except OSError as error:
-            self._refused = self._refused or error
-        if self._refused is not None:  # instead of what the library makes of it
-            raise OSError(self._refused.errno, self._refused.strerror, str(self.path)) from None
+            self._failure = self._failure or error
+        if self._failure is not None:  # torch.save raises a RuntimeError instead
+            raise OSError(self._failure.errno, self._failure.strerror, str(self.path)) from None
+
+    def entry(self) -> dict[str, Any]:
+        """The file's entry in the manifest: `{"size": bytes, "xxh3": hex}`."""
+        return {"size": self.size, "xxh3": self._hash.hexdigest()}
 
     def write(self, data: Any) -> int:
         """Append bytes; returns their number."""
         view = memoryview(data).cast("B")
-        if len(view) >= _LARGE:
-            self.large = (self.digests.size, len(view))
+        if len(view) >= _MIN_RAW:
+            self.large = (self.size, len(view))
         try:
             for start in range(0, len(view), _CHUNK):
                 chunk = view[start : start + _CHUNK]
                 self._file.write(chunk)
-                if hasattr(os, "posix_fadvise"):  # the disk begins now, not when fsync waits for it
-                    os.posix_fadvise(self._file.fileno(), self.digests.size, len(chunk), os.POSIX_FADV_DONTNEED)
-                self.digests.update(chunk)
+                if hasattr(os, "posix_fadvise"):  # starts write-back now instead of at fsync
+                    os.posix_fadvise(self._file.fileno(), self.size, len(chunk), os.POSIX_FADV_DONTNEED)
+                self._hash.update(chunk)
+                self.size += len(chunk)
         except OSError as error:
-            self._refused = error
+            self._failure = error
             raise
         return len(view)
 
     def flush(self) -> None:
-        """Part of what torch.save asks of a file; nothing is read from this one."""
+        """Do nothing; torch.save requires the method."""
 
 
 def _write_item(file: HashedFile, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
     data = planner.resolve_data(item)
     assert isinstance(data, Tensor)
-    tensor = torch.from_numpy(data.detach().cpu().contiguous().numpy())  # no part of a larger one, which would be saved
-    start, file.large = file.digests.size, (0, 0)
+    # through NumPy: torch.save would write the whole storage of a view
+    tensor = torch.from_numpy(data.detach().cpu().contiguous().numpy())
+    start, file.large = file.size, (0, 0)
     torch.save(tensor, file)  # type: ignore[arg-type]
-    info = _StorageInfo(name, start, file.digests.size - start)
+    info = _StorageInfo(name, start, file.size - start)
     if file.large[1] == tensor.nbytes:
         setattr(info, _RAW, (*file.large, tensor.dtype))
     return WriteResult(item.index, info.length, info)
 
 
-def _bytes(item: WriteItem) -> int:
+def _nbytes(item: WriteItem) -> int:
     assert item.tensor_data is not None
     return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
 
 
-def _parts(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """The tensors of each file, largest first, so that the last ones to be written are small."""
-    largest = max(_SMALLEST, sum(map(_bytes, items)) // _FILES)
-    parts: list[list[WriteItem]] = []
+def _split_into_files(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
+    """The tensors of each file, largest first, so that the threads finish at about the same time."""
+    limit = max(_MIN_FILE, sum(map(_nbytes, items)) // _MAX_FILES)
+    files: list[list[WriteItem]] = []
     room = 0
-    for item in sorted(items, key=_bytes, reverse=True):
-        if not parts or _bytes(item) > room:
-            parts.append([])
-            room = largest
-        parts[-1].append(item)
-        room -= _bytes(item)
-    return parts
+    for item in sorted(items, key=_nbytes, reverse=True):
+        if not files or _nbytes(item) > room:
+            files.append([])
+            room = limit
+        files[-1].append(item)
+        room -= _nbytes(item)
+    return files
 
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """torch.save as fast as it is: sha256 guards these files."""
+    """Skip torch.save's CRC32: the manifest's hash covers the file."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
         yield
     finally:
         torch.serialization.set_crc32_options(before)
+
+
+def first_error(failure: CheckpointException) -> BaseException:
+    """The error behind a DCP failure, which is equal on all ranks; an OSError is preferred."""
+    errors = [error for error, _ in failure.failures.values()]
+    return next((error for error in errors if isinstance(error, OSError)), errors[0])
+
+
+@contextmanager
+def without_process_group_warning() -> Iterator[None]:
+    """Silence DCP's warning about a missing process group, which it prints even with `no_dist`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

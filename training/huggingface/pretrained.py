@@ -1,13 +1,13 @@
-"""Hugging Face's GPT-2 folder: ours written as theirs, theirs (or anyone's) read as ours.
+"""Save a model as a Hugging Face GPT-2 folder, and load a GPT-2 from any such folder.
 
     DIR/config.json             architecture
         model.safetensors       float32, names under `transformer.`, no lm_head: it is tied to wte
-        generation_config.json  where a text begins and ends
-        tokenizer.json vocab.json merges.txt tokenizer_config.json     byte-level BPE, where the run has a tokenizer
+        generation_config.json  the tokens that begin and end a text
+        tokenizer.json vocab.json merges.txt tokenizer_config.json     byte-level BPE, if the run has a tokenizer
         training.json           what the model was trained on, and the checksums of the files above
 
-Two things differ from our layout. Their linear layers are Conv1D, stored [in, out]; and the columns of c_attn are
-ordered [(q, k, v), head, dim] where our rows are [head, (q, k, v), dim].
+Their layout differs from ours twice: linear layers are Conv1D, stored [in, out]; and the columns of c_attn are ordered
+[(q, k, v), head, dim], our rows [head, (q, k, v), dim].
 """
 
 import shutil
@@ -23,33 +23,23 @@ from common.errors import CheckpointError
 from common.files import write_json
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
-from training.huggingface.config import CONFIG, config_of, read_settings, weight_files
+from training.huggingface.config import CONFIG, make_config, read_config, weight_files
 from training.huggingface.origin import Origin, write_origin
-from training.huggingface.tokenizer import read_tokenizer, write_tokenizer
+from training.huggingface.tokenizer import write_tokenizer
 from training.model import GPT2
-
-__all__ = [
-    "each_tensor",
-    "from_hugging_face",
-    "read_folder",
-    "read_tensors",
-    "read_tokenizer",
-    "to_hugging_face",
-    "write_folder",
-]
 
 PREFIX = "transformer."
 _LINEAR = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-_IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks that old files carry
+_IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks in old files
 
 
 def _swap_heads(tensor: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows ordered [outer, inner, dim] become [inner, outer, dim]; shape unchanged."""
+    """Reorder rows from [outer, inner, dim] to [inner, outer, dim]; the shape stays."""
     return tensor.view(outer, inner, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
 
 
 def to_hugging_face(weights: dict[str, Tensor], model: ModelSettings) -> dict[str, Tensor]:
-    """Our tensors under their names and in their layout, contiguous."""
+    """Our weights with Hugging Face's names and layout, contiguous."""
     theirs: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if ".c_attn." in name:
@@ -60,13 +50,13 @@ def to_hugging_face(weights: dict[str, Tensor], model: ModelSettings) -> dict[st
     return theirs
 
 
-def each_tensor(
+def convert_tensors(
     tensors: Mapping[str, Tensor], model: ModelSettings, wanted: Container[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Their tensors (with or without `transformer.`) under our names and in our layout, one at a time.
+    """Yield Hugging Face's tensors (with or without `transformer.`) with our names and layout, one at a time.
 
-    `wanted` are the names, ours, to make; default: all. Before the first one, CheckpointError is raised when any tensor
-    is missing, unknown or of another shape, or the head is not the tied one.
+    `wanted` holds our names of the tensors to yield; None yields all. Raises CheckpointError before the first one if
+    any tensor is missing, unknown or of another shape, or if the head is not tied.
     """
     with torch.device("meta"):
         expected = {name: parameter.shape for name, parameter in GPT2(model).named_parameters()}
@@ -91,36 +81,33 @@ def each_tensor(
 
 
 def from_hugging_face(tensors: Mapping[str, Tensor], model: ModelSettings) -> dict[str, Tensor]:
-    """All of `each_tensor`."""
-    return dict(each_tensor(tensors, model))
+    """Hugging Face's tensors with our names and layout; see `convert_tensors`."""
+    return dict(convert_tensors(tensors, model))
 
 
-# ------------------------------------------------------------------------------------------------ folders
-
-
-def write_folder(
+def save_pretrained(
     folder: Path,
     weights: dict[str, Tensor],
     model: ModelSettings,
     tokenizer: Tokenizer | None,
     origin: Origin | None = None,
 ) -> None:
-    """Write the whole folder; the tokenizer's files go with it where there is one. `folder` exists and is empty.
+    """Write all files to `folder`, which exists and is empty.
 
-    Every name that is written here stands in `training.huggingface.origin.FILES`.
+    `training.huggingface.origin.FILES` lists every file name used here.
     """
     end = tokenizer.end_of_text if tokenizer else None
-    write_json(folder / CONFIG, config_of(model, end))
+    write_json(folder / CONFIG, make_config(model, end))
     write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
     save_file(to_hugging_face(weights, model), folder / "model.safetensors", metadata={"format": "pt"})
-    shutil.copymode(folder / CONFIG, folder / "model.safetensors")  # safetensors makes it private
+    shutil.copymode(folder / CONFIG, folder / "model.safetensors")  # safetensors writes mode 600
     if tokenizer is not None:
         write_tokenizer(folder, tokenizer, model.seq_len)
     write_origin(folder, origin)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors in a folder's files as they are, mapped: they take memory when they are read."""
+    """The tensors in a folder's safetensors files, memory-mapped, with Hugging Face's names and layout."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         try:
@@ -130,9 +117,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def read_folder(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
-    """Architecture and weights, in our layout, of any GPT-2 saved with safetensors, in one file or several."""
-    model, tensors = read_settings(folder), read_tensors(folder)
+def load_pretrained(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
+    """Architecture and weights, in our layout, of any GPT-2 saved as one or several safetensors files."""
+    model, tensors = read_config(folder), read_tensors(folder)
     try:
         return model, from_hugging_face(tensors, model)
     except CheckpointError as error:

@@ -1,0 +1,53 @@
+"""A folder is replaced as a whole, or stays as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from common.folders import replace_folder, swap_folder
+
+
+def folder(path: Path, content: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "file").write_text(content)
+    return path
+
+
+def refuse(*_folders: Path) -> None:
+    raise InputError("not ours")
+
+
+def test_a_swap_keeps_the_older_folder_under_another_name(tmp_path: Path) -> None:
+    new, old = folder(tmp_path / "new", "new"), folder(tmp_path / "result", "old")
+    swap_folder(new, old, tmp_path / "aside")
+    assert (tmp_path / "result/file").read_text() == "new" and (tmp_path / "aside/file").read_text() == "old"
+    swap_folder(tmp_path / "aside", tmp_path / "first", tmp_path / "unused")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "result"]
+
+
+def test_a_failed_swap_restores_the_older_folder(tmp_path: Path) -> None:
+    new, old = folder(tmp_path / "new", "new"), folder(tmp_path / "result", "old")
+    with pytest.raises(InputError):
+        swap_folder(new, old, tmp_path / "aside", refuse)
+    with pytest.raises(FileNotFoundError):
+        swap_folder(tmp_path / "absent", old, tmp_path / "aside")
+    assert (old / "file").read_text() == "old" and not (tmp_path / "aside").exists()
+    with pytest.raises(FileNotFoundError):
+        swap_folder(tmp_path / "absent", tmp_path / "none yet", new)
+    assert (new / "file").read_text() == "new" and not (tmp_path / "none yet").exists()
+
+
+def test_a_replaced_folder_is_gone_and_a_refused_one_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "deep/result"
+    for content in ("first", "second"):
+        with replace_folder(result, lambda old, new: None) as new:
+            (new / "file").write_text(content)
+    with pytest.raises(InputError), replace_folder(result, refuse) as new:
+        (new / "file").write_text("third")
+    assert (result / "file").read_text() == "second"
+    assert [path.name for path in result.parent.iterdir()] == ["result"]
+    (result.parent / "result.partial-abc").mkdir()
+    with replace_folder(result, lambda old, new: None) as new:
+        (new / "file").write_text("third")
+    assert "result.partial-abc: left by a command that was killed, or is still running" in capsys.readouterr().err

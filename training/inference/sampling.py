@@ -1,0 +1,96 @@
+"""Continue texts with a trained model, one sampled token at a time.
+
+model, tokenizer = load_model(Path("results/demo/merged/tiny"))
+(text,) = generate(model, tokenizer, ["The list of"], GenerateSettings(max_tokens=64))
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from common.errors import InputError
+from common.settings import GenerateSettings
+from common.tokenizer import Tokenizer
+from common.workers import batched
+from training.inference.kv_cache import kv_cache
+from training.model import GPT2
+
+_SEEDS = 2**64
+_BATCH = 8  # texts per batch; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
+
+
+def sample_token(logits: Tensor, options: GenerateSettings, generator: Generator) -> int:
+    """One token id from logits (V,): the most likely one at temperature 0, else drawn from the top k and the top p."""
+    if options.temperature == 0:
+        return int(logits.argmax())
+    ids = torch.arange(len(logits))
+    if options.top_k:  # selecting before sorting is faster than sorting everything; ties at the k-th keep their order
+        ids = (logits >= logits.topk(min(options.top_k, len(logits))).values[-1]).nonzero()[:, 0]
+    ordered, order = logits[ids].double().sort(descending=True, stable=True)
+    ordered = (ordered - ordered[0]) / options.temperature  # at most 0, so that no temperature overflows softmax
+    if options.top_k:
+        ordered, order = ordered[: options.top_k], order[: options.top_k]
+    probabilities = ordered.softmax(dim=0)
+    before = probabilities.cumsum(dim=0) - probabilities  # total probability of all more likely tokens
+    probabilities[before >= options.top_p] = 0.0  # the most likely token always stays
+    return int(ids[order[torch.multinomial(probabilities, 1, generator=generator)]])
+
+
+def continue_tokens(
+    model: GPT2,
+    prompts: Sequence[Sequence[int]],
+    options: GenerateSettings,
+    end_of_text: int,
+    seeds: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """The continuation of each prompt, at most `max_tokens` tokens, computed as one batch.
+
+    An end-of-text is put before each prompt, because training texts follow one. Ids above `end_of_text` are never
+    chosen. A text depends on its own seed (default `options.seed`), not on the rest of the batch.
+    """
+    texts = [[end_of_text, *prompt] for prompt in prompts]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds or [options.seed] * len(prompts)]
+    growing = list(range(len(prompts)))
+    with kv_cache(model, len(prompts), max(map(len, texts)) + options.max_tokens) as next_logits:
+        for _ in range(options.max_tokens):
+            logits = next_logits(texts).cpu()
+            tokens = {row: sample_token(logits[row, : end_of_text + 1], options, generators[row]) for row in growing}
+            growing = [row for row in growing if tokens[row] != end_of_text]
+            if not growing:
+                break
+            for row in growing:
+                texts[row].append(tokens[row])
+    return [text[1 + len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def sample_seed(options: GenerateSettings, sample: int) -> int:
+    """The seed of a prompt's `sample`-th text, counted from 0."""
+    return (options.seed + sample) % _SEEDS
+
+
+def generate(
+    model: GPT2, tokenizer: Tokenizer, prompts: Sequence[str], options: GenerateSettings, samples: int = 1
+) -> Iterator[str]:
+    """Yield `samples` texts per prompt, in the order of the prompts: the prompt and its continuation.
+
+    Raises InputError before anything is computed if a prompt does not fit the model's context.
+    """
+    encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
+    room = model.settings.seq_len - 1  # an end-of-text precedes the prompt
+    for number, tokens in enumerate(encoded, start=1):
+        if len(tokens) > room:
+            raise InputError(f"prompt {number}: {len(tokens):,} tokens, the model has room for {room:,}; shorten it")
+    requests = [(tokens, sample_seed(options, sample)) for tokens in encoded for sample in range(samples)]
+    return _generate_batches(model, tokenizer, requests, options)
+
+
+def _generate_batches(
+    model: GPT2, tokenizer: Tokenizer, requests: Sequence[tuple[list[int], int]], options: GenerateSettings
+) -> Iterator[str]:
+    """The texts for pairs of a prompt and a seed, in order."""
+    for batch in batched(requests, _BATCH):
+        prompts, seeds = [prompt for prompt, _ in batch], [seed for _, seed in batch]
+        continuations = continue_tokens(model, prompts, options, tokenizer.end_of_text, seeds)
+        for prompt, continuation in zip(prompts, continuations, strict=True):
+            yield tokenizer.decode(prompt + continuation)
