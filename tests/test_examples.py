@@ -207,10 +207,3 @@ def test_every_reason_to_skip_is_needed() -> None:
     commands = [part for found in DOCUMENTED.values() for command in found for part in command.split(" && ")]
     for pattern in SKIPPED:
         assert any(re.match(pattern, command) for command in commands), pattern
-
-
-def test_every_command_shows_examples_that_run() -> None:
-    """Each step of the corpus and each command of training is in the README."""
-    shown = " ".join(DOCUMENTED["README.md"])
-    for module in ("corpus.blacklist", "corpus.clean", "training.train", "convert.merge_mp", "report"):
-        assert f"python -m {module} " in shown
