@@ -32,6 +32,7 @@ from common.files import (
     find_inputs,
     read_shards,
     require_regular,
+    shard_paths,
     write_json,
 )
 from common.progress import Meter
@@ -183,7 +184,7 @@ def _counts(given: Sequence[str], shards: int | None) -> list[Path]:
         return expand_inputs(given)
     if len(given) > 1 or not Path(given[0]).is_dir():
         raise InputError(f"--counts {given[0]}: must be one folder; --shards takes shards out of a folder")
-    return [Path(given[0]) / f"{shard:04d}.counts.json" for shard in range(shards)]
+    return shard_paths(Path(given[0]), shards, ".counts.json")
 
 
 def _run(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common import cli
 from common.errors import EmptyResultError, InputError
-from common.files import check_outputs
+from common.files import check_outputs, shard_paths
 from common.progress import Meter
 from common.stats import Stats
 from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
@@ -71,10 +71,10 @@ def expand_prefixes(paths: Sequence[Path], shards: int | None) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             if shards is not None:
-                raise InputError(f"{path}: no folder; --shards takes shards out of a folder")
+                raise InputError(f"{path}: is not a folder; --shards takes shards out of a folder")
             prefixes.append(path.with_suffix("") if path.suffix == ".idx" else path)
         elif shards is not None:
-            prefixes.extend(path / f"{shard:04d}_text_document" for shard in range(shards))
+            prefixes.extend(shard_paths(path, shards, "_text_document"))
         elif found := sorted(index for index in path.glob("*.idx") if not index.name.startswith(".")):
             prefixes.extend(index.with_suffix("") for index in found)
         else:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from common.settings import Experiment, Settings, TokenizeSettings
+from common.tables import text_table
 from training.dataset.splits import Splits, open_splits
 from training.huggingface.finetune import check_finetune
 from training.model_folder import checkpoint_folders
@@ -41,7 +42,7 @@ class Plan:
             f"= {train.global_batch_size * model.seq_len:,} tokens",
             "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * model.seq_len:,} tokens",
         }
-        return "\n".join([*(f"{key:<12}{value}" for key, value in rows.items()), "", *self._data_table(samples)])
+        return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""
@@ -65,7 +66,7 @@ class Plan:
             notes.append(f"{experiment.train.recompute} recompute")
         return "".join(f"; {note}" for note in notes)
 
-    def _data_table(self, samples: int) -> list[str]:
+    def _data_table(self, samples: int) -> str:
         """One line for each split of each corpus; `samples` are those of the whole run."""
         table: list[tuple[str, ...]] = [
             ("data", "part", "share", "documents", "tokens", "samples", "of the run", "epochs")
@@ -77,13 +78,9 @@ class Plan:
                 taken = blend.taken(samples, corpus)
                 use = (f"{taken:,}", f"{taken / split.per_epoch:.2f}") if part == "train" else ("", "")
                 table.append((str(split.corpus.prefix), part, share, *sizes, *use))
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(f"{cell:{'<' if index < 2 else '>'}{widths[index]}}" for index, cell in enumerate(row)).rstrip()
-            for row in table
-        ]
+        lines = text_table(table, "ll" + "r" * 6)
         if self.data.test is None:
-            lines.append(f"no test part: train.split {self.experiment.train.split} leaves no sample")
+            lines += f"\nno test part: train.split {self.experiment.train.split} leaves no sample"
         return lines
 
 

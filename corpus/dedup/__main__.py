@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common import cli
 from common.errors import EmptyResultError, InputError
-from common.files import check_outputs, expand_inputs, require_regular, write_json
+from common.files import check_outputs, expand_inputs, require_regular, shard_paths, write_json
 from common.settings import Settings
 
 Share = tuple[int, int]
@@ -175,7 +175,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def _signature_files(folder: Path, shards: int | None) -> list[Path]:
     """All signatures in a folder, or those of the first shards: another run may have left more."""
     if shards is not None:
-        return [folder / f"{shard:04d}.signatures" for shard in range(shards)]
+        return shard_paths(folder, shards, ".signatures")
     found = sorted(folder.glob("*.signatures"))
     if not found:
         raise InputError(f"{folder}: no *.signatures inside; run the phase `signatures`")

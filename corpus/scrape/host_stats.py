@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
+from common.tables import text_table
 from corpus.scrape.pages import Outcome
 from corpus.scrape.queues import CrawlQueues
 
@@ -31,12 +32,8 @@ def largest_hosts(queues: CrawlQueues, outcome_of: Callable[[int], Outcome]) -> 
 
 def table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     """The result of `largest_hosts` as a table, one line per host."""
-    title = "largest hosts"
-    width = max(map(len, (title, *hosts)))
-    lines = [f"{title:{width}} {'URLs':>7} {'ok':>7} {'MB':>8}  failed"]
+    rows: list[tuple[object, ...]] = [("largest hosts", "URLs", "ok", "MB", "failed")]
     for host, counts in hosts.items():
         failed = ", ".join(f"{count} {reason}" for reason, count in counts["reasons"].items())
-        lines.append(
-            f"{host:{width}} {counts['urls']:7} {counts['ok']:7} {counts['bytes'] / 1e6:8.2f}  {failed}".rstrip()
-        )
-    return "\n".join(lines)
+        rows.append((host, counts["urls"], counts["ok"], f"{counts['bytes'] / 1e6:.2f}", failed))
+    return text_table(rows, "lrrrl")

@@ -119,7 +119,7 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path, command: Command) -> N
     (tmp_path / "none").mkdir()
     for inputs, message in (
         ([tmp_path / "none"], "none: no *.idx in this folder"),
-        ([tmp_path / "x", "--shards", 2], "x: no folder; --shards takes shards out of a folder"),
+        ([tmp_path / "x", "--shards", 2], "x: is not a folder; --shards takes shards out of a folder"),
     ):
         assert_one_line_error(command(*run, *inputs), message)
 
