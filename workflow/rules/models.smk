@@ -61,10 +61,10 @@ rule merge:
         ),
         runtime=60,
     params:
-        checkpoint=subpath(input.done, parent=True),
+        run=subpath(input.done, parent=True),  # renamed, every finished merge would run again
         folder=subpath(output.config, parent=True),
     shell:
-        "python -m convert.merge_mp --checkpoint {params.checkpoint:q} --output {params.folder:q} --force > {log:q} 2>&1"
+        "python -m convert.merge_mp --checkpoint {params.run:q} --output {params.folder:q} --force > {log:q} 2>&1"
 
 
 rule evaluate:
