@@ -6,8 +6,8 @@
 
     stats = Step("shorten", inputs, rejects).run(shorten, document_writer(output), workers=8)
 
-Results keep the order of the documents, so the worker count changes no byte. A step that needs more than `run` calls
-its two halves: `map` reads and computes, `results` writes and counts.
+Results keep the order of the documents, so the output is byte-identical for any number of workers. A step for which
+`run` is not enough uses its two parts, both context managers: `map` reads and computes, `results` writes and counts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ class Drop:
     """A document that a step drops."""
 
     document: Document
-    """What the rejects show of it."""
+    """The document as it is written to the rejects."""
     reason: str
     """One word, counted in the statistics."""
     finding: str = ""

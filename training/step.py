@@ -59,7 +59,7 @@ class Step(NamedTuple):
     taken: bool
     """Whether the optimiser took the step."""
     stop: int
-    """The largest `stop` of any rank."""
+    """The most urgent stop request of any rank: CONTINUE, SAVE or LEAVE of `training.monitoring.stop`."""
 
 
 def step_batches(session: Session, data: Blend, consumed: int) -> Generator[list[Batch], None, None]:
@@ -97,8 +97,8 @@ def train_step(
 ) -> Step:
     """One optimiser step on this process's part of a global batch (a collective call).
 
-    `iteration` counts from 1. Every target of the global batch that counts has the same weight, whichever micro-batch
-    and rank it is on. The loss is multiplied by `scale` for the backward pass only. `accepts` decides from the loss and
+    `iteration` counts from 1. Every unmasked target of the global batch has the same weight, whatever its micro-batch
+    and rank. The loss is multiplied by `scale` for the backward pass only. `accepts` decides from the loss and
     the gradient norm whether the optimiser takes the step (default: always); all ranks must decide alike. The gradients
     of a step that is not taken stay until the next one.
     """

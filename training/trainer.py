@@ -1,7 +1,7 @@
-"""Trains one model, from the start of a job to its last checkpoint: what every process of the job does, in order.
+"""The training of one model, from the start of a job to its last checkpoint. Every process of the job runs this.
 
-`run_training` claims the model folder, builds the model, loads the newest checkpoint and runs the loop of `Trainer`,
-which reads top to bottom: a step (`training.step`), report, validate, save, end.
+`run_training` claims the model folder, builds the model, loads the newest checkpoint and calls `Trainer.run`:
+each iteration trains one step (`training.step`), and reports, validates and saves when due.
 """
 
 import time
@@ -50,7 +50,7 @@ def run_training(
 ) -> bool:
     """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
 
-    If it was asked to stop before its last iteration, it has saved a checkpoint, from which the next start continues.
+    If asked to stop early, it saves a checkpoint first; the next start resumes from it.
     `plan` is printed and `settings` written to settings.yaml, unless the model is finished already.
     """
     train, on_rank0 = experiment.train, world.rank == 0
@@ -129,7 +129,7 @@ def open_session(experiment: Experiment, world: World) -> Session:
 
 
 def _load(session: Session, newest: Manifest | None) -> Progress:
-    """Load the newest checkpoint, or the weights that a fine-tuning starts from; returns how far the run has come."""
+    """Load the newest checkpoint, or the weights to fine-tune; returns the progress of the run."""
     experiment = session.experiment
     if newest is not None:
         checkpoint.load(newest, session.parameters, session.optimizer)
