@@ -1,6 +1,7 @@
 # make demo    set up, run the whole toolkit on the embedded site, print generated text
 # make test    set up, run the tests          make test-all   with the slow ones
 # make lint    formatting, lint, types        make clean      remove results and the environment
+# make slurm-lab   a shell in a throw-away Slurm (Debian: slurm-wlm, munge; as root)
 #
 # A laptop without a GPU can choose PyTorch's CPU builds:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo test test-all lint slurm-lab clean
 
 setup: $(READY)
 
@@ -31,6 +32,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
+
+# a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root
+slurm-lab: $(READY)
+	@$(BIN)/python -m tests.slurm.lab --gpus 4 -- bash
 
 clean:
 	rm -rf results .snakemake $(VENV)

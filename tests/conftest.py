@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 # tests run in parallel: threads that wait for a core make operations on tiny tensors ten times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# `nohup make test` ignores SIGHUP, and so would the runs that tests hang up on
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # a slow machine is not a failure; CI uses the same examples every time
 settings.register_profile(

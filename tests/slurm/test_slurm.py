@@ -1,6 +1,5 @@
 """Jobs on a real Slurm with two nodes: behaviour that only a scheduler can show."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,14 +14,12 @@ from corpus.index import IndexWriter, Meta, token_dtype
 from demo.build import build_site
 from tests.conftest import ROOT
 from tests.helpers import prose
-from tests.slurm.lab import missing, slurm
+from tests.slurm.lab import SYSTEM_FOLDER, missing, slurm
 from tests.training.helpers import wait_for
 from tests.workflow.test_all import TINY
 from tests.workflow.test_run import configure, corpus_bytes, run
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here")
-
-SYSTEM_CONFIG = Path("/etc/slurm/slurm.conf")
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +108,8 @@ def _state(cluster: dict[str, str], job: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(SYSTEM_CONFIG.exists(), reason=f"{SYSTEM_CONFIG} exists: Snakemake's jobs would use that cluster")
-def test_the_corpus_made_on_slurm_has_the_bytes_of_the_one_made_here(
-    cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_corpus_made_on_slurm_has_the_bytes_of_the_one_made_here(tmp_path: Path) -> None:
+    """With the profile as it is, on a cluster without accounting."""
     here, there = tmp_path / "here", tmp_path / "there"
     build_site({f"Chapter {n}": "\n\n".join(prose(10 * n + p, 83) for p in range(6)) for n in range(12)}, here / "site")
     configure(here)
@@ -123,21 +118,18 @@ def test_the_corpus_made_on_slurm_has_the_bytes_of_the_one_made_here(
     (there / "site").symlink_to(here / "site")
     configure(there)
     (there / "slurm").symlink_to(ROOT / "slurm")
-    for name in ("PATH", "SLURM_CONF"):
-        monkeypatch.setenv(name, cluster[name])
-    SYSTEM_CONFIG.parent.mkdir(parents=True, exist_ok=True)
-    SYSTEM_CONFIG.symlink_to(os.environ["SLURM_CONF"])  # Snakemake strips SLURM_* from its jobs' environment
-    try:
-        # without accounting, and with patience for a test
-        run(
-            there,
-            "--profile",
-            "slurm",
-            "--slurm-status-command",
-            "squeue",
-            "--slurm-init-seconds-before-status-checks",
-            "2",
-        )
-    finally:
-        SYSTEM_CONFIG.unlink()
+    # Snakemake strips SLURM_* from the environment of its jobs; in the lab's namespace they find /etc/slurm
+    lab = [sys.executable, "-m", "tests.slurm.lab", "--"]
+    patience = ["--slurm-init-seconds-before-status-checks", "2"]
+    run(there, "--profile", "slurm", *patience, inside=lab, PYTHONPATH=str(ROOT))
     assert corpus_bytes(there) == corpus_bytes(here)
+
+
+def test_the_lab_returns_the_exit_code_and_hands_out_its_gpus(tmp_path: Path) -> None:
+    script = "srun --nodes 2 --gres gpu:1 printenv SLURMD_NODENAME CUDA_VISIBLE_DEVICES && ls /etc/slurm && exit 7"
+    outside = sorted(path.name for path in SYSTEM_FOLDER.iterdir())
+    lab = [sys.executable, "-m", "tests.slurm.lab", "--gpus", "2", "--", "bash", "-c", script]
+    result = subprocess.run(lab, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 7, result.stderr
+    assert sorted(result.stdout.split()) == ["0", "0", "gres.conf", "node1", "node2", "slurm.conf"]
+    assert sorted(path.name for path in SYSTEM_FOLDER.iterdir()) == outside

@@ -1,10 +1,12 @@
 """Whole runs of the corpus steps on small sites: their results, which a kill -9 must not change."""
 
 import json
+import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,19 +45,21 @@ def configure(folder: Path, **more: object) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: str, inside: Sequence[str] = (), **env: str) -> "subprocess.Popen[str]":
+    """Start the corpus steps; `inside` is a command that runs Snakemake's."""
     return subprocess.Popen(
-        [sys.executable, "-m", "snakemake", "dataset", "--quiet", "host", *arguments],
+        [*inside, sys.executable, "-m", "snakemake", "dataset", "--quiet", "host", *arguments],
         cwd=folder,
+        env={**os.environ, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def run(folder: Path, *arguments: str) -> str:
-    """Run the corpus steps to the end."""
-    process = start(folder, *arguments)
+def run(folder: Path, *arguments: str, inside: Sequence[str] = (), **env: str) -> str:
+    """Run the corpus steps to the end; see `start`."""
+    process = start(folder, *arguments, inside=inside, **env)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     return output
