@@ -31,8 +31,10 @@ from common.files import (
     expand_inputs,
     find_inputs,
     read_shards,
+    require_distinct_stems,
     require_regular,
     shard_paths,
+    shard_stem,
     write_json,
 )
 from common.progress import Meter
@@ -191,9 +193,8 @@ def _run(
     inputs: Sequence[Path], folder: Path, settings: DecontaminateSettings, workers: int, max_bad_share: float
 ) -> None:
     """Both passes over all shards; `folder` gets shards, rejects, counts and statistics."""
-    names = [path.name.split(".jsonl")[0] for path in inputs]
-    if len(set(names)) < len(names):
-        raise InputError("two inputs have the same file name; rename one of them")
+    require_distinct_stems(inputs)
+    names = [shard_stem(path) for path in inputs]
     require_regular(inputs, "corpus.decontaminate run")
     shards = []
     for path, name in zip(inputs, names, strict=True):

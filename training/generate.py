@@ -21,6 +21,7 @@ from pathlib import Path
 import orjson
 
 from common import cli
+from common.console import fail
 from common.errors import InputError
 from common.files import Document, optional_writer, write_text
 from common.settings import GenerateSettings
@@ -140,7 +141,7 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
             if new_seeds:
                 print(f"(seed {options.seed})", flush=True)
         except InputError as error:  # the next prompt may be fine
-            print(f"error: {error}", file=sys.stderr)
+            fail(error)
 
 
 def _blocks(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> Iterator[str]:

@@ -17,7 +17,16 @@ from common.files.documents import (
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
 from common.files.outputs import check_outputs, exists, is_stdout, locate
 from common.files.reading import is_readable, read_blocks, read_json, read_lines, read_rows, read_text
-from common.files.shards import document_writer, optional_writer, reject_writer, shard_name, shard_paths, sharded_writer
+from common.files.shards import (
+    document_writer,
+    optional_writer,
+    reject_writer,
+    require_distinct_stems,
+    shard_name,
+    shard_paths,
+    shard_stem,
+    sharded_writer,
+)
 from common.files.writing import (
     Output,
     atomic_path,
@@ -62,11 +71,13 @@ __all__ = [
     "read_shards",
     "read_text",
     "reject_writer",
+    "require_distinct_stems",
     "require_kept",
     "require_regular",
     "scratch_file",
     "shard_name",
     "shard_paths",
+    "shard_stem",
     "sharded_writer",
     "short_hash",
     "unmarked_blocks",

@@ -1,5 +1,6 @@
 """Names and writers of shards: one JSON document per line, compressed if the name ends in `.zst`."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import orjson
 import zstandard
 
+from common.errors import InputError
 from common.files.documents import MARK, Document
 from common.files.writing import output_files
 from common.workers import threaded_map
@@ -20,6 +22,18 @@ Write = Callable[[Document], None]
 def shard_name(shard: int) -> str:
     """`0003`, the first part of every file name of shard 3."""
     return f"{shard:04d}"
+
+
+def shard_stem(path: Path) -> str:
+    """`0003` of `0003.jsonl.zst`: what every output for this shard is named after."""
+    return path.name.split(".jsonl")[0]
+
+
+def require_distinct_stems(shards: Sequence[Path]) -> None:
+    """Raise InputError if two shards would write the same output."""
+    stem, count = Counter(map(shard_stem, shards)).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{stem}.jsonl.zst: two inputs have this file name; rename one of them")
 
 
 def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:

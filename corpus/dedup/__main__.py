@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common import cli
 from common.errors import EmptyResultError, InputError
-from common.files import check_outputs, expand_inputs, require_regular, shard_paths, write_json
+from common.files import check_outputs, expand_inputs, require_distinct_stems, require_regular, shard_paths, write_json
 from common.settings import Settings
 
 Share = tuple[int, int]
@@ -102,11 +102,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     from corpus.dedup.filter import outputs_of
-    from corpus.dedup.run import check_names, dedup
+    from corpus.dedup.run import dedup
 
     shards = expand_inputs(arguments.input, "shards")
     require_regular(shards, "corpus.dedup run")
-    check_names(shards)
+    require_distinct_stems(shards)
     outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
     check_outputs([*outputs, arguments.stats], shards)
     stats = dedup(shards, arguments.output_dir, settings.dedup, arguments.workers, settings.max_bad_share)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import InputError
-from common.files import BadLines, document_writer, read_documents
+from common.files import BadLines, document_writer, read_documents, shard_stem
 from common.stats import Stats
 from corpus.dedup.segments import Segments
 from corpus.runner import Drop, Step
@@ -36,7 +36,7 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
 
 def _removals(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
     """The removed documents of a shard by their index: the survivor's id, and the reason."""
-    name = shard_name(shard)
+    name = shard_stem(shard)
     with Segments(clusters) as file:
         indices = file.read(f"{name}/removed", "<i8").tolist()
         exact = file.read(f"{name}/exact", "u1").tolist()
@@ -49,10 +49,5 @@ def _removals(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
 
 def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:
     """The files for the survivors of a shard and for its removed documents."""
-    name = f"{shard_name(shard)}.jsonl.zst"
+    name = f"{shard_stem(shard)}.jsonl.zst"
     return output_dir / name, output_dir / "removed" / name
-
-
-def shard_name(path: Path) -> str:
-    """`0017` of `0017.jsonl.zst`."""
-    return path.name.split(".jsonl")[0]

@@ -1,31 +1,24 @@
 """Deduplicate on one machine: all phases through one pool of workers."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from common.errors import EmptyResultError, InputError
+from common.errors import EmptyResultError
+from common.files import require_distinct_stems, shard_stem
 from common.folders import remove_own
 from common.settings import DedupSettings
 from common.stats import Stats
 from common.workers import Workers
 from corpus.dedup.clusters import write_clusters
-from corpus.dedup.filter import filter_shard, shard_name
+from corpus.dedup.filter import filter_shard
 from corpus.dedup.pairs import write_pairs
 from corpus.dedup.signatures import Signatures, describe_shards
 from corpus.dedup.verify import write_edges
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
-
-
-def check_names(inputs: Sequence[Path]) -> None:
-    """Raise InputError when two inputs would write one file."""
-    name, count = Counter(map(shard_name, inputs)).most_common(1)[0]
-    if count > 1:
-        raise InputError(f"{name}.jsonl.zst: two inputs have this file name; rename one of them")
 
 
 def _pairs(signatures: Sequence[Path], folder: Path, settings: DedupSettings, parts: int, part: int) -> Path:
@@ -56,13 +49,13 @@ def dedup(
     Raises InputError for unreadable input and for a folder work.tmp/ that holds other files, EmptyResultError if there
     is no document at all.
     """
-    check_names(inputs)
+    require_distinct_stems(inputs)
     stats = Stats("dedup")
     folder = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
     remove_own(folder, _OWN.fullmatch)  # what a killed run left
     try:
         with Workers(workers) as pool:  # ends before its working folder is removed
-            signatures = [folder / f"{shard_name(path)}.signatures" for path in inputs]
+            signatures = [folder / f"{shard_stem(path)}.signatures" for path in inputs]
             describe_shards(inputs, signatures, settings, pool, max_bad_share)
             with Signatures(signatures, settings) as opened:
                 if not opened.count:

@@ -72,6 +72,7 @@ def scrape(
     Raises EmptyResultError if no page has text, OutageError if the network is down, ConfigError if pages would have to
     be fetched again without `refetch`.
     """
+    from corpus.runner import Step
     from corpus.scrape.crawl import crawl
     from corpus.scrape.host_stats import largest_hosts
     from corpus.scrape.journal import Journal
@@ -85,7 +86,8 @@ def scrape(
         raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
     rules = UrlRules(blacklist)
     queues = sort_into_queues(listed, rules)
-    stats = Stats("scrape")
+    step = Step("scrape", (), rejects, allow_empty=allow_empty, unit="URLs")
+    stats = step.stats
     stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml", "turbohtml")}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
     with (
@@ -114,7 +116,7 @@ def scrape(
             return {"reason": reason} if reason else cache.outcome(position)
 
         try:
-            with outcome_writer(output, rejects, stats, allow_empty) as write:
+            with outcome_writer(output, step) as write:
                 for position, url in enumerate(listed):
                     write(url, outcome_of(position))
         except EmptyResultError as error:

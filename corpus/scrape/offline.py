@@ -12,6 +12,7 @@ from common.errors import EmptyResultError, PageError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.pool import ExtractPool
+from corpus.runner import Step
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.scrape.warc import read_pages
@@ -100,11 +101,11 @@ def extract_archives(
 
     Raises InputError for a file that is not WARC, EmptyResultError if no page has text.
     """
-    stats = Stats("scrape")
+    step = Step("scrape", (), rejects, allow_empty=allow_empty, unit="URLs")
     try:
-        with outcome_writer(output, rejects, stats, allow_empty) as write:
+        with outcome_writer(output, step) as write:
             asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, workers, write))
     except EmptyResultError as error:
-        cause = str(error) if stats.documents_in else "no response records inside; are these WET or WAT files?"
+        cause = str(error) if step.stats.documents_in else "no response records inside; are these WET or WAT files?"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
-    return stats
+    return step.stats

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from common.files import Document, document_writer
-from common.stats import Stats
 from corpus.extract.extractors import Extracted
 from corpus.runner import Step
 from corpus.scrape.response import FetchedPage
@@ -35,16 +34,12 @@ def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
 
 
 @contextmanager
-def outcome_writer(
-    output: Path, rejects: Path | None, stats: Stats, allow_empty: bool
-) -> Iterator[Callable[[str, Outcome], None]]:
+def outcome_writer(output: Path, step: Step) -> Iterator[Callable[[str, Outcome], None]]:
     """Yield a function that writes a URL and its outcome. The shard and the rejects are written atomically.
 
     Raises EmptyResultError if no URL has text.
     """
-    extractors: Counter[str] = Counter()
-    step = Step(stats.step, (), rejects, allow_empty=allow_empty, unit="URLs")
-    step.stats = stats
+    stats, extractors = step.stats, Counter[str]()
     with step.results(document_writer(output), "pages") as results:
 
         def write_outcome(url: str, outcome: Outcome) -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import EmptyResultError
-from common.stats import Stats
 from corpus.extract.extractors import Extracted
+from corpus.runner import Step
 from corpus.scrape.pages import outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
@@ -29,9 +29,11 @@ def test_a_record_is_identified_by_the_requested_url() -> None:
 
 
 def test_outcomes_become_a_shard_rejects_and_counts(tmp_path: Path) -> None:
-    stats, output, rejects = Stats("scrape"), tmp_path / "pages.jsonl", tmp_path / "rejects.jsonl"
+    output, rejects = tmp_path / "pages.jsonl", tmp_path / "rejects.jsonl"
+    step = Step("scrape", (), rejects)
+    stats = step.stats
     outcome = page_outcome(PAGE, Extracted("tëxt", "", "", "plain"))
-    with outcome_writer(output, rejects, stats, allow_empty=False) as write:
+    with outcome_writer(output, step) as write:
         write("http://one.example/old", outcome)
         write("http://one.example/gone", {"reason": "http_404"})
     assert read_shard(output) == [outcome["record"]]
@@ -42,6 +44,6 @@ def test_outcomes_become_a_shard_rejects_and_counts(tmp_path: Path) -> None:
 
 def test_a_shard_without_any_page_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(EmptyResultError, match=r"none of 1 URLs is left \(1 dns\)"):
-        with outcome_writer(tmp_path / "pages.jsonl", None, Stats("scrape"), allow_empty=False) as write:
+        with outcome_writer(tmp_path / "pages.jsonl", Step("scrape", unit="URLs")) as write:
             write("http://one.example/", {"reason": "dns"})
     assert list(tmp_path.iterdir()) == []
