@@ -20,12 +20,12 @@ setup: $(READY)
 demo: $(READY)
 	@$(BIN)/python -m demo
 
-# loadfile: the tests of one file share the run that they look at
+# loadfile: the tests of one file share the run that they look at. 3: half of the time they wait for a daemon or a signal
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -33,9 +33,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
 
-# a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root
+# a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4 --accounting"
 slurm-lab: $(READY)
-	@$(BIN)/python -m tests.slurm.lab --gpus 4 -- bash
+	@$(BIN)/python -m tests.slurm.lab --gpus 4 $(LAB) -- bash
 
 clean:
 	rm -rf results .snakemake $(VENV)

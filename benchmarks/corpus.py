@@ -23,6 +23,7 @@ _NAMES = {
     "scrape": "fetching and extraction against requests",
     "tokenize": "encoding against tiktoken, gigatoken and tokenizers",
     "workers": "one worker against two, many small and few large shards",
+    "workflow": "shards on Slurm against Snakemake's plugin and a plain array",
 }
 
 

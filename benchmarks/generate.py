@@ -59,7 +59,7 @@ def measure(arguments: argparse.Namespace) -> str:
 
     count, end = arguments.tokens, settings.vocab_size - 1
     prompts = torch.randint(end, (8, arguments.prompt_tokens), generator=torch.Generator().manual_seed(1)).tolist()
-    first = torch.tensor([[end, *prompts[0]]])
+    first = torch.tensor([prompts[0]])
 
     def peer(count: int) -> list[list[int]]:
         ids = {"eos_token_id": end, "pad_token_id": end}

@@ -15,6 +15,7 @@ _NAMES = {
     "data": "the order of an epoch against megatron-core's C++ helper",
     "step": "an optimiser step against transformers and a plain loop, and on 2 processes",
     "checkpoint": "saves and loads against a plain copy of the files, and saves in the background",
+    "convert": "merging Megatron-LM's and our checkpoints against a copy of the result",
     "generate": "tokens per second against transformers.generate, and without the KV cache",
 }
 

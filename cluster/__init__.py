@@ -1,1 +1,1 @@
-"""Runs training jobs on Slurm or on this machine, through submitit: `python -m cluster.submit | status`."""
+"""Runs training jobs on Slurm or here, through submitit: `python -m cluster.submit | status | logs | cancel`."""

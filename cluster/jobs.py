@@ -1,24 +1,27 @@
-"""One training job: its record on disk, whether it is alive, and what its ranks run.
+"""One training job: its record, its state, and whether it is alive.
 
-The record is job.json in the model folder. It outlives the submitting process, so that a second submission finds the
-first job.
+MODEL_FOLDER/job.json records the last job that was submitted. It outlives the submitting process, so that a second
+submission finds the first job. MODEL_FOLDER/state.json says how that job stands; it is written when the job is
+submitted, requeued and at its end, and read together with what Slurm says (`current_state`).
 """
 
-import os
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import psutil
 
-from common import cli
-from common.config import validate
+from cluster import slurm
+from cluster.slurm import QueuedJob
 from common.errors import InputError
 from common.files import read_json, write_json
+from training.model_folder import stopped_mark
 
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+StateName = Literal["queued", "running", "requeued", "finished", "failed", "cancelled", "out of restarts"]
+FINAL = ("finished", "failed", "cancelled", "out of restarts")
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,48 @@ class Job:
     """slurm or local."""
     logs: str
     """Folder of the job's logs."""
+    name: str = ""
+    """Unique per model folder: by it a job is found that Slurm accepted and nobody recorded."""
+    snapshot: str = ""
+    """Folder with the code and the settings that the job runs."""
+
+
+@dataclass(frozen=True)
+class State:
+    """How a job stands."""
+
+    job: str
+    state: StateName
+    reason: str = ""
+    restarts: int = 0
+    fruitless: int = 0
+    """Consecutive restarts without a new checkpoint."""
+    checkpoint: int = 0
+    """Iteration of the newest checkpoint when this was written."""
+    time: float = 0.0
+    """Seconds since the epoch."""
+
+
+ASKED = "a person asked it to stop"
+SILENT = "the Slurm controller does not answer"
+_WRITES = 20  # attempts to write state.json, 0.1 s apart
 
 
 def record_path(folder: Path) -> Path:
     """The file that records the job of a model folder."""
     return folder / "job.json"
+
+
+def state_path(folder: Path) -> Path:
+    """The file with the state of a model folder's job."""
+    return folder / "state.json"
+
+
+def require_folder(folder: Path) -> Path:
+    """The absolute path of a model folder that a person named. Raises InputError if there is none."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such model folder")
+    return folder.resolve()
 
 
 def read_job(folder: Path) -> Job | None:
@@ -54,7 +94,45 @@ def write_job(folder: Path, job: Job) -> None:
     write_json(record_path(folder), asdict(job))
 
 
-def _local_is_alive(job: Job) -> bool:
+def read_state(folder: Path, job: Job) -> State | None:
+    """The recorded state of a job; None if there is none, or if it is another job's."""
+    try:
+        state = State(**read_json(state_path(folder)))
+    except (OSError, TypeError, InputError):
+        return None
+    return state if state.job == job.id else None
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Record the state of a model folder's job, with the time."""
+    for attempt in range(_WRITES):
+        try:
+            return write_json(state_path(folder), asdict(replace(state, time=round(time.time(), 1))))
+        except InputError:  # the job's end, a waiter and cluster.cancel may write at the same moment
+            if attempt == _WRITES - 1:
+                raise
+            time.sleep(0.1)
+
+
+def look(jobs: Iterable[Job]) -> Mapping[str, QueuedJob] | None:
+    """What Slurm, or this machine, knows of each job, by id: one squeue call for all. None: the controller is silent.
+
+    Jobs that are unknown are left out.
+    """
+    jobs = list(jobs)
+    ids = [job.id for job in jobs if job.executor == "slurm"]
+    queued = slurm.queue(ids) if ids else []
+    if queued is None:
+        return None
+    local = [
+        QueuedJob(job.id, job.name, "RUNNING", "None", "localhost")
+        for job in jobs
+        if job.executor == "local" and _is_local_alive(job)
+    ]
+    return {job.id: job for job in (*queued, *local)}
+
+
+def _is_local_alive(job: Job) -> bool:
     try:
         process = psutil.Process(int(job.id))
         # The command line distinguishes our controller from a later process with the same id.
@@ -64,41 +142,55 @@ def _local_is_alive(job: Job) -> bool:
         return False
 
 
-def _slurm_is_alive(job: Job) -> bool:
-    # squeue needs no accounting database; it forgets a job a few minutes after its end.
-    answer = subprocess.run(
-        ["squeue", "--noheader", f"--jobs={job.id}", "--format=%T"], capture_output=True, text=True, check=False
-    )
-    if answer.returncode != 0:
-        return "invalid job id" not in answer.stderr.lower()  # an unreachable controller says nothing about the job
-    return any(not state.startswith(ENDED) for state in answer.stdout.split())
+def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None) -> State:
+    """How a job stands, from the files of its model folder and what `look` returned."""
+    recorded = read_state(folder, job) or State(job.id, "queued")
+    seen = known.get(job.id) if known is not None else None
+    claimed = claimed_restarts(folder, job)
+    if seen is not None and seen.active:
+        if seen.state == "PENDING":
+            # a job that Slurm itself requeues, after the loss of a node, does not record it
+            started = recorded.restarts > 0 or claimed is not None or log_path(job).exists()
+            return replace(recorded, state="requeued" if started else "queued", reason=seen.reason)
+        return replace(recorded, state="running", reason="", restarts=max(recorded.restarts, claimed or 0))
+    if recorded.state in FINAL:
+        return recorded
+    if (folder / "done.json").exists():
+        return replace(recorded, state="finished", reason="")
+    if stopped_mark(folder).exists():
+        return replace(recorded, state="cancelled", reason=ASKED)
+    if known is None:
+        running = claimed is not None and claimed >= recorded.restarts
+        return replace(recorded, state="running" if running else recorded.state, reason=SILENT)
+    if seen is not None and seen.state == "CANCELLED":
+        return replace(recorded, state="cancelled", reason="scancel")
+    reason = f"Slurm's state: {seen.state}" if seen is not None else "it ended without a word; its log may say why"
+    return replace(recorded, state="failed", reason=reason)
 
 
-def is_alive(job: Job) -> bool:
-    """Whether a job is still queued or running."""
-    return _slurm_is_alive(job) if job.executor == "slurm" else _local_is_alive(job)
+def owner(folder: Path) -> str:
+    """The start of a job that has claimed a model folder, such as slurm-4711.0-2 or local-4711; empty if none has."""
+    try:
+        return str(read_json(folder / "owner.json")["job"])
+    except (OSError, InputError, KeyError, TypeError):
+        return ""
+
+
+def claimed_restarts(folder: Path, job: Job) -> int | None:
+    """How often a job had been requeued when it claimed its model folder; None if the folder is not the job's."""
+    match = re.fullmatch(rf"{job.executor}-{job.id}(?:\.\w+-(\d+))?", owner(folder))
+    return int(match[1] or 0) if match else None
+
+
+def log_path(job: Job, rank: int = 0) -> Path:
+    """The log of one rank, over all restarts of the job."""
+    return Path(job.logs) / f"{job.id}_{rank}_log.out"
 
 
 def log_tail(job: Job, lines: int = 15) -> tuple[Path | None, list[str]]:
-    """The log of a job's first rank, and its last lines without submitit's own messages."""
-    path = Path(job.logs) / f"{job.id}_0_log.out"
+    """The log of a job's first rank, and its last lines without the messages of submitit and srun."""
+    path = log_path(job)
     if not path.exists():
         return None, []
     text = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return path, [line for line in text if not line.startswith("submitit ")][-lines:]
-
-
-def run_training(settings: dict[str, Any], name: str, folder: str) -> None:
-    """Train a model, in working folder `folder`; every rank of a job runs this. Exits with a code if training fails.
-
-    The settings travel with the job as plain data, so editing config.yaml later does not change a queued job.
-    """
-    from training.train import train
-
-    os.chdir(folder)
-
-    def main() -> int:
-        return train(validate(settings, "submitted configuration"), name)
-
-    if code := cli.run(main):
-        sys.exit(code)  # so that Slurm marks the job FAILED
+    return path, [line for line in text if not line.startswith(("submitit ", "srun: ", "slurmstepd"))][-lines:]

@@ -4,127 +4,201 @@
     python -m cluster.submit --config configs/openwebtext.yaml --model gpt2_345m --dry-run
 
 The section `cluster` decides where it runs (executor, partition, GPUs per node), the model's `parallel` decides the
-number of processes. A job that is still alive is not submitted twice: the command finds it again. `--wait` follows the
-job to its end.
+number of processes. The job runs a copy of the code and the settings; editing them does not change it. A job that is
+still alive is not submitted twice: the command finds it again. `--wait` follows the job to its end, over restarts;
+Ctrl-C then ends only the waiting for a Slurm job, and stops a job on this machine.
 """
 
 import fcntl
+import hashlib
+import re
+import shlex
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cluster.jobs import Job, is_alive, log_tail, read_job, run_training, write_job
+from submitit.slurm.slurm import SlurmExecutor
+
+from cluster import slurm, submission
+from cluster.jobs import Job, State, look, read_job, write_job, write_state
+from cluster.snapshot import make_snapshot, remove_snapshots
+from cluster.wait import wait
 from common import cli
-from common.errors import ConfigError, InputError, JobError
-from common.progress import LOG_INTERVAL
+from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings
 from common.tables import text_table
+from training.model_folder import newest_iteration, stop_file, stopped_mark
 
-_POLL = {"local": 0.5, "slurm": 10.0}  # seconds between two checks of a job
 
+def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[int, int]:
+    """(nodes, processes per node) of model `name`: on as few nodes as possible, all of them full.
 
-def job_parameters(name: str, experiment: Experiment, cluster: ClusterSettings) -> dict[str, Any]:
-    """submitit's parameters for model `name`: one task per rank, on as few nodes as possible.
-
-    Raises ConfigError if the ranks do not fill whole nodes, or if the local executor needs more than one node.
+    Raises ConfigError if the processes do not fill whole nodes, or if the local executor needs more than one node.
     """
     per_node = cluster.gpus_per_node or cluster.tasks_per_node
     tasks = min(experiment.world_size, per_node)
     nodes, rest = divmod(experiment.world_size, tasks)
+    asks = f"models.{name}.parallel asks for {experiment.world_size} processes"
     if rest:
         raise ConfigError(
-            f"models.{name}.parallel asks for {experiment.world_size} processes, which do not fill whole nodes of "
-            f"{per_node}; choose a multiple, or change cluster.gpus_per_node"
+            f"{asks}, which do not fill whole nodes of {per_node}; choose a multiple, or change cluster.gpus_per_node"
         )
-    if cluster.executor == "local":
-        if nodes > 1:
-            raise ConfigError(
-                f"models.{name}.parallel asks for {experiment.world_size} processes and cluster.executor is local with "
-                f"{per_node} per node; use executor: slurm, or raise cluster.gpus_per_node or tasks_per_node"
-            )
-        return {
-            "tasks_per_node": tasks,
-            "stderr_to_stdout": True,
-            "gpus_per_node": tasks if cluster.gpus_per_node else 0,
-            "timeout_min": experiment.time_limit_minutes,
-        }
-    parameters: dict[str, Any] = {
-        "name": name,
-        "nodes": nodes,
-        "tasks_per_node": tasks,
-        "cpus_per_task": cluster.cpus_per_task,
-        "mem_gb": cluster.mem_gb_per_task * tasks,
-        "timeout_min": experiment.time_limit_minutes,
-        "stderr_to_stdout": True,
-        # By default srun leaves the other ranks waiting for a dead one, and does not take the CPU count from sbatch.
-        "slurm_srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus_per_task}"],
-    }
-    if cluster.gpus_per_node:
-        parameters["slurm_gres"] = f"gpu:{tasks}"
-    if cluster.partition:
-        parameters["slurm_partition"] = cluster.partition
-    if cluster.account:
-        parameters["slurm_account"] = cluster.account
-    return parameters
+    if cluster.executor == "local" and nodes > 1:
+        raise ConfigError(
+            f"{asks} and cluster.executor is local with {per_node} per node; use executor: slurm, or raise "
+            "cluster.gpus_per_node or tasks_per_node"
+        )
+    return nodes, tasks
 
 
-def _executor(kind: str, logs: Path, parameters: dict[str, Any]) -> Any:
-    import submitit
+def job_name(settings: Settings, name: str) -> str:
+    """RUN-MODEL-HASH: readable in squeue, and unique for the model folder."""
+    folder = settings.model_folder(name).resolve()
+    readable = re.sub(r"[^\w.-]+", "_", f"{folder.parents[1].name}-{name}")
+    return f"{readable}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
-    if kind == "slurm" and submitit.SlurmExecutor.affinity() < 0:
-        raise InputError("srun: no such command; run this on a login node, or set cluster.executor: local")
-    executor = submitit.AutoExecutor(folder=logs, cluster=kind)
-    executor.update_parameters(**parameters)
-    return executor
+
+@dataclass(frozen=True)
+class Launch:
+    """Processes to start, in the shape of a model's training."""
+
+    settings: Settings
+    model: str
+    snapshot: Path
+    name: str
+    """The job's name in Slurm."""
+    module: str
+    """What each process runs, with --config and --model."""
+    minutes: int
+    at_end: Sequence[str] = ()
+    """Shell commands that prepare the end of a Slurm job's batch script."""
+
+    @property
+    def folder(self) -> Path:
+        """The model folder."""
+        return self.settings.model_folder(self.model).resolve()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `nodes_and_tasks`."""
+        return nodes_and_tasks(self.model, self.settings.models[self.model], self.settings.cluster)
+
+    @property
+    def command(self) -> str:
+        """The command line of one process."""
+        return submission.rank_command(self.snapshot, self.model, self.settings.cluster.container, self.module)
+
+    def slurm_executor(self) -> SlurmExecutor:
+        """submitit's executor for the Slurm job."""
+        cluster = self.settings.cluster
+        nodes, tasks = self.shape
+        exports = (f"export {key}={shlex.quote(value)}" for key, value in submission.python_path(self.snapshot).items())
+        setup = [*exports, *cluster.setup, *self.at_end]
+        return submission.slurm_executor(self.folder / "logs", self.name, nodes, tasks, self.minutes, cluster, setup)
+
+    def start(self, keep_open: Sequence[int] = ()) -> str:
+        """Start the processes, on Slurm or here; returns the id of the job. `keep_open`: see `slurm.submit`."""
+        cluster = self.settings.cluster
+        if cluster.executor == "slurm":
+            return submission.submit_to_slurm(self.slurm_executor(), self.command, keep_open)
+        _, tasks = self.shape
+        environment, gpus = submission.python_path(self.snapshot), tasks if cluster.gpus_per_node else 0
+        return submission.start_here(self.folder / "logs", tasks, self.minutes, gpus, self.command, environment)
+
+
+def _training(settings: Settings, name: str, snapshot: Path) -> Launch:
+    """The training of a model. On Slurm, the end of its batch script decides whether it is requeued."""
+    folder = settings.model_folder(name).resolve()
+    options = ["--folder", str(folder), "--max-restarts", str(settings.cluster.max_restarts)]
+    job_end = shlex.join([sys.executable, "-m", "cluster.job_end", *options])
+    at_end = [
+        "# The shell outlives the signals that Slurm sends to the whole job: it waits for the ranks, then job_end",
+        "# records how they ended and requeues the job if it should go on.",
+        "trap : TERM USR2 HUP",
+        f'job_end() {{ code=$?; trap "" TERM USR2 HUP; {job_end} --code $code; exit $?; }}',
+        "trap job_end EXIT",
+    ]
+    minutes = settings.models[name].time_limit_minutes
+    return Launch(settings, name, snapshot, job_name(settings, name), "training.train", minutes, at_end)
+
+
+def _find(folder: Path, name: str, settings: Settings) -> Job | None:
+    """The job of a model folder that is still alive: the recorded one, or one that Slurm has and nobody recorded."""
+    job = read_job(folder)
+    if job is not None:
+        known = look([job])
+        if known is None or (job.id in known and known[job.id].active):  # a silent controller: it may be alive
+            return job
+    if settings.cluster.executor != "slurm":
+        return None
+    unrecorded = [queued for queued in slurm.queue(name=name) or [] if queued.active]
+    if not unrecorded:
+        return None
+    found = Job(unrecorded[-1].id, "slurm", str(folder / "logs"), name)
+    if unrecorded[-1].state == "PENDING":
+        _remove(_left_behind(folder))
+    write_job(folder, found)
+    return found
+
+
+def _left_behind(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The files of a model folder that say how its last job ended, each with what identifies it."""
+    paths = (folder / "done.json", stop_file(folder), stopped_mark(folder))
+    return {path: _identity(path) for path in paths if path.exists()}
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _remove(files: Mapping[Path, tuple[int, int]]) -> None:
+    """Remove files, unless the new job has written its own already."""
+    for path, identity in files.items():
+        if path.exists() and _identity(path) == identity:
+            path.unlink(missing_ok=True)
 
 
 def submit(settings: Settings, name: str) -> Job:
     """Start the training job of a model, or return the one that is still alive."""
+    nodes_and_tasks(name, settings.models[name], settings.cluster)  # its errors come before any file is written
     folder = settings.model_folder(name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "submit.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two concurrent submissions, the second finds the first one's job
-        job = read_job(folder)
-        if job is not None and is_alive(job):
+        # Of two submissions, the second finds the first one's job. The lock outlives a killed submitter until its
+        # sbatch has ended.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        full_name = job_name(settings, name)
+        if job := _find(folder, full_name, settings):
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
-        (folder / "done.json").unlink(missing_ok=True)  # it must mean that *this* job has finished
-        logs = folder / "logs"
-        experiment, cluster = settings.models[name], settings.cluster
-        executor = _executor(cluster.executor, logs, job_parameters(name, experiment, cluster))
-        submitted = executor.submit(run_training, settings.model_dump(mode="json"), name, str(Path.cwd()))
-        job = Job(id=str(submitted.job_id), executor=cluster.executor, logs=str(logs))
+        earlier, left_behind = read_job(folder), _left_behind(folder)
+        snapshot = make_snapshot(settings, folder)
+        job_id = _training(settings, name, snapshot).start(keep_open=[lock.fileno()])
+        _remove(left_behind)  # only now: a job that Slurm refuses changes nothing
+        job = Job(job_id, settings.cluster.executor, str(folder / "logs"), full_name, str(snapshot))
         write_job(folder, job)
-        print(f"{name}: submitted job {job.id} ({experiment.world_size} processes), logs in {logs}")
-        return job
-
-
-def wait(name: str, folder: Path, job: Job) -> None:
-    """Wait for the job of a model folder; print its newest log line every 30 s. Raises JobError if it failed."""
-    done = folder / "done.json"
-    printed = time.monotonic()
-    while is_alive(job):
-        time.sleep(_POLL[job.executor])
-        if time.monotonic() - printed >= LOG_INTERVAL:
-            printed = time.monotonic()
-            path, lines = log_tail(job, 1)
-            print(lines[-1] if lines else f"{name}: job {job.id} has written nothing yet", flush=True)
-    if not done.exists():
-        path, lines = log_tail(job)
-        quoted = "".join(f"\n    {line}" for line in lines)
-        raise JobError(f"{name}: job {job.id} ended before training was done; log: {path or job.logs}{quoted}")
-    print(f"{name}: done, {done}")
+        write_state(folder, State(job.id, "queued", checkpoint=newest_iteration(folder)))
+        if earlier is None or earlier.snapshot:  # otherwise nobody knows which one it uses
+            # the earlier job's stays: an administrator may requeue it
+            remove_snapshots(folder, keep={snapshot, *([Path(earlier.snapshot)] if earlier else [])})
+    print(f"{name}: submitted job {job.id} ({settings.models[name].world_size} processes), logs in {job.logs}")
+    return job
 
 
 def describe(settings: Settings, name: str) -> str:
-    """The job that would be submitted, one line per parameter."""
+    """What would be submitted: the batch script, or the processes that would be started here."""
+    folder = settings.model_folder(name).resolve()
+    launch = _training(settings, name, folder / "snapshots" / "DIGEST")
+    if settings.cluster.executor == "slurm":
+        return submission.batch_script(launch.slurm_executor(), launch.command)
     rows = {
-        "model folder": settings.model_folder(name),
-        "executor": settings.cluster.executor,
-        "processes": settings.models[name].world_size,
-        **job_parameters(name, settings.models[name], settings.cluster),
+        "model folder": folder,
+        "executor": "local",
+        "processes": launch.shape[1],
+        "minutes": launch.minutes,
+        "command": launch.command,
     }
     return text_table(rows.items())
 
@@ -134,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("cluster.submit", __doc__)
     cli.add_model_settings(parser)
     parser.add_argument("--wait", action="store_true", help="wait for the job to end")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be submitted")
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script that would be submitted")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
     if arguments.dry_run:
@@ -142,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     job = submit(settings, arguments.model)
     if arguments.wait:
-        wait(arguments.model, settings.model_folder(arguments.model), job)
+        wait(arguments.model, settings.model_folder(arguments.model).resolve(), job, settings.cluster.max_restarts)
     return 0
 
 

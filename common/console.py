@@ -3,6 +3,8 @@
 import os
 import sys
 
+from common.errors import ToolkitError
+
 
 def say(text: str) -> None:
     """Print a line and flush it. Ignores a closed pipe and a full disk, so that long jobs survive `| head`."""
@@ -23,12 +25,12 @@ def warn(text: str) -> None:
 
 
 def fail(error: Exception) -> int:
-    """Print to stderr, in one line, an error that a user can cure. Returns the exit code, 2."""
+    """Print to stderr, in one line, an error that was raised on purpose. Returns the exit code."""
     text = str(error)
     if isinstance(error, OSError):
         text = (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
     print(f"error: {text}", file=sys.stderr)
-    return 2
+    return error.exit_code if isinstance(error, ToolkitError) else 2
 
 
 def discard(descriptor: int) -> None:

@@ -8,9 +8,12 @@ ToolkitError
 ├── EmptyResultError   a step that would end without a single document
 ├── OutageError        the network is down, so failed requests say nothing about the pages
 ├── CheckpointError    a checkpoint that is missing, incomplete or does not fit the model
-│   └── CheckpointVersionError  a checkpoint that only another version of the toolkit may read
-├── TrainingError      training that must stop: non-finite numbers, a loss spike, a folder that another job took over
-└── JobError           a submitted job that failed; the message quotes the end of its log
+│   ├── CheckpointVersionError  a checkpoint that only another version of the toolkit may read
+│   └── ProofError     a converted model that does not compute what its source computes
+├── TrainingError      training that must stop: non-finite numbers, a loss spike
+│   └── TakenOverError a newer job has the model folder
+└── JobError           a job that failed; the message of a submitted one quotes the end of its log
+    └── LostRankError  another process of the job died: the same command, started again, continues
 
 PageError              why one page has no text; caught by the crawl, never shown to users
 """
@@ -22,7 +25,10 @@ _HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unrea
 
 
 class ToolkitError(Exception):
-    """Base of the tree; `common.cli` turns it into one line on stderr and exit code 2."""
+    """Base of the tree; `common.cli` turns it into one line on stderr and an exit code."""
+
+    exit_code = 2
+    """For what a user can cure."""
 
 
 class InputError(ToolkitError):
@@ -65,12 +71,26 @@ class CheckpointVersionError(CheckpointError):
     """A checkpoint that only another version of the toolkit may read."""
 
 
+class ProofError(CheckpointError):
+    """A converted model that does not compute what its source computes; nothing was written."""
+
+    exit_code = 1
+
+
 class TrainingError(ToolkitError):
-    """Training that must stop: non-finite numbers, a loss spike, or another job that took over the folder."""
+    """Training that must stop: non-finite numbers or a loss spike."""
+
+
+class TakenOverError(TrainingError):
+    """A newer job has the model folder; this one ends without writing to it."""
 
 
 class JobError(ToolkitError):
-    """A submitted job that failed."""
+    """A job that failed."""
+
+
+class LostRankError(JobError):
+    """Another process of the job died or cannot be reached; nothing needs to be changed before the next start."""
 
 
 class PageError(Exception):

@@ -6,7 +6,6 @@ remove_own(folder, own)
 with replace_folder(folder, check) as new: ...        # write the files to `new`
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,9 +71,8 @@ def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterato
     try:
         new.mkdir()
         yield new
-        for path in new.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        for path in new.rglob("*"):
+            fsync(path)
         swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
         shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
     finally:

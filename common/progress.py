@@ -3,8 +3,10 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from threading import Lock
 from types import TracebackType
 
 from rich.console import Console, RenderableType
@@ -94,3 +96,21 @@ class Meter:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show the progress of `total` bytes in megabytes.
+
+    Yields a function that is called with each number of bytes, by any thread.
+    """
+    done, lock = 0, Lock()
+    with Meter(label, "MB", total // 10**6) as meter:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            with lock:
+                before, done = done, done + count
+                meter.advance(done // 10**6 - before // 10**6)
+
+        yield advance

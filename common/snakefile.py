@@ -1,12 +1,13 @@
 """What the Snakefile calls: read the settings when it is parsed, and write them when a run starts.
 
-Parsing writes nothing, so `snakemake -n`, a second Snakemake that finds the folder locked, and another configuration
-with the same `run` change no file. When a run starts (`onstart`: after the lock, never with -n), the resolved settings
-are written to RUN/settings/DIGEST.yaml, which never changes again. Every job of the run reads that file; its path is in
-the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile again and reads the same
-file, because the configuration may have been edited since. RUN/config.yaml is a copy for people.
+Parsing writes nothing into a run, so `snakemake -n`, a second Snakemake that finds the folder locked, and another
+configuration with the same `run` change no file. When a run starts (`onstart`: after the lock, never with -n), the
+resolved settings are written to RUN/settings/DIGEST.yaml, which never changes again. Every job of the run reads that
+file; its path is in the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile again
+and reads the same file, because the configuration may have been edited since. RUN/config.yaml is a copy for people.
 """
 
+import gc
 import hashlib
 import os
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common import snakemake_lock
 from common.config import load_settings, settings_text, validate, write_settings
 from common.console import fail, note
 from common.errors import ConfigError, ToolkitError
@@ -23,6 +25,9 @@ from common.stale_shards import check_crawl, remove_stale, write_crawl_layout
 from common.yaml_text import merged, read_yaml, with_overrides
 
 VARIABLE = "URLS_TO_GPT2_SETTINGS"
+_COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
+parsed: tuple[Any, Settings] | None = None
+"""The workflow that Snakemake runs in this process, and its settings: for the executor."""
 
 Result = TypeVar("Result")
 
@@ -94,6 +99,7 @@ def read_settings(workflow: Any) -> Settings:
 
 
 def _read_settings(workflow: Any) -> Settings:
+    gc.set_threshold(_COLLECT)  # a tenth of the time of planning
     # Steps run with the Python that runs Snakemake, whether its environment is activated or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     if not workflow.is_main_process:
@@ -102,7 +108,11 @@ def _read_settings(workflow: Any) -> Settings:
     files = workflow.overwrite_configfiles or [Path("config.yaml")]
     settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
     check_crawl(settings)
+    global parsed
+    parsed = (workflow, settings)
     os.environ[VARIABLE] = str(settings_path(settings))
+    if not workflow.output_settings.dryrun and snakemake_lock.runs_jobs(sys.argv[1:]):
+        snakemake_lock.begin()
     return settings
 
 
@@ -112,6 +122,7 @@ def prepare_run(settings: Settings) -> None:
 
 
 def _prepare_run(settings: Settings) -> None:
+    snakemake_lock.has_lock()
     check_crawl(settings)
     path, text = settings_path(settings), settings_text(settings)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:

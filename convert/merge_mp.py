@@ -1,116 +1,202 @@
-"""Merge a checkpoint of any parallel layout into one Hugging Face GPT-2 folder.
+"""Merge a GPT-2 checkpoint of any origin and layout into one Hugging Face folder, and prove it.
 
     python -m convert.merge_mp --checkpoint results/demo/models/tiny --output merged/tiny
-    python -m convert.merge_mp --checkpoint results/demo/models/tiny --iteration 400 --output merged/at-400
+    python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m --dtype bfloat16
 
---checkpoint is a model folder (its newest complete checkpoint, or the one that --iteration names) or one iter_* folder.
-The output folder holds config.json, model.safetensors, the tokenizer if the run has one, and training.json, which says
-what the model was trained on; `transformers` loads it as GPT2LMHeadModel. The folder appears only after a proof:
-logits computed from its files equal the checkpoint's. --force replaces an older result if every file in it was written
-by this command. Needs no process group and no GPU, and memory for two copies of the model.
+Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed (ZeRO 0 to 3,
+pipelines, universal) and Hugging Face; docs/convert.md has the table. Writes config.json, model.safetensors (or several
+with their index), the tokenizer if it is known, and merge_report.json. The folder appears only after a proof: a fixed
+batch gives the same logits in the source's own arithmetic and from the written files. Exit code 1: it does not.
+
+--force replaces an older result if every file in it was written by this command. Needs no GPU, and memory for about two
+copies of the largest tensor.
 """
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from common import cli
-from common.errors import CheckpointError, InputError
+from common.console import warn
+from common.errors import InputError
 from common.folders import replace_folder
-from training.huggingface.origin import Origin, first_changed_file
-from training.model_folder import checkpoint_folder, checkpoint_folders, iteration_of
+from common.progress import count_bytes
+from convert import arguments as flags
+from convert.outputs import check_output, not_ours
+from convert.sources.options import Options
+from training.huggingface.origin import Origin, first_changed_file, write_origin
 
 if TYPE_CHECKING:
-    from training.checkpoint import Manifest
+    import torch
+
+    from convert.sources.source import Source
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _check_output(folder: Path, checkpoint: Path, force: bool) -> None:
-    """InputError unless `folder` is absent, empty, or with `force` an older result that nobody changed."""
-    target = folder.resolve()
-    if checkpoint.resolve().is_relative_to(target):
-        raise InputError(f"{folder}: would overwrite the input {checkpoint}; choose another --output")
-    if folder.is_symlink():
-        raise InputError(f"{folder}: a symbolic link; give the folder that it points to as --output")
-    if Path.cwd().is_relative_to(target):
-        raise InputError(f"{folder}: the working directory is in there; give a new folder as --output")
-    if target.is_relative_to(checkpoint.resolve()) and any(
-        path.name.startswith("iter_") for path in (target, *target.parents)
-    ):
-        raise InputError(f"{folder}: is inside the checkpoint; choose another --output")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if foreign := first_changed_file(folder):
-        raise _not_ours(foreign)
-    if not force:
-        raise InputError(f"{folder}: exists already; --force replaces it")
+@dataclass(frozen=True)
+class Form:
+    """How the folder is written."""
+
+    dtype: str | None = None
+    """One of DTYPES; None: the source's own."""
+    max_shard_size: str = "50GB"
+    tokenizer: Path | None = None
+    """Folder of the tokenizer; None: the source's own, or GPT-2's if the vocabulary has its size."""
+
+    def torch_dtype(self, source: "Source") -> "torch.dtype":
+        """The type as torch's."""
+        import torch
+
+        from convert.ahead import widest_dtype
+
+        return getattr(torch, self.dtype) if self.dtype else widest_dtype(source)
 
 
-def _not_ours(path: Path) -> InputError:
-    return InputError(f"{path}: not a file that this command wrote; choose another --output, or move it away")
+def merge(
+    path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool = False
+) -> str:
+    """Write and prove the folder; returns one line about what was done.
 
+    Raises CheckpointError if the source cannot be read, ProofError if the folder does not compute what it computes.
+    """
+    from convert import merge_report
+    from convert.proof import prove, source_outputs
+    from convert.replicas import compare_replicas, replica_bytes
+    from convert.targets.huggingface import parse_size, tokenizer_of, write_folder, written_sizes
 
-def _find_checkpoint(path: Path, iteration: int | None) -> "Manifest":
-    """The checkpoint that --checkpoint and --iteration name. Raises CheckpointError."""
-    from training import checkpoint
-
-    if iteration is None:
-        return checkpoint.resolve(path)
-    found = checkpoint_folders(path)
-    wanted = checkpoint_folder(path, iteration)
-    if wanted not in found:
-        existing = ", ".join(str(iteration_of(folder)) for folder in reversed(found))
-        raise CheckpointError(
-            f"{path}: no checkpoint of iteration {iteration}; "
-            + (f"there are {existing}" if existing else "--iteration needs a model folder, which holds iter_* folders")
-        )
-    return checkpoint.resolve(wanted)
-
-
-def merge(checkpoint_path: Path, output: Path, *, iteration: int | None = None, force: bool = False) -> str:
-    """Write and prove the folder; returns one line about what was done."""
-    _check_output(output, checkpoint_path, force)
-    from convert.proof import prove
-    from training import checkpoint
-    from training.huggingface.pretrained import save_pretrained
-    from training.inference.load import model_from_weights, tokenizer_for
+    form = form or Form()
+    source = _open(path, output, options, form, force)
+    dtype = form.torch_dtype(source)
 
     def check(old: Path, new: Path) -> None:
         if foreign := first_changed_file(old, successor=new):
-            raise _not_ours(output / foreign.name)
+            raise not_ours(output / foreign.name)
 
-    manifest = _find_checkpoint(checkpoint_path, iteration)
-    model, progress, layout = manifest.experiment.model, manifest.progress, manifest.experiment.parallel
-    weights = checkpoint.load_weights(manifest)
-    tokenizer = tokenizer_for(manifest)
-    origin = Origin(progress.iteration, progress.consumed_samples, manifest.experiment.train.split, manifest.data)
     with replace_folder(output, check) as temporary:
-        save_pretrained(temporary, weights, model, tokenizer, origin)
-        difference = prove(temporary, model_from_weights(model, weights))
+        unknown = [path for path in source.all_files() if path not in source.hashes]
+        hashed, written_bytes = sum(path.stat().st_size for path in unknown), sum(written_sizes(source, dtype).values())
+        total = hashed + replica_bytes(source) + written_bytes
+        # all three walk through the source from its first layer to its last: the disk is read once for them
+        with count_bytes("convert.merge_mp", total) as count, _threads(count) as (pool, progress):
+            hashing = pool.submit(merge_report.hash_files, unknown, progress)
+            expecting = pool.submit(source_outputs, source, dtype, progress)
+            replicas = compare_replicas(source, progress)
+            written = write_folder(
+                temporary, source, dtype=dtype, max_shard_size=parse_size(form.max_shard_size), progress=progress
+            )
+            hashes, expected = {**source.hashes, **hashing.result()}, expecting.result()
+        proof = prove(source, expected, temporary)
+        findings = merge_report.Findings(hashes, replicas, proof.as_json(), dtype)
+        merge_report.write_report(temporary, source, findings, written)
+        write_origin(temporary, _origin(source), written)
+    if replicas.drifted:
+        warn(f"{source.path}: {replicas}; merge_report.json has all")
+    tokenizer = "with" if tokenizer_of(source) else "without"
     return (
-        f"{output}: merged from {manifest.path} (data {layout.data} x tensor {layout.tensor}, iteration "
-        f"{progress.iteration}), vocabulary {model.vocab_size}, "
-        f"{'with' if tokenizer else 'without'} tokenizer; logits equal the checkpoint's within {difference:.1e}"
+        f"{output}: merged from {source.path}, vocabulary {source.model.vocab_size}, {tokenizer} tokenizer, "
+        f"{str(dtype).removeprefix('torch.')}; {replicas}; logits equal the source's within "
+        f"{proof.largest_difference:.1e}, {proof.relative_difference:.1e} of the largest"
     )
+
+
+@contextmanager
+def _threads(count: Callable[[int], None]) -> Iterator[tuple[ThreadPoolExecutor, Callable[[int], None]]]:
+    """A pool, and `count` for its functions and the caller: it ends the former when the latter raises an error."""
+    failed = Event()
+
+    def progress(size: int) -> None:
+        if failed.is_set():
+            raise CancelledError
+        count(size)
+
+    with ThreadPoolExecutor() as pool:
+        try:
+            yield pool, progress
+        except BaseException:
+            failed.set()
+            raise
+
+
+def plan(path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool) -> str:
+    """What `merge` would do, in one line; reads no tensor and writes nothing."""
+    from convert.targets.huggingface import parse_size, split_into_shards, written_sizes
+
+    form = form or Form()
+    source = _open(path, output, options, form, force)
+    dtype = form.torch_dtype(source)
+    sizes = written_sizes(source, dtype)
+    files = len(split_into_shards(sizes, parse_size(form.max_shard_size)))
+    copies = sum(len(tensor.copies) for tensor in source.tensors.values())
+    return (
+        f"{output}: would have {len(sizes)} tensors, {sum(sizes.values()) / 1e9:.2f} GB of "
+        f"{str(dtype).removeprefix('torch.')} in {files} file{'s' if files > 1 else ''}; vocabulary "
+        f"{source.model.vocab_size}, {source.model.n_head} heads; {copies} copies to compare"
+    )
+
+
+def _open(path: Path, output: Path, options: Options | None, form: Form, force: bool) -> "Source":
+    """The source, announced in a line; errors about the output come first."""
+    from convert.sources.find import open_source
+    from training.huggingface.tokenizer import read_tokenizer
+
+    check_output(output, path, first_changed_file, force)
+    if form.tokenizer is not None:
+        tokenizer = read_tokenizer(form.tokenizer)
+        if tokenizer is None:
+            raise InputError(f"{form.tokenizer}: has no tokenizer.json, and no vocab.json with merges.txt")
+        options = options or Options()
+        options = replace(options, vocab_size=options.vocab_size or tokenizer.vocab_size)
+        source = replace(open_source(path, options), tokenizer=tokenizer)
+    else:
+        source = open_source(path, options)
+    flags.announce(source)
+    return source
+
+
+def _origin(source: "Source") -> Origin:
+    return Origin(source.iteration, source.consumed_samples, source.facts.get("split"), source.facts.get("data"))
+
+
+def _size(text: str) -> str:
+    from convert.targets.huggingface import parse_size
+
+    try:
+        parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("convert.merge_mp", __doc__)
-    parser.add_argument(
-        "--checkpoint",
-        type=cli.input_path,
-        required=True,
-        metavar="MODEL_FOLDER_OR_ITER",
-        help="model folder or one iter_* folder",
-    )
-    parser.add_argument(
-        "--iteration", type=cli.positive_int, metavar="N", help="checkpoint in a model folder (default: newest)"
-    )
+    flags.add_source(parser)
     parser.add_argument("--output", type=cli.new_folder, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--dtype", choices=DTYPES, help="type of the weights (default: the source's)")
+    parser.add_argument(
+        "--max-shard-size", type=_size, default="50GB", metavar="SIZE", help="largest file, such as 5GB (default: 50GB)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=cli.input_path,
+        metavar="DIR",
+        help="tokenizer of another vocabulary than GPT-2's: folder with tokenizer.json, or vocab.json and merges.txt",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what was found and what would be written")
     parser.add_argument("--force", action="store_true", help="replace an older result of this command")
     arguments = parser.parse_args(argv)
-    print(merge(arguments.checkpoint, arguments.output, iteration=arguments.iteration, force=arguments.force))
+    run: Callable[..., str] = plan if arguments.dry_run else merge
+    form = Form(arguments.dtype, arguments.max_shard_size, arguments.tokenizer)
+    print(
+        run(arguments.checkpoint, arguments.output, options=flags.options(arguments), form=form, force=arguments.force)
+    )
     return 0
 
 

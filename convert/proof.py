@@ -1,66 +1,252 @@
-"""Compute logits directly from a Hugging Face GPT-2 folder's tensors, to prove a conversion.
+"""Prove a merge: a fixed batch runs through the source as it lies and through the written folder; both must agree.
 
-Written from the published layout and sharing no code with our model, so that a conversion error shows even if reading
-and writing make the same mistake. Sources: Radford et al. 2019; Hugging Face's documentation of GPT2LMHeadModel.
+Two implementations walk side by side, a layer at a time, in float32. `_source_steps` uses the source's own arithmetic:
+each shard multiplies its columns or rows, partial sums are added over the ranks, pipeline stages follow in order, and
+each vocabulary shard gives its logits. `_folder_steps` is written from the published layout of Hugging Face's GPT-2 and
+shares no code with the merge. Sources: Shoeybi et al. 2019, section 3; Radford et al. 2019; the documentation of
+GPT2LMHeadModel.
+
+Comparing every attention and MLP output, not only the logits, makes the proof sharp (in an untrained model, q and k may
+be exchanged and the logits hardly move) and names the layer that is wrong.
 """
 
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.errors import CheckpointError
-from training.huggingface.config import read_config
-from training.huggingface.pretrained import PREFIX
-from training.model import GPT2
+from common.errors import ProofError
+from common.files import read_json
+from convert.files.stored import Stored
+from convert.sources.ranks import LINEAR, leaf_of
+from convert.sources.source import Architecture, Source
 
-TOLERANCE = 1e-4  # largest allowed difference relative to the largest logit: float32 sums in another order
+TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
+LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
+_LENGTH = 32  # tokens per row: 64 in all cost a 7B model 0.9 TFLOP, and every row of the embedding is in the logits
+_ROWS = 8192  # of the embedding that are multiplied at a time: bounds the memory
+
+Steps = Iterator[tuple[str, Tensor]]
+"""(name, output) of the embedding, of each attention and MLP, and of the head."""
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of a comparison that held."""
+
+    tokens: int
+    largest_logit: float
+    largest_difference: float
+    """Of the logits, absolute."""
+    relative_difference: float
+    """Of the logits, by the largest logit."""
+    largest_layer_difference: float
+    """Of any layer's attention or MLP output, by the largest value of that output."""
+    tolerance: float = TOLERANCE
+    layer_tolerance: float = LAYER_TOLERANCE
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report."""
+        return asdict(self)
 
 
 @torch.no_grad()
-def reference_logits(folder: Path, tokens: Tensor) -> Tensor:
-    """(B, T) token ids -> (B, T, V) float32 logits."""
-    settings, files = read_config(folder), load_file(folder / "model.safetensors")
+def source_outputs(
+    source: Source, dtype: torch.dtype | None = None, progress: Callable[[int], None] = lambda count: None
+) -> list[tuple[str, Tensor]]:
+    """What the source computes, its weights rounded to `dtype`. `progress` is called with 0 after each output."""
+    outputs = []
+    for output in _source_steps(source, *_batch(source.model), dtype):
+        outputs.append(output)
+        progress(0)
+    return outputs
+
+
+def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
+    """Compare the source's outputs (`source_outputs`) with those of the Hugging Face folder that was made of it.
+
+    Raises ProofError naming the first output that differs more than the tolerance, or is not finite.
+    """
+    return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
+
+
+def prove_source(source: Source, written: Source) -> Proof:
+    """Compare the source with a checkpoint of another layout that was made of it; see `prove`."""
+    steps = [_source_steps(one, *_batch(source.model), None) for one in (source, written)]
+    return _compare(source, *steps)
+
+
+@torch.no_grad()
+def _compare(source: Source, expecting: Steps, finding: Steps) -> Proof:
+    tokens, worst, difference, largest, relative = 0, 0.0, 0.0, 0.0, 0.0
+    for (name, expected), (_, found) in zip(expecting, finding, strict=True):
+        if not expected.isfinite().all():
+            raise ProofError(f"{source.path}: {name} is not finite in the source itself; nothing was written")
+        difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
+        relative = difference / largest if largest else difference
+        limit = TOLERANCE if name == "logits" else LAYER_TOLERANCE
+        if not relative <= limit:  # also true for NaN
+            raise ProofError(
+                f"{source.path}: {name} of the result differs from the source's by {relative:.2e} of the largest, more "
+                f"than {limit:.0e}; nothing was written"
+            )
+        tokens, worst = expected[..., 0].numel(), worst if name == "logits" else max(worst, relative)
+    return Proof(tokens, largest, difference, relative, worst)
+
+
+def _batch(model: Architecture) -> tuple[Tensor, Tensor]:
+    """Two rows of fixed pseudo-random tokens, the last one of the vocabulary among them, and increasing positions.
+
+    (B, T) twice; the positions are spread from the first to the last.
+    """
+    generator = torch.Generator().manual_seed(0)
+    length = min(_LENGTH, model.n_positions)
+    tokens = torch.randint(model.vocab_size, (2, length), generator=generator)
+    tokens[0, -1] = model.vocab_size - 1
+    spread = torch.linspace(0, model.n_positions - 1, length).long()
+    random = torch.randperm(model.n_positions, generator=generator)[:length].sort().values
+    return tokens, torch.stack([spread, random])
+
+
+def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torch.dtype | None) -> Steps:
+    """The outputs, computed from the blocks as they lie."""
+    model, (batch, length) = source.model, tokens.shape
+
+    def load(stored: Stored) -> Tensor:
+        tensor = stored.read()
+        return tensor.to(dtype or tensor.dtype).float()
+
+    def vector(name: str) -> Tensor:
+        return load(source.tensors[name].blocks[0].tensor)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(
+            x, (model.n_embd,), vector(f"{name}.weight"), vector(f"{name}.bias"), model.layer_norm_epsilon
+        )
+
+    def embedding(name: str, ids: Tensor) -> Tensor:
+        """Each shard looks up its rows; other rows are zero there, and the shards are added."""
+        y = torch.zeros(*ids.shape, model.n_embd)
+        for (start, column), stored in source.tensors[name].blocks:
+            for at in ((ids >= start) & (ids < start + stored.shape[0])).nonzero():
+                row = int(ids[tuple(at)]) - start
+                y[tuple(at)][column : column + stored.shape[1]] += load(stored.rows(row, row + 1))[0]
+        return y
+
+    def linear(x: Tensor, name: str, out: int) -> Tensor:
+        """Column-parallel blocks give their own features; row-parallel ones take theirs, and are added."""
+        y = torch.zeros(*x.shape[:-1], out)
+        conv1d = source.conv1d and leaf_of(f"{name}.weight") in LINEAR
+        for offset, stored in source.tensors[f"{name}.weight"].blocks:
+            weight = load(stored)
+            row, column = offset[::-1] if conv1d else offset
+            weight = weight.t() if conv1d else weight
+            y[..., row : row + weight.shape[0]] += x[..., column : column + weight.shape[1]] @ weight.t()
+        for (start,), stored in source.tensors[f"{name}.bias"].blocks:
+            y[..., start : start + stored.shape[0]] += load(stored)
+        return y
+
+    def attention(x: Tensor, name: str) -> Tensor:
+        rows = linear(x, f"{name}.c_attn", 3 * model.n_embd).permute(2, 0, 1)  # (3C, B, T), the source's order
+        parts = source.qkv.split(rows, model.n_head).reshape(3, model.n_head, -1, batch, length)
+        q, k, v = parts.permute(0, 3, 1, 4, 2)  # (3, nh, hs, B, T) -> three of (B, nh, T, hs)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return linear(y.transpose(1, 2).flatten(2), f"{name}.c_proj", model.n_embd)
+
+    def mlp(x: Tensor, name: str) -> Tensor:
+        hidden = F.gelu(linear(x, f"{name}.c_fc", model.n_inner), approximate=_ACTIVATIONS[model.activation])
+        return linear(hidden, f"{name}.c_proj", model.n_embd)
+
+    x = embedding("wte.weight", tokens) + embedding("wpe.weight", positions)
+    yield "the embedding", x
+    for layer in range(model.n_layer):
+        y = attention(norm(x, f"h.{layer}.ln_1"), f"h.{layer}.attn")
+        yield f"the attention of layer {layer}", y
+        x = x + y
+        y = mlp(norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp")
+        yield f"the MLP of layer {layer}", y
+        x = x + y
+    x = norm(x, "ln_f")
+    logits = torch.zeros(batch, length, model.vocab_size)
+    for (start, column), stored in source.tensors["wte.weight" if model.tied else "lm_head.weight"].blocks:
+        last = min(stored.shape[0], model.vocab_size - start)  # the rows after it are padding
+        for first in range(0, last, _ROWS):
+            weight = load(stored.rows(first, min(first + _ROWS, last)))
+            y = x[..., column : column + weight.shape[1]] @ weight.t()
+            logits[..., start + first : start + first + len(weight)] += y
+    yield "logits", logits
+
+
+def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
+    """The outputs, computed from the files of a Hugging Face folder, read from the disk a tensor at a time."""
+    config: Any = read_json(folder / "config.json")
+    found = _tensors_in(folder)
+    n_embd, n_head = config["n_embd"], config["n_head"]
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 
+    def rows(name: str, first: int = 0, last: int | None = None) -> Tensor:
+        path, offset, dtype, shape = found[name]
+        last = shape[0] if last is None else last
+        size = math.prod(shape[1:]) * dtype.itemsize  # of a row; read, not mapped: mapped pages count as memory
+        data = np.fromfile(path, np.uint8, (last - first) * size, offset=offset + first * size)
+        return torch.from_numpy(data).view(dtype).view(last - first, *shape[1:]).float()
+
     def conv1d(x: Tensor, name: str) -> Tensor:
-        return torch.matmul(x, files[f"{name}.weight"]).add(files[f"{name}.bias"])  # weight [in, out]
+        return torch.matmul(x, rows(f"transformer.{name}.weight")).add(rows(f"transformer.{name}.bias"))  # [in, out]
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, (settings.n_embd,), files[f"{name}.weight"], files[f"{name}.bias"], 1e-5)
+        weight, bias = (rows(f"transformer.{name}.{kind}") for kind in ("weight", "bias"))
+        return F.layer_norm(x, (n_embd,), weight, bias, config["layer_norm_epsilon"])
 
-    x = files[f"{PREFIX}wte.weight"][tokens] + files[f"{PREFIX}wpe.weight"][:length]
-    for layer in range(settings.n_layer):
-        block = f"{PREFIX}h.{layer}."
+    def lookup(name: str, ids: Tensor) -> Tensor:
+        found = [rows(f"transformer.{name}.weight", int(i), int(i) + 1) for i in ids.flatten()]
+        return torch.cat(found).view(*ids.shape, n_embd)
+
+    x = lookup("wte", tokens) + lookup("wpe", positions)
+    yield "the embedding", x
+    for layer in range(config["n_layer"]):
         q, k, v = (
-            part.view(batch, length, settings.n_head, -1).transpose(1, 2)  # (B, T, C) -> (B, nh, T, hs)
-            for part in conv1d(norm(x, block + "ln_1"), block + "attn.c_attn").chunk(3, dim=-1)
+            part.view(batch, length, n_head, -1).transpose(1, 2)  # (B, T, C) -> (B, nh, T, hs)
+            for part in conv1d(norm(x, f"h.{layer}.ln_1"), f"h.{layer}.attn.c_attn").chunk(3, dim=-1)
         )
         scores = (q @ k.transpose(2, 3)) / q.shape[-1] ** 0.5
         y = scores.masked_fill(~causal, -torch.inf).softmax(dim=-1) @ v
-        x = x + conv1d(y.transpose(1, 2).flatten(2), block + "attn.c_proj")
-        hidden = F.gelu(conv1d(norm(x, block + "ln_2"), block + "mlp.c_fc"), approximate="tanh")
-        x = x + conv1d(hidden, block + "mlp.c_proj")
-    return torch.matmul(norm(x, f"{PREFIX}ln_f"), files[f"{PREFIX}wte.weight"].t())
+        y = conv1d(y.transpose(1, 2).flatten(2), f"h.{layer}.attn.c_proj")
+        yield f"the attention of layer {layer}", y
+        x = x + y
+        hidden = conv1d(norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")
+        hidden = F.gelu(hidden, approximate=_ACTIVATIONS[config["activation_function"]])
+        y = conv1d(hidden, f"h.{layer}.mlp.c_proj")
+        yield f"the MLP of layer {layer}", y
+        x = x + y
+    x = norm(x, "ln_f")
+    head, count = "transformer.wte.weight" if config["tie_word_embeddings"] else "lm_head.weight", config["vocab_size"]
+    parts = [x @ rows(head, first, min(first + _ROWS, count)).t() for first in range(0, count, _ROWS)]
+    yield "logits", torch.cat(parts, dim=-1)
 
 
-@torch.no_grad()
-def prove(folder: Path, model: GPT2) -> float:
-    """The largest difference between the folder's logits and `model`'s, relative to the largest logit.
-
-    Uses two rows of at most 256 fixed pseudo-random tokens. Raises CheckpointError above TOLERANCE.
-    """
-    length = min(256, model.settings.seq_len)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.settings.vocab_size, (2, length), generator=generator)
-    expected = model.eval()(tokens)
-    difference = float((reference_logits(folder, tokens) - expected).abs().max() / expected.abs().max())
-    if not difference <= TOLERANCE:  # also true for NaN
-        raise CheckpointError(
-            f"{folder}: logits differ from the checkpoint's by {difference:.2e} of the largest, more than "
-            f"{TOLERANCE:.0e}; nothing was written"
-        )
-    return difference
+def _tensors_in(folder: Path) -> dict[str, tuple[Path, int, torch.dtype, list[int]]]:
+    """File, offset in bytes, type and shape of each tensor, from the headers of the safetensors files."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                offset = 8 + length + entry["data_offsets"][0]
+                found[name] = (path, offset, _TYPES[entry["dtype"]], entry["shape"])
+    index = folder / "model.safetensors.index.json"
+    if index.exists() and read_json(index)["weight_map"] != {name: path.name for name, (path, *_) in found.items()}:
+        raise ProofError(f"{index.name} does not name the file of every tensor; nothing was written")
+    return found

@@ -4,11 +4,12 @@
     python -m corpus.decontaminate count --files lambada.jsonl --input dedup/0.jsonl.zst --output 0.json
     python -m corpus.decontaminate cut --files lambada.jsonl --input dedup/0.jsonl.zst --counts *.json --output 0.zst
 
-`count` counts each n-gram in a shard, then `cut` cuts each shard, given the counts of all; `run` does both on one
-machine. N-grams that occur 10 times or more in the corpus are ordinary language and stay. Around the others 200
-characters on each side are cut, up to the next . ! or ?; pieces over 200 characters are kept, separated by blank
-lines, and a document in more than 10 pieces is dropped (Megatron-LM's recipe; Brown et al. 2020, appendix C). Words
-are compared in one Unicode form, and languages without spaces by characters: see docs/corpus.md.
+`count` counts each n-gram in a shard, then `cut` cuts each shard, given the counts of all, or their sum, which `sum`
+makes of thousands of files once; `run` does it all on one machine. N-grams that occur 10 times or more in the corpus
+are ordinary language and stay. Around the others 200 characters on each side are cut, up to the next . ! or ?; pieces
+over 200 characters are kept, separated by blank lines, and a document in more than 10 pieces is dropped (Megatron-LM's
+recipe; Brown et al. 2020, appendix C). Words are compared in one Unicode form, and languages without spaces by
+characters: see docs/corpus.md.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from common.settings import DecontaminateSettings
 from common.stats import Stats
 from common.workers import Workers
 from corpus.runner import Drop, Outcome, Step, map_shards
-from corpus.text.contamination import find_matches, frequent_ngrams, ngrams_of, pieces
+from corpus.text.contamination import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
 from corpus.text.ngrams import Ngrams
 from corpus.text.words import words
 
@@ -72,6 +73,10 @@ def count_shards(
             total.update(numbers)
             meter.advance()
     bad.check()
+    return _counts_file(digest, total)
+
+
+def _counts_file(digest: str, total: Counter[int]) -> dict[str, object]:
     return {"ngrams": digest, "counts": {str(number): times for number, times in sorted(total.items())}}
 
 
@@ -154,8 +159,19 @@ def _parser() -> argparse.ArgumentParser:
         ("count", "first pass: how often the n-grams occur in a shard"),
         ("cut", "second pass: a shard without them, given all counts"),
         ("run", "both passes over all shards, on this machine"),
+        ("sum", "between the passes: one file of counts instead of one per shard"),
     ):
         one = verbs.add_parser(verb, help=summary)
+        if verb in ("cut", "sum"):
+            one.add_argument(
+                "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
+            )
+            one.add_argument(
+                "--shards", type=cli.positive_int, metavar="N", help="--counts is a folder: its shards 0000 to N - 1"
+            )
+        if verb == "sum":
+            one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="the sums")
+            continue
         cli.add_input(one)
         cli.add_key_flag(one, "--files", "decontaminate.files", type=cli.lists, nargs="+", metavar="FILE")
         if verb == "run":
@@ -167,12 +183,6 @@ def _parser() -> argparse.ArgumentParser:
                 "--output", type=cli.output_file, required=True, metavar="FILE", help="the counts, or the shard"
             )
         if verb == "cut":
-            one.add_argument(
-                "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
-            )
-            one.add_argument(
-                "--shards", type=cli.positive_int, metavar="N", help="--counts is a folder: its shards 0000 to N - 1"
-            )
             cli.add_step_options(one, "decontaminate")
         else:
             cli.add_workers(one)
@@ -215,6 +225,11 @@ def _evaluation_files(settings: DecontaminateSettings) -> list[Path]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    if arguments.verb == "sum":
+        counts = _counts(arguments.counts, arguments.shards)
+        check_outputs([arguments.output], counts)
+        write_json(arguments.output, _counts_file(*sum_counts(counts)))
+        return 0
     settings = cli.read_settings(arguments)
     section, bad_share, workers = settings.decontaminate, settings.max_bad_share, arguments.workers
     if not section.files:

@@ -31,6 +31,28 @@ SHARED = ROOT.parent / "shared" / "data"
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+# a worker takes a whole file at a time: these begin first, so that none of them is left over at the end
+LONGEST = (
+    "workflow/test_all.py",
+    "workflow/test_run.py",
+    "slurm/test_training.py",
+    "corpus_jobs/test_executor.py",
+    "slurm/test_corpus.py",
+    "cluster/test_local.py",
+    "slurm/test_submission.py",
+    "training/test_parity.py",
+    "tests/test_examples.py",
+    "workflow/test_snakefile.py",
+    "training/monitoring/test_takeover.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of the longest files first, in the order of LONGEST."""
+    ranks = {item: next((n for n, end in enumerate(LONGEST) if str(item.path).endswith(end)), 99) for item in items}
+    items.sort(key=ranks.__getitem__)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests with `@pytest.mark.gpu` on a machine without a GPU."""
     if item.get_closest_marker("gpu"):

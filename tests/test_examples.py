@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ import pytest
 import yaml
 import zstandard
 
+from convert.targets.megatron import write_v3
 from demo.articles import python_articles
 from demo.build import build_site
 from demo.serve import serve
 from tests.conftest import ROOT
+from tests.convert.encoded import SMALL, truth
+from tests.convert.helpers import source_of
 from tests.helpers import document, prose, write_shard
 from tests.test_commands import PACKAGES
 
@@ -43,12 +47,20 @@ SKIPPED = {
     r"python -m corpus\.train_tokenizer .*(32000|8000)": "the demo's text is too short; the fixture trains 2,048",
     r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",
     r"python -m cluster\.submit --config config\.yaml": "two processes; tests/workflow/test_all.py starts them",
+    r"python -m tests\.slurm\.lab": "needs Slurm; tests/slurm/test_lab.py does that",
+    r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_logs.py has some",
+    r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
+    r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m demo\.build --output /tmp/site": "writes outside the folder; its twin runs",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
-MADE = {"convert.merge_mp": "merged", "corpus.tokenize": "tokens"}
+MADE = {"convert.merge_mp": "merged", "convert.to_megatron": "megatron-tp2", "corpus.tokenize": "tokens"}
 """What examples of a command write: they begin without it."""
-OWN_PROCESS = ("training.train", "cluster.submit")  # they set up process groups and signal handlers
+OWN_PROCESS = (
+    "training.train",
+    "cluster.submit",
+    "cluster.preflight",
+)  # they set up process groups and signal handlers
 
 
 def _commands(text: str) -> list[str]:
@@ -179,6 +191,10 @@ def _run_the_steps() -> None:
     call("python -m training.train --config config.yaml --model tiny parallel.tensor=1")
     for name in ("results/demo/merged/tiny", "merged/tiny"):
         call(f"python -m convert.merge_mp --checkpoint {run}/models/tiny --output {name}")
+    small = replace(SMALL, n_layer=1, n_head=2, n_embd=8, n_inner=32, vocab_size=50257)
+    Path("megatron/gpt2-345m").mkdir(parents=True)
+    write_v3(source_of(truth(small), small), Path("megatron/gpt2-345m"), tp=2, pp=1)
+    call("python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m")
     for name in ("models", "merged"):
         shutil.copytree(f"{run}/{name}/tiny", f"results/mine/{name}/gpt2_345m")
 
@@ -197,7 +213,7 @@ def copy(workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_the_examples_run(name: str, copy: Path) -> None:
     for module, made in MADE.items():
         if any(f"-m {module} " in command and not _skipped(command) for command in DOCUMENTED[name]):
-            shutil.rmtree(made)
+            shutil.rmtree(made, ignore_errors=True)
     for command in DOCUMENTED[name]:
         if not _skipped(command):
             call(command)

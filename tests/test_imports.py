@@ -20,9 +20,12 @@ ALLOWED = {
     "cluster": {"training"},
     "report": set[str](),
     "demo": set[str](),
+    # Snakemake finds its plugins by the names of these packages
+    "snakemake_executor_plugin_slurm_batch": {"cluster"},
+    "snakemake_scheduler_plugin_in_order": set[str](),
 }
 COMMANDS = {"train", "evaluate", "generate", "plan"}
-FOUNDATION = {"model", "optimizer", "precision", "model_folder"}
+FOUNDATION = {"model", "optimizer", "precision", "model_folder", "leaving"}
 
 
 def _layer(module: str) -> int:

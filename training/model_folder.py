@@ -1,4 +1,4 @@
-"""The names of checkpoint folders in a model folder. Imports no torch, so that a plan is checked without that delay."""
+"""The names of checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,24 @@ def iteration_of(folder: Path) -> int:
     return int(folder.name.removeprefix("iter_"))
 
 
+def stop_file(model_folder: Path) -> Path:
+    """The file by which a person asks a training to save and stop."""
+    return model_folder / "stop"
+
+
+def stopped_mark(model_folder: Path) -> Path:
+    """The file that says that a person stopped the last run; the next start removes it."""
+    return model_folder / "stopped"
+
+
+def failed_mark(model_folder: Path, job: str) -> Path:
+    """The file by which a process says that its job (`Launch.key`) failed with an error that a person must cure.
+
+    The exit code of srun does not tell: it is the highest of all tasks, and srun ends the others with a signal.
+    """
+    return model_folder / f"failed-{job}"
+
+
 def is_checkpoint_name(name: str) -> bool:
     """Whether a folder of this name is a checkpoint, finished or not (iter_0000100.….tmp)."""
     stem, _, rest = name.partition(".")
@@ -29,3 +47,8 @@ def checkpoint_folders(model_folder: Path) -> list[Path]:
     """
     found = [path for path in model_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted((path for path in found if any(path.iterdir())), key=iteration_of, reverse=True)
+
+
+def newest_iteration(model_folder: Path) -> int:
+    """Iteration of the newest checkpoint, usable or not; 0 if there is none."""
+    return next(map(iteration_of, checkpoint_folders(model_folder)), 0)

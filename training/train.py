@@ -6,42 +6,66 @@
 Results are in the model folder, RUN/models/NAME: iter_* checkpoints, train.csv, valid.csv, settings.yaml, and done.json
 at the end. The same command resumes a run that was stopped from its newest complete checkpoint. Ctrl-C, SIGTERM,
 SIGHUP, SIGUSR2 or a file named `stop` in the model folder end it after the current step, with a checkpoint and exit
-code 75 (torchrun turns it into 1): start it again to continue. A second Ctrl-C ends it at once.
+code 75 (torchrun turns it into 1): start it again to continue. A second Ctrl-C ends it at once. Exit code 76: a newer
+job has the model folder.
 """
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from common import cli
 from common.config import settings_text
+from common.errors import LostRankError, TakenOverError, ToolkitError
 from common.settings import Settings
+from training.leaving import RESUME_ME, disarm, leave_at_once
 from training.metrics.boards import check_boards
-from training.monitoring.stop import RESUME_ME
+from training.model_folder import failed_mark, stopped_mark
 from training.parallel.device import check_offload
-from training.parallel.launch import check_world_size, read_launch
-from training.parallel.process_group import before_start, started
+from training.parallel.launch import Launch, check_world_size, read_launch
+from training.parallel.network import check_interface
+from training.parallel.process_group import before_start, exit_code, started
 from training.plan import make_plan
 
 
 def train(settings: Settings, name: str) -> int:
     """Train the model `name`; every process of the job calls this and reads its rank from its environment.
 
-    Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end.
+    Returns the exit code: 0; RESUME_ME if the run was asked to stop before its end, or if another process died;
+    TAKEN_OVER if a newer job has the model folder. Raises ToolkitError for what a person has to cure.
     """
     launch = read_launch()
     folder = settings.model_folder(name)
+    try:
+        return _train(settings, name, launch, folder)
+    except (LostRankError, TakenOverError) as error:
+        return exit_code(error)
+    except ToolkitError:
+        if launch.launcher == "slurm" and folder.is_dir():
+            with suppress(OSError):
+                failed_mark(folder, launch.key).touch()
+        raise
+
+
+def _train(settings: Settings, name: str, launch: Launch, folder: Path) -> int:
     with before_start(launch, folder):
         plan = make_plan(settings, name)
         experiment = plan.experiment
         check_world_size(launch, experiment.parallel, name)
         check_offload(experiment.parallel, name)
         check_boards(experiment.log, name)
+        check_interface(settings.cluster.interface)
         folder.mkdir(parents=True, exist_ok=True)
-    with started(launch, folder) as world:
+        if launch.rank == 0:
+            stopped_mark(folder).unlink(missing_ok=True)
+    with started(launch, folder, settings.cluster) as world:
         from training.trainer import run_training  # imports torch for seconds: after every check that needs none
 
         texts = {"plan": str(plan), "settings": settings_text(settings)}
-        return 0 if run_training(experiment, plan.data, plan.tokenize, folder, world, **texts) else RESUME_ME
+        finished = run_training(experiment, plan.data, plan.tokenize, folder, world, **texts)
+        disarm()
+        return 0 if finished else RESUME_ME
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,4 +79,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    leave_at_once()
     sys.exit(cli.run(main, signals=False))  # training.monitoring.stop handles them

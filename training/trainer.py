@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from common.console import note, say, warn
 from common.errors import InputError
 from common.files import read_rows, write_json, write_text
@@ -33,6 +35,7 @@ from training.optimizer import learning_rate, make_optimizer, rate_change, steps
 from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline
+from training.parallel.preflight import preflight
 from training.parallel.process_group import World
 from training.parallel.randomness import RandomStreams
 from training.step import Session, Step, run_micro_batches, step_batches, train_step, validate
@@ -73,13 +76,13 @@ def run_training(
         _ = data.train.content  # cached now: the files may change during the run
         (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised
     job = f"{world.job}-{claim.token}"
-    with (
-        Stop(folder, claim) as stop,
-        Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat,
-    ):
-        session = open_session(experiment, world)
+    with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
+        mesh = make_mesh(experiment.parallel, world.device.type)
+        preflight(world, mesh, experiment, folder)
+        session = open_session(experiment, world, mesh)
         progress = _load(session, newest)
         with (
+            Stop(folder, claim) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(
                 folder,
                 session.parameters,
@@ -110,10 +113,13 @@ def run_training(
     return trainer.progress.iteration >= train.iterations
 
 
-def open_session(experiment: Experiment, world: World) -> Session:
-    """Build the model, its optimiser and its random streams in the experiment's layout (a collective call)."""
+def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None = None) -> Session:
+    """Build the model, its optimiser and its random streams in the experiment's layout (a collective call).
+
+    `mesh` is the layout's mesh, if the caller has it already.
+    """
     parallel = experiment.parallel
-    mesh = make_mesh(parallel, world.device.type)
+    mesh = mesh or make_mesh(parallel, world.device.type)
     stages = build_model(experiment, mesh, world.device)
     pipeline = Pipeline(stages, experiment, mesh, world.device) if mesh and parallel.pipeline > 1 else None
     pp, dp, tp = coordinates(mesh)

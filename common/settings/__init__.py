@@ -1,5 +1,6 @@
 """The configuration as typed models: every key, its meaning, unit and default. `common.config` reads them from YAML."""
 
+from common.settings.cluster import ClusterSettings, CorpusJobSettings, SiteSettings
 from common.settings.corpus import (
     BlacklistSettings,
     CleanSettings,
@@ -20,7 +21,6 @@ from common.settings.section import (
     Section,
 )
 from common.settings.training import (
-    ClusterSettings,
     DataSettings,
     Experiment,
     GenerateSettings,
@@ -33,6 +33,7 @@ __all__ = [
     "BlacklistSettings",
     "CleanSettings",
     "ClusterSettings",
+    "CorpusJobSettings",
     "DataSettings",
     "DecontaminateSettings",
     "DedupSettings",
@@ -45,6 +46,7 @@ __all__ = [
     "ScrapeSettings",
     "Section",
     "Settings",
+    "SiteSettings",
     "SourceSettings",
     "TokenizeSettings",
     "TrainSettings",

@@ -8,6 +8,7 @@ from typing import Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from common.settings.cluster import ClusterSettings
 from common.settings.corpus import (
     BlacklistSettings,
     CleanSettings,
@@ -19,7 +20,7 @@ from common.settings.corpus import (
     TrainTokenizerSettings,
 )
 from common.settings.section import PositiveInt, Section, Share
-from common.settings.training import ClusterSettings, DataSettings, Experiment, GenerateSettings
+from common.settings.training import DataSettings, Experiment, GenerateSettings
 
 
 def closest(name: str, known: Iterable[str]) -> str:

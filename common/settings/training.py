@@ -1,4 +1,4 @@
-"""The configuration sections of training, of training jobs and of text generation."""
+"""The configuration sections of training and of text generation."""
 
 from itertools import count
 from pathlib import Path
@@ -282,25 +282,6 @@ class Experiment(Section):
                 f"{key}.train.warmup_iterations {self.train.warmup_end} is longer than the run, "
                 f"{self.train.iterations} iterations; lower it, or raise {key}.train.iterations"
             )
-
-
-class ClusterSettings(Section):
-    """Where training jobs run (`python -m cluster.submit`)."""
-
-    executor: Literal["local", "slurm"] = "local"
-    """local: processes on this machine; slurm: a Slurm job, through sbatch."""
-    gpus_per_node: Annotated[int, Field(ge=0)] = 0
-    """GPUs per node, one process each; 0 trains on CPUs."""
-    tasks_per_node: PositiveInt = 8
-    """Processes per node if it has no GPUs."""
-    cpus_per_task: PositiveInt = 1
-    """CPU cores per process."""
-    mem_gb_per_task: PositiveInt = 8
-    """Memory per process, in GB (Slurm only)."""
-    partition: str = ""
-    """Slurm partition; empty: the cluster's default."""
-    account: str = ""
-    """Slurm account; empty: the user's default."""
 
 
 class GenerateSettings(Section):

@@ -40,17 +40,26 @@ def ngrams_of(settings: str) -> Ngrams:
     return read_ngrams(expand_inputs(parsed.files, "lists"), parsed)
 
 
+def sum_counts(counts: Iterable[Path], digest: str | None = None) -> tuple[str, Counter[int]]:
+    """The digest of the counted n-grams, and how often each of them occurs, summed over files of counts.
+
+    Raises InputError for counts of other n-grams: other than those of `digest`, or of the first file.
+    """
+    total: Counter[int] = Counter()
+    for path in counts:
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("ngrams") != (digest := digest or found.get("ngrams") or "none"):
+            raise InputError(f"{path}: not counted with these evaluation sets; run `corpus.decontaminate count` again")
+        total.update({int(number): times for number, times in found["counts"].items()})
+    return digest or "", total
+
+
 def frequent_ngrams(counts: Iterable[Path], ngrams: Ngrams, max_count: int) -> frozenset[int]:
     """The numbers of n-grams that occur `max_count` times or more, summed over files of counts: ordinary language.
 
     Raises InputError for counts of other n-grams.
     """
-    total: Counter[int] = Counter()
-    for path in counts:
-        found = read_json(path)
-        if not isinstance(found, dict) or found.get("ngrams") != ngrams.digest:
-            raise InputError(f"{path}: not counted with these evaluation sets; run `corpus.decontaminate count` again")
-        total.update({int(number): times for number, times in found["counts"].items()})
+    _, total = sum_counts(counts, ngrams.digest)
     return frozenset(number for number, times in total.items() if times >= max_count)
 
 

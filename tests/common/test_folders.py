@@ -42,6 +42,7 @@ def test_a_replaced_folder_is_gone_and_a_refused_one_stays(tmp_path: Path, capsy
     result = tmp_path / "deep/result"
     for content in ("first", "second"):
         with replace_folder(result, lambda old, new: None) as new:
+            folder(new / "inner", content)
             (new / "file").write_text(content)
     with pytest.raises(InputError), replace_folder(result, refuse) as new:
         (new / "file").write_text("third")

@@ -14,10 +14,11 @@ def test_parameters_are_counted_as_the_model_has_them(model: ModelSettings) -> N
     assert parameters(model) == parameter_count(model)
 
 
-def test_a_rule_asks_for_what_was_measured_and_for_two_copies_where_two_are_held() -> None:
+def test_a_rule_asks_for_what_was_measured_and_for_two_copies_only_where_two_are_held() -> None:
     # peaks in MB at 124M, and at 355M
-    assert 1683 < merge_mb(SMALL) < 2500 and 6197 < evaluate_mb(SMALL) < 9000 and 1226 < generate_mb(SMALL) < 2500
-    assert 3422 < merge_mb(MEDIUM) < 5000 and 2974 < generate_mb(MEDIUM) < 5000
+    assert 473 < merge_mb(SMALL) < 1500 and 6197 < evaluate_mb(SMALL) < 9000 and 1226 < generate_mb(SMALL) < 2500
+    assert 528 < merge_mb(MEDIUM) < 1500 and 2974 < generate_mb(MEDIUM) < 5000
     copy = 4 * parameters(SEVEN) / 1e6
     assert copy == pytest.approx(26_600, rel=0.01)
-    assert min(merge_mb(SEVEN), evaluate_mb(SEVEN), generate_mb(SEVEN)) > 2 * copy
+    assert min(evaluate_mb(SEVEN), generate_mb(SEVEN)) > 2 * copy
+    assert merge_mb(SEVEN) < copy / 8  # tensors are merged one by one

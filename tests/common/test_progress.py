@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from common.progress import Meter
+from common.progress import Meter, count_bytes
 from tests.conftest import ROOT
 
 
@@ -96,3 +96,12 @@ def test_a_terminal_shows_a_bar_with_figures_and_is_left_clean() -> None:
     assert "scrape (pages)" in text and "12/40" in text
     assert re.search(r"\n\d\.\d/s, \d\.\d\d MB/s, 0:00:\d\d left; \d+ ok, 3 http_404", text), text
     assert shown.endswith(b"\x1b[1A\x1b[2K\x1b[1A\x1b[2K")  # both lines are erased
+
+
+def test_bytes_are_counted_in_megabytes(capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]) -> None:
+    with count_bytes("merge", 90_000_000) as advance:
+        for _ in range(29):
+            advance(1_500_000)
+        pass_time(30)
+        advance(1_500_000)
+    assert lines(capsys) == ["merge: 45/90 MB, 1.5/s, 0:00:30 left"]

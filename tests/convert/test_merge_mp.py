@@ -1,22 +1,22 @@
 """A tensor-parallel run becomes one folder that transformers loads with equal logits, or nothing at all."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from common.errors import CheckpointError
 from common.folders import replace_folder
+from convert.assemble import assemble
 from convert.merge_mp import main, merge
-from convert.proof import prove, reference_logits
+from convert.sources.options import Options
 from tests.conftest import Command
 from tests.training.helpers import launch_ok, make_run, run_main
-from training import checkpoint
-from training.huggingface import pretrained
-from training.inference.load import load_model, model_from_weights
+from training.inference.load import load_model
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,8 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     output = tmp_path / "merged"
     result = command("convert.merge_mp", "--checkpoint", run, "--output", output)
     assert (result.returncode, result.stderr) == (0, "")
-    assert "merged from" in result.stdout and "data 1 x tensor 2, iteration 4" in result.stdout
+    assert "iter_0000004: this toolkit, 2 layers, data 1 x tensor 2" in result.stdout
+    assert "merged from" in result.stdout and "logits equal the source's within" in result.stdout
     theirs = GPT2LMHeadModel.from_pretrained(output).eval()
     assert theirs.config.vocab_size == 257  # the true vocabulary: padding is not exported
     ours, _ = load_model(run)
@@ -46,46 +47,58 @@ def test_iteration_selects_a_checkpoint_and_only_force_replaces_an_older_result(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "merged"
-    assert "iteration 2" in merge(run / "iter_0000002", output)
+    assert "iter_0000002" in merge(run / "iter_0000002", output)
     first = (output / "model.safetensors").read_bytes()
     assert run_main(main, "--checkpoint", run, "--output", output) == 2
     assert "exists already; --force replaces it\n" in capsys.readouterr().err
     assert (output / "model.safetensors").read_bytes() == first
-    assert "iteration 4" in merge(run, output, force=True)
+    assert "iter_0000004" in merge(run, output, force=True)
     assert (output / "model.safetensors").read_bytes() != first
-    assert "iteration 2" in merge(run, output, iteration=2, force=True)
+    assert "iter_0000002" in merge(run, output, options=Options(iteration=2), force=True)
     assert (output / "model.safetensors").read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
     assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", tmp_path / "other") == 2
-    assert "no checkpoint of iteration 3; there are 2, 4\n" in capsys.readouterr().err
+    assert "no checkpoint of iteration 3; there are iter_0000002, iter_0000004\n" in capsys.readouterr().err
     assert run_main(main, "--checkpoint", run / "iter_0000002", "--iteration", 2, "--output", tmp_path / "other") == 2
-    assert "--iteration needs a model folder" in capsys.readouterr().err
+    assert "--iteration needs the folder of a run" in capsys.readouterr().err
 
 
-def test_the_proof_rejects_a_conversion_that_mixes_heads(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoil", [lambda tensor: tensor.t().contiguous(), lambda tensor: tensor.roll(1, 0)])
+def test_a_merge_that_the_proof_rejects_ends_with_code_1_and_leaves_nothing(
+    run: Path,
+    tmp_path: Path,
+    spoil: Callable[[torch.Tensor], torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # wrong in both directions: writing and reading agree with each other, and only the proof notices
-    monkeypatch.setattr(pretrained, "_swap_heads", lambda tensor, outer, inner: tensor)
-    with pytest.raises(CheckpointError, match="logits differ from the checkpoint's"):
-        merge(run, tmp_path / "merged")
+    def wrong(source: Any, name: str, **how: Any) -> torch.Tensor:
+        tensor = assemble(source, name, **how)
+        return spoil(tensor) if name == "h.1.attn.c_proj.weight" else tensor
+
+    monkeypatch.setattr("convert.ahead.assemble", wrong)
+    assert run_main(main, "--checkpoint", run, "--output", tmp_path / "merged") == 1
+    error = capsys.readouterr().err
+    assert "the attention of layer 1 of the result differs from the source's by" in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_the_reference_logits_equal_those_of_transformers(run: Path, tmp_path: Path) -> None:
-    merge(run, tmp_path / "merged")
-    tokens = torch.arange(32).view(2, 16)
-    expected = GPT2LMHeadModel.from_pretrained(tmp_path / "merged").eval()(tokens).logits
-    assert (reference_logits(tmp_path / "merged", tokens) - expected).abs().max() <= 1e-5 * expected.abs().max()
+def test_a_dry_run_says_what_it_found_and_writes_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--checkpoint", run, "--output", tmp_path / "merged", "--dry-run", "--dtype", "float16")
+    assert run_main(main, *arguments, "--max-shard-size", "20KB") == 0
+    said = capsys.readouterr().out
+    assert "would have 28 tensors, 0.00 GB of float16 in 4 files; vocabulary 257, 4 heads" in said
+    assert not list(tmp_path.iterdir())
 
 
-def test_the_proof_rejects_a_nan(run: Path, tmp_path: Path) -> None:
+def test_the_report_says_what_was_merged_and_how_it_was_proved(run: Path, tmp_path: Path) -> None:
     merge(run, tmp_path / "merged")
-    manifest = checkpoint.resolve(run)
-    weights = checkpoint.load_weights(manifest)
-    weights["wte.weight"][3] = torch.nan
-    with pytest.raises(CheckpointError, match="differ"):
-        prove(tmp_path / "merged", model_from_weights(manifest.experiment.model, weights))
+    report = json.loads((tmp_path / "merged" / "merge_report.json").read_text())
+    assert report["source"]["iteration"] == 4 and "__0_0.distcp" in report["source"]["files"]
+    assert report["replicas"] == {"compared": 0, "equal": 0, "drifted": {}}
+    assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
+    assert report["output"].keys() == {"config.json", "generation_config.json", "model.safetensors"}
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +230,7 @@ def test_an_interrupted_write_leaves_the_older_result_and_its_neighbours(merged:
     ("folder", "says"),
     [
         ("absent", "no such folder"),
-        ("iter_0000009", "not a complete checkpoint"),
-        ("megatron", "a Megatron checkpoint (mp_rank_*); these are not read yet"),
+        ("iter_0000009", "no checkpoint here"),
         ("empty", "no checkpoint here"),
         ("list", "not the manifest of a checkpoint; damaged"),
         ("text", "not the manifest of a checkpoint; damaged"),
@@ -229,7 +241,6 @@ def test_an_unmergeable_checkpoint_gives_one_line(
     tmp_path: Path, folder: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "iter_0000009").mkdir()
-    (tmp_path / "megatron" / "iter_0000100" / "mp_rank_00").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name, content in (("list", "[]"), ("text", '"x"'), ("mapping", "{}")):
         (tmp_path / name).mkdir()

@@ -52,7 +52,12 @@ def write_corpus(prefix: Path, documents: list[np.ndarray], vocab_size: int | No
 
 
 def write_config(
-    folder: Path, model: dict[str, Any], parallel: dict[str, Any], train: dict[str, Any], **others: Any
+    folder: Path,
+    model: dict[str, Any],
+    parallel: dict[str, Any],
+    train: dict[str, Any],
+    cluster: dict[str, Any] | None = None,
+    **others: Any,
 ) -> Path:
     """A configuration file with one model, `tiny`, whose results go to `folder`."""
     tiny = {
@@ -73,7 +78,14 @@ def write_config(
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump({"run": str(folder), "urls": ["unused.txt"], "models": {"tiny": tiny}}))
+    # one thread: threads that wait for a core make operations on tiny tensors ten times slower
+    config = {
+        "run": str(folder),
+        "urls": ["unused.txt"],
+        "models": {"tiny": tiny},
+        "cluster": {"cpus_per_task": 1, **(cluster or {})},
+    }
+    path.write_text(yaml.safe_dump(config))
     return path
 
 

@@ -12,13 +12,13 @@ from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
 from convert.merge_mp import merge
 from corpus.index import IndexWriter, Meta
+from tests.convert.helpers import write_pretrained
 from tests.helpers import document, write_shard
 from tests.training.helpers import byte_documents, make_run, run_main, settings_of, write_corpus
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import main
 from training.evaluation.loss import evaluate
 from training.generate import main as generate_main
-from training.huggingface import pretrained
 from training.inference.load import load_model, model_from_weights
 from training.model import GPT2, initial_value
 from training.train import main as train_main
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     model = tiny_model(50257)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    pretrained.save_pretrained(path, weights, model.settings, Tokenizer())
+    write_pretrained(path, weights, model.settings, Tokenizer())
     return path
 
 
@@ -93,7 +93,7 @@ def test_several_datasets_have_a_line_each_and_all_tokens_have_the_same_weight(
     model = tiny_model(257)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     (tmp_path / "model").mkdir()
-    pretrained.save_pretrained(tmp_path / "model", weights, model.settings, None)
+    write_pretrained(tmp_path / "model", weights, model.settings)
     sets = {name: byte_documents(count) for name, count in (("a", 2), ("b", 9))}
     for name, documents in sets.items():
         write_corpus(tmp_path / name, documents)

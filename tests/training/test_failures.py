@@ -1,12 +1,14 @@
 """If one process of a job fails alone, its error is printed with its rank, and the others do not wait for it."""
 
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import launch, make_run
-from training.parallel.lifeline import Hub, Lifeline
+from tests.training.helpers import Job, launch, make_run, wait_for
+from training.leaving import RESUME_ME, TAKEN_OVER
+from training.parallel.lifeline import DIED, Failure, Hub, Lifeline
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
@@ -32,6 +34,38 @@ def test_a_rank_that_fails_alone_is_printed_and_named_by_the_others(tmp_path: Pa
     assert well.stderr.count("\n") == 1
     left = {path.name for path in folder.iterdir()}
     assert not [name for name in left if name.startswith("meeting") or name.startswith("iter_") > name.endswith("tmp")]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_makes_the_others_leave_to_be_resumed(tmp_path: Path, killed: int) -> None:
+    config = make_run(tmp_path, model=TINY, parallel={"data": 2}, train={"iterations": 10**6, "save_interval": 10**6})
+    with Job(2, "training.train", "--config", config, "--model", "tiny") as job:
+        wait_for(lambda: "lm loss" in job.said(0, "out"))
+        job.signal(signal.SIGKILL, killed)
+        survivor = job.wait(30)[1 - killed]
+    assert survivor.returncode == RESUME_ME
+    assert f"rank {1 - killed} leaves because rank {killed} failed: it ended without a message" in survivor.stderr
+    assert "started again, the job continues" in survivor.stderr and survivor.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("others", "code"),
+    [
+        ([DIED, Failure("no space", 2)], 2),
+        ([DIED, Failure("another job has the folder", TAKEN_OVER)], TAKEN_OVER),
+        ([DIED, Failure("lost contact", RESUME_ME)], RESUME_ME),
+    ],
+)
+def test_what_a_person_must_cure_outweighs_a_take_over_and_that_outweighs_a_death(
+    others: list[Failure], code: int
+) -> None:
+    hub = Hub("127.0.0.1", 3)
+    healthy, *failing = (Lifeline(rank, "127.0.0.1", hub.port) for rank in range(3))
+    for lifeline, failure in zip(failing, others, strict=True):
+        lifeline.fail(failure, wait=False)
+    assert healthy.wait_for_failure()
+    assert healthy.exit_code() == code
+    assert next(failure.message for failure in others if failure.code == code) in healthy.describe_failure()
 
 
 def test_a_defect_on_one_rank_shows_its_traceback_and_rank(tmp_path: Path) -> None:
@@ -70,6 +104,7 @@ def test_all_ranks_learn_which_process_died_and_a_port_scanner_is_ignored() -> N
             assert ranks[rank].wait_for_failure()
             assert ranks[rank].describe_failure() == (
                 f"rank {rank} leaves because rank 2 failed: it ended without a message (killed, or out of memory?); "
-                "its own log may say why"
+                "its own log may say why; started again, the job continues"
             )
+            assert ranks[rank].exit_code() == RESUME_ME
     assert ranks[3].failed == {}

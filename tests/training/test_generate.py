@@ -36,7 +36,7 @@ def test_prompts_are_lines_or_json_objects(tmp_path: Path) -> None:
         ("torn.jsonl", b'{"prompt": "x"}\n{"prompt', "torn.jsonl:2: "),
         ("key.jsonl", b'{"text": "x"}', "key.jsonl:1: not a JSON object with a string under 'prompt'"),
         ("list.jsonl", b"[1]", "list.jsonl:1: not a JSON object"),
-        ("long.txt", b"fine\n" + b"one two " * 10, "prompt 2: 21 tokens, the model has room for 15"),
+        ("long.txt", b"fine\n" + b"one two " * 10, "prompt 2: 21 tokens, the model has room for 16"),
     ],
 )
 def test_unusable_prompts_give_one_line_and_write_nothing(

@@ -98,6 +98,7 @@ def test_evaluation_is_that_of_the_last_validation(done: tuple[Path, str]) -> No
     assert evaluated["loss"] == pytest.approx(read_json(run / "models/tiny/done.json")["valid_loss"], rel=0.02)
 
 
+@pytest.mark.slow  # tests/training and test_run.py cover its halves
 def test_a_run_killed_in_training_goes_on_to_the_same_weights(
     done: tuple[Path, str], tmp_path: Path, site: Path
 ) -> None:

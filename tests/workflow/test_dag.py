@@ -38,8 +38,9 @@ def jobs(output: str) -> dict[str, int]:
 
 EXPECTED = {
     "all": 1, "blacklist": 1, "clean": 2, "dedup": 2, "dedup_bands_0": 1, "dedup_clusters": 1, "dedup_signatures": 2,
+    "dedup_signed": 1,
     "dedup_verify_0": 1, "demo_site": 1, "evaluate": 1, "generate": 1, "merge": 1, "merge_index": 1, "report": 1,
-    "scrape": 2, "tokenize": 2, "total": 23, "train": 1, "train_tokenizer": 1,
+    "scrape": 2, "tokenize": 2, "total": 24, "train": 1, "train_tokenizer": 1,
 }  # fmt: skip
 
 
@@ -145,8 +146,9 @@ def test_decontamination_is_planned_when_evaluation_sets_are_named(folder: Path)
     assert jobs(result.stdout) == {
         **EXPECTED,
         "decontaminate_count": 2,
+        "decontaminate_sum": 1,
         "decontaminate": 2,
-        "total": EXPECTED["total"] + 4,
+        "total": EXPECTED["total"] + 5,
     }
     result = snakemake("-n", "all", "--config", "decontaminate={files: [none]}", cwd=folder)
     assert "decontaminate.files: none: no such file or folder" in result.stdout + result.stderr
@@ -174,3 +176,29 @@ def test_the_real_configuration_plans_its_thousand_shards(folder: Path, shards: 
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     assert jobs(result.stdout)["scrape"] == shards
     assert {f"dedup_bands_{job}" for job in range(8)} < jobs(result.stdout).keys()
+
+
+PLAN = """import resource, subprocess, sys
+code = subprocess.run([sys.executable, "-m", "snakemake", *sys.argv[1:]]).returncode
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("used", used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shards", "seconds", "megabytes"), [(2000, 25, 500), (10000, 60, 1000)])
+def test_ten_thousand_shards_are_planned_in_a_minute_and_a_gigabyte(
+    folder: Path, shards: int, seconds: int, megabytes: int
+) -> None:
+    """CPU time, because other work may run beside it."""
+    (folder / "Snakefile").symlink_to(ROOT / "Snakefile")
+    (folder / "workflow").symlink_to(ROOT / "workflow")
+    (folder / "texts").mkdir()
+    (folder / "big.yaml").write_text(f"run: results/x\nshards: {shards}\nsources: [{{path: texts}}]\n")
+    command = [sys.executable, "-c", PLAN, "-n", "dataset", "--configfile", "big.yaml"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert jobs(result.stdout)["tokenize"] == shards
+    cpu, memory = map(float, result.stdout.split("used ")[-1].split())
+    assert cpu < seconds and memory < megabytes * 1e6, (cpu, memory)

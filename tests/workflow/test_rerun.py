@@ -39,7 +39,13 @@ CHANGES: dict[str, list[str]] = {
         *("scrape.extract_timeout=9", "scrape.extract_memory_mb=900", "scrape.robot_name=urls", "scrape.archive=yes"),
         *("tokenize.encoder_json=results/x/tokenizer/encoder.json", "tokenize.vocab_bpe=results/x/tokenizer/vocab.bpe"),
         *("cluster.executor=slurm", "cluster.gpus_per_node=9", "cluster.tasks_per_node=9", "cluster.cpus_per_task=9"),
-        *("cluster.mem_gb_per_task=9", "cluster.partition=p", "cluster.account=a"),
+        *("cluster.mem_gb_per_task=9", "cluster.partition=p", "cluster.account=a", "cluster.qos=q"),
+        *("cluster.constraint=c", "cluster.reservation=r", "cluster.exclusive=yes", "cluster.sbatch=[--nice]"),
+        *("cluster.setup=[true]", "cluster.gres=gpu:a100", "cluster.container=run", "cluster.signal_seconds=9"),
+        *("cluster.max_restarts=9", "cluster.corpus.partition=p", "cluster.corpus.account=a", "cluster.corpus.qos=q"),
+        *("cluster.corpus.constraint=c", "cluster.corpus.reservation=r", "cluster.corpus.exclusive=yes"),
+        *("cluster.corpus.sbatch=[--nice]", "cluster.corpus.setup=[true]", "cluster.corpus.shards_per_job=9"),
+        *("cluster.corpus.max_tasks=9", "cluster.interface=lo", "cluster.corpus.runtime_minutes={scrape: 9}"),
         *("models.tiny.parallel={tensor: 2, sequence_parallel: true}", "models.tiny.parallel.pipeline=2"),
         *("models.tiny.parallel={pipeline: 2, virtual_stages: 2, schedule: interleaved_1f1b}",),
         *("models.tiny.parallel={data: 4, zero_stage: 2, offload: true}", "models.tiny.train.micro_batch_size=1"),
@@ -188,10 +194,19 @@ def test_the_keys_that_change_no_result_make_snakemake_do_nothing(finished: Path
         assert "provenance" not in output, "and it compared"
 
 
-AFTER_DEDUP = {"dedup", "decontaminate_count", "decontaminate", "train_tokenizer", "tokenize", "merge_index"}
+AFTER_DEDUP = {
+    "dedup",
+    "decontaminate_count",
+    "decontaminate_sum",
+    "decontaminate",
+    "train_tokenizer",
+    "tokenize",
+    "merge_index",
+}
 AFTER_DATASET = {"train", "merge", "evaluate", "generate", "report", "all"}
 DEDUP = {
     "dedup_signatures",
+    "dedup_signed",
     "dedup_clusters",
     *(f"dedup_{phase}_{job}" for phase in ("bands", "verify") for job in range(8)),
 }

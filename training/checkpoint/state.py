@@ -6,6 +6,7 @@ seed and the position in the run.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from common.errors import CheckpointError
 from training.checkpoint.manifest import Manifest
 from training.checkpoint.storage import ThreadedReader, first_error, without_process_group_warning
 from training.model import GPT2
+from training.parallel.collectives import run_on_all_ranks
 from training.parallel.dtensor import copy_shard_, full_tensor, local_shard, true_shape
 
 Parameters = Mapping[str, nn.Parameter]
@@ -99,10 +101,16 @@ def load_weights(manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _read(manifest: Manifest, tensors: dict[str, Any], no_dist: bool) -> None:
-    """Fill `tensors`. Raises CheckpointError on all ranks if files are missing or damaged after their verification."""
+    """Fill `tensors`; nothing in the files is executed.
+
+    Raises CheckpointError on all ranks if files are missing or damaged after their verification.
+    """
+    open_reader = partial(ThreadedReader, manifest.path)
+    reader = open_reader() if no_dist else run_on_all_ranks(open_reader)
     try:
         with without_process_group_warning():
-            state_dict_loader.load(tensors, storage_reader=ThreadedReader(manifest.path), no_dist=no_dist)
+            state_dict_loader.load(tensors, storage_reader=reader, no_dist=no_dist)
     except CheckpointException as failure:
         error = first_error(failure)
-        raise CheckpointError(f"{manifest.path}: cannot be read ({str(error) or type(error).__name__})") from error
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{manifest.path}: cannot be read ({problem})") from error

@@ -20,15 +20,17 @@ import xxhash
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+
+from training.checkpoint.metadata import RAW, read_tensor_metadata
 
 THREADS = 4  # files that a rank writes, reads or hashes at a time: at most one GPU's share of a node's cores
 _CHUNK = 1 << 20  # bytes per write: fits a core's cache; 8 MB chunks were written at a third of the speed
 _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
 _MIN_RAW = 1 << 16  # bytes: torch.save's own records are smaller, so a larger write is the tensor's data
-_RAW = "raw"  # attribute of a _StorageInfo: (offset of the tensor's bytes in the file, size, dtype)
 _MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
 
 
@@ -55,7 +57,7 @@ class ThreadedWriter(FileSystemWriter):
             return results
 
         parts = _split_into_files(plan.items)
-        with ThreadPoolExecutor(THREADS) as pool, _without_crc32():
+        with ThreadPoolExecutor(THREADS) as pool, without_crc32():
             results = [result for part in pool.map(write, range(len(parts)), parts) for result in part]
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -63,7 +65,18 @@ class ThreadedWriter(FileSystemWriter):
 
 
 class ThreadedReader(FileSystemReader):
-    """Reads several files at a time, and whole tensors directly into their target memory."""
+    """Reads several files at a time, and whole tensors directly into their target memory; executes nothing in them.
+
+    Raises CheckpointError at once if the folder's `.metadata` cannot be read or trusted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = read_tensor_metadata(folder)  # DCP would hide its error behind another one
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """The content of `.metadata` (called by DCP)."""
+        return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's part of the plan (called by DCP)."""
@@ -88,7 +101,7 @@ class ThreadedReader(FileSystemReader):
     def _read_whole(self, file: IO[bytes], item: ReadItem, planner: LoadPlanner) -> bool:
         """Read an item that is a whole stored tensor into its target; False if it is only a part of one."""
         target = planner.resolve_tensor(item).detach()
-        start, size, dtype = getattr(self.storage_data[item.storage_index], _RAW, (0, -1, None))
+        start, size, dtype = getattr(self.storage_data[item.storage_index], RAW, (0, -1, None))
         if (target.nbytes, target.dtype) != (size, dtype):
             return False
         direct = target.device.type == "cpu" and target.is_contiguous()
@@ -160,12 +173,18 @@ def _write_item(file: HashedFile, name: str, item: WriteItem, planner: SavePlann
     assert isinstance(data, Tensor)
     # through NumPy: torch.save would write the whole storage of a view
     tensor = torch.from_numpy(data.detach().cpu().contiguous().numpy())
-    start, file.large = file.size, (0, 0)
-    torch.save(tensor, file)  # type: ignore[arg-type]
-    info = _StorageInfo(name, start, file.size - start)
+    file.large = (0, 0)
+    info = append_record(file, name, tensor)
     if file.large[1] == tensor.nbytes:
-        setattr(info, _RAW, (*file.large, tensor.dtype))
+        setattr(info, RAW, (*file.large, tensor.dtype))
     return WriteResult(item.index, info.length, info)
+
+
+def append_record(file: HashedFile, name: str, content: Any) -> _StorageInfo:
+    """Append `content` to the file `name` as torch.save writes it; returns where it is."""
+    start = file.size
+    torch.save(content, file)  # type: ignore[arg-type]
+    return _StorageInfo(name, start, file.size - start)
 
 
 def _nbytes(item: WriteItem) -> int:
@@ -188,7 +207,7 @@ def _split_into_files(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
 
 
 @contextmanager
-def _without_crc32() -> Iterator[None]:
+def without_crc32() -> Iterator[None]:
     """Skip torch.save's CRC32: the manifest's hash covers the file."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 import xxhash
+from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -39,7 +40,7 @@ def write(
     tokenize: TokenizeSettings,
     data: Blend,
     replicas: Replicas,
-    copies: Tensors | None = None,
+    copies: Mapping[str, Tensor] | None = None,
     group: Any = None,
     may_write: Callable[[], None] = lambda: None,
     mark: str = "",
@@ -47,7 +48,7 @@ def write(
     """Write `tensors`, or their `copies` (`copy_to_cpu`), as a checkpoint (a collective call over `group`).
 
     Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. `data` is what the model is
-    trained on.
+    trained on. With `copies`, `tensors` may be on the meta device.
 
     Rank 0 calls `may_write` before it writes anything and again before the finished checkpoint gets its name; all
     ranks raise what it raises. Raises CheckpointError on all ranks if a file cannot be written; the unfinished
@@ -112,7 +113,7 @@ def _error_of(action: Callable[[], None], group: Any) -> OSError | ToolkitError 
 
 
 def _write_tensors(
-    folder: Path, tensors: Tensors, copies: Tensors, files: dict[str, Any], group: Any
+    folder: Path, tensors: Tensors, copies: Mapping[str, Tensor], files: dict[str, Any], group: Any
 ) -> OSError | ToolkitError | None:
     """Write the tensors and add all files' manifest entries to `files` (a collective call); see `_error_of`."""
     writer = ThreadedWriter(folder)

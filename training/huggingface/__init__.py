@@ -1,4 +1,4 @@
-"""GPT-2 in Hugging Face's format: `pretrained` reads and writes folders, `finetune` starts a run from one.
+"""GPT-2 in Hugging Face's format: `pretrained` reads folders, `finetune` starts a run from one.
 
 Only `pretrained` imports torch.
 """

@@ -10,6 +10,9 @@ from common.files import read_json
 from common.settings import ModelSettings
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 # The values, sizes aside, for which our model computes the same function; the first one is the default.
 _FIXED: dict[str, tuple[Any, ...]] = {
@@ -23,23 +26,43 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(model: ModelSettings, end_of_text: int | None) -> dict[str, Any]:
-    """The content of config.json for one of our models."""
+def make_config(
+    *,
+    n_layer: int,
+    n_head: int,
+    n_embd: int,
+    n_positions: int,
+    n_inner: int,
+    vocab_size: int,
+    activation: str = "gelu_new",
+    layer_norm_epsilon: float = 1e-5,
+    tied: bool = True,
+    dropout: float = 0.1,
+    dtype: str = "float32",
+) -> dict[str, Any]:
+    """The content of config.json, complete enough for transformers, vLLM and llama.cpp's converter.
+
+    llama.cpp reads n_ctx, and transformers before 4.56 and older vLLM read torch_dtype. Add `bos_token_id` and
+    `eos_token_id`: without them, transformers assumes 50256.
+    """
     return {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, values in _FIXED.items()},
-        "vocab_size": model.vocab_size,
-        "n_positions": model.seq_len,
-        "n_ctx": model.seq_len,
-        "n_embd": model.n_embd,
-        "n_layer": model.n_layer,
-        "n_head": model.n_head,
-        "n_inner": None,
-        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), model.dropout),
+        "activation_function": activation,
+        "layer_norm_epsilon": layer_norm_epsilon,
+        "tie_word_embeddings": tied,
+        "vocab_size": vocab_size,
+        "n_positions": n_positions,
+        "n_ctx": n_positions,
+        "n_embd": n_embd,
+        "n_layer": n_layer,
+        "n_head": n_head,
+        "n_inner": n_inner,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout),
         "initializer_range": 0.02,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "dtype": "float32",
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
     }
 
 
@@ -86,17 +109,26 @@ def read_config(folder: Path) -> ModelSettings:
 
 def weight_files(folder: Path) -> list[Path]:
     """A folder's model.safetensors, or the files in its index. Raises CheckpointError if one is missing."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole, index = folder / WEIGHTS, folder / INDEX
     if whole.is_file():
         return [whole]
     if not index.is_file():
-        raise CheckpointError(f"{folder}: no model.safetensors; save the model with safetensors first")
-    parts = read_json(index)
+        raise CheckpointError(f"{folder}: no {WEIGHTS}; save the model with safetensors first")
+    return sorted(set(read_index(index).values()))
+
+
+def read_index(index: Path) -> dict[str, Path]:
+    """The file of each tensor. Raises CheckpointError if a file is missing."""
+    try:
+        parts = read_json(index)
+    except InputError as error:
+        raise CheckpointError(str(error)) from None
     parts = parts.get("weight_map") if isinstance(parts, dict) else None
     if not isinstance(parts, dict) or not parts or not all(isinstance(name, str) for name in parts.values()):
         raise CheckpointError(f"{index}: names no files under weight_map; save the model again")
-    files = [folder / name for name in sorted(set(parts.values()))]
-    for file in files:
-        if not file.is_file():
-            raise CheckpointError(f"{file}: no such file, but {index.name} names it")
-    return files
+    for name in sorted(set(parts.values())):
+        if name != Path(name).name:
+            raise CheckpointError(f"{index}: names {name!r}, which is no file of its folder")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index.parent / name}: no such file, but {index.name} names it")
+    return {tensor: index.parent / name for tensor, name in parts.items()}

@@ -7,6 +7,8 @@
 """
 
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,35 +18,60 @@ import xxhash
 from common.errors import InputError
 from common.files import read_json, write_json
 from common.folders import first_foreign_file
+from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
 
 NAME = "training.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
-FILES = ("config.json", "generation_config.json", "model.safetensors", *TOKENIZER_FILES, NAME)
-"""Every file name that `save_pretrained` may write."""
+REPORT = "merge_report.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+_NAMES = {CONFIG, GENERATION_CONFIG, WEIGHTS, INDEX, *TOKENIZER_FILES, REPORT, NAME}
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the weights of a folder come from."""
+    """Where the weights of a folder come from; None for what is not known."""
 
-    iteration: int
+    iteration: int | None = None
     """Optimiser steps of the run."""
-    consumed_samples: int
+    consumed_samples: int | None = None
     """Samples consumed by then."""
-    split: str
+    split: str | None = None
     """The run's train.split: the shares of training, validation and test documents."""
-    data: str
+    data: str | None = None
     """Identity of the training data, as in the checkpoint's manifest."""
 
 
-def write_origin(folder: Path, origin: Origin | None) -> None:
-    """Write training.json for a folder that is otherwise complete; without an origin it lists the files only."""
-    files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+def shard_name(number: int, count: int) -> str:
+    """The name of one of several weight files, counted from 1."""
+    return f"model-{number:05}-of-{count:05}.safetensors"
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a conversion may write a file of this name."""
+    return name in _NAMES or _SHARD.fullmatch(name) is not None
+
+
+def write_origin(folder: Path, origin: Origin | None, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write training.json for a folder that is otherwise complete; without an origin it lists the files only.
+
+    `known` has the entries of files that were hashed while they were written.
+    """
+    known = known or {}
+    files = {path.name: known.get(path.name) or digest(path) for path in sorted(folder.iterdir())}
     write_json(folder / NAME, {"format": _FORMAT, **(asdict(origin) if origin else {}), "files": files})
 
 
-def _digest(path: Path) -> dict[str, Any]:
+def digest(path: Path) -> dict[str, Any]:
+    """`{"size": bytes, "xxh3": hex}`."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
 
@@ -58,10 +85,17 @@ def _read(folder: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) and raw.get("format") == _FORMAT and isinstance(raw.get("files"), dict) else {}
 
 
+def read_origin(folder: Path) -> Origin | None:
+    """Where the weights of a folder of ours come from; None if it is not recorded."""
+    raw = _read(folder)
+    kinds = {"iteration": int, "consumed_samples": int, "split": str, "data": str}
+    return Origin(**{key: raw[key] for key, kind in kinds.items() if type(raw.get(key)) is kind}) if raw else None
+
+
 def trained_split(folder: Path) -> str | None:
     """The train.split of the run that a folder was merged from; None if it is not recorded."""
-    split = _read(folder).get("split")
-    return split if isinstance(split, str) else None
+    origin = read_origin(folder)
+    return origin.split if origin else None
 
 
 def first_changed_file(folder: Path, successor: Path | None = None) -> Path | None:
@@ -70,16 +104,16 @@ def first_changed_file(folder: Path, successor: Path | None = None) -> Path | No
     A file is ours if training.json has its size and checksum, or if `successor`, the folder that replaces this one,
     holds the same bytes. Without a successor, tokenizer files are accepted if there is no training.json.
     """
-    if unknown := first_foreign_file(folder, FILES.__contains__):
+    if unknown := first_foreign_file(folder, is_own_name):
         return unknown
     raw = _read(folder)
     for path in sorted(folder.iterdir()):
         if path.name == NAME and raw:
             continue
-        known = [raw["files"].get(path.name)] if raw else []
-        if successor is not None and (successor / path.name).is_file():
-            known.append(_digest(successor / path.name))
-        undecided = not raw and successor is None and path.name in TOKENIZER_FILES
-        if not undecided and _digest(path) not in known:
+        if not raw and successor is None and path.name in TOKENIZER_FILES:
+            continue
+        found = digest(path)
+        same = successor is not None and (successor / path.name).is_file() and found == digest(successor / path.name)
+        if found != raw.get("files", {}).get(path.name) and not same:
             return path
     return None

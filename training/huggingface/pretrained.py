@@ -1,31 +1,20 @@
-"""Save a model as a Hugging Face GPT-2 folder, and load a GPT-2 from any such folder.
-
-    DIR/config.json             architecture
-        model.safetensors       float32, names under `transformer.`, no lm_head: it is tied to wte
-        generation_config.json  the tokens that begin and end a text
-        tokenizer.json vocab.json merges.txt tokenizer_config.json     byte-level BPE, if the run has a tokenizer
-        training.json           what the model was trained on, and the checksums of the files above
+"""Load a GPT-2 from a Hugging Face folder. `convert.targets.huggingface` writes such folders.
 
 Their layout differs from ours twice: linear layers are Conv1D, stored [in, out]; and the columns of c_attn are ordered
 [(q, k, v), head, dim], our rows [head, (q, k, v), dim].
 """
 
-import shutil
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.files import write_json
 from common.settings import ModelSettings
-from common.tokenizer import Tokenizer
-from training.huggingface.config import CONFIG, make_config, read_config, weight_files
-from training.huggingface.origin import Origin, write_origin
-from training.huggingface.tokenizer import write_tokenizer
+from training.huggingface.config import read_config, weight_files
 from training.model import GPT2
 
 PREFIX = "transformer."
@@ -83,27 +72,6 @@ def convert_tensors(
 def from_hugging_face(tensors: Mapping[str, Tensor], model: ModelSettings) -> dict[str, Tensor]:
     """Hugging Face's tensors with our names and layout; see `convert_tensors`."""
     return dict(convert_tensors(tensors, model))
-
-
-def save_pretrained(
-    folder: Path,
-    weights: dict[str, Tensor],
-    model: ModelSettings,
-    tokenizer: Tokenizer | None,
-    origin: Origin | None = None,
-) -> None:
-    """Write all files to `folder`, which exists and is empty.
-
-    `training.huggingface.origin.FILES` lists every file name used here.
-    """
-    end = tokenizer.end_of_text if tokenizer else None
-    write_json(folder / CONFIG, make_config(model, end))
-    write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
-    save_file(to_hugging_face(weights, model), folder / "model.safetensors", metadata={"format": "pt"})
-    shutil.copymode(folder / CONFIG, folder / "model.safetensors")  # safetensors writes mode 600
-    if tokenizer is not None:
-        write_tokenizer(folder, tokenizer, model.seq_len)
-    write_origin(folder, origin)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -4,18 +4,21 @@ import shutil
 from pathlib import Path
 
 from common.errors import InputError
-from common.files import write_json
+from common.files import read_json, write_json, write_text
 from common.tokenizer import END_OF_TEXT, Tokenizer, TokenizerJson, VocabularyFiles
 from common.tokenizer_json import to_json
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
-    """Write tokenizer.json, which `transformers` 5 needs, and vocab.json and merges.txt if the tokenizer has them."""
+    """Write tokenizer.json, which `transformers` 5 needs, and vocab.json and merges.txt, which older programs need."""
     vocabulary = tokenizer.vocabulary
     write_json(folder / "tokenizer.json", to_json(vocabulary), indent=False)
     if isinstance(tokenizer.files, VocabularyFiles):
         shutil.copyfile(tokenizer.files.encoder_json, folder / "vocab.json")
         shutil.copyfile(tokenizer.files.vocab_bpe, folder / "merges.txt")
+    else:
+        write_json(folder / "vocab.json", vocabulary.ids, indent=False)
+        write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *vocabulary.merges, ""]))
     write_json(
         folder / "tokenizer_config.json",
         {
@@ -55,3 +58,21 @@ def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:
         return tokenizer.vocab_size if tokenizer is not None else None
     except InputError:
         return None
+
+
+def token_count(folder: Path) -> int | None:
+    """How many ids the tokenizer files of a folder give, tokens added after the vocabulary included.
+
+    None if there are no such files, or none that is understood.
+    """
+    ids = {-1}
+    for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
+        try:
+            raw = read_json(folder / name)
+            if name == "tokenizer.json":
+                ids.update(raw["model"]["vocab"].values(), (token["id"] for token in raw.get("added_tokens", [])))
+            else:
+                ids.update(raw.values())
+        except (InputError, OSError, AttributeError, KeyError, TypeError):
+            continue
+    return max((number for number in ids if isinstance(number, int)), default=-1) + 1 or None

@@ -46,13 +46,15 @@ def continue_tokens(
 ) -> list[list[int]]:
     """The continuation of each prompt, at most `max_tokens` tokens, computed as one batch.
 
-    An end-of-text is put before each prompt, because training texts follow one. Ids above `end_of_text` are never
-    chosen. A text depends on its own seed (default `options.seed`), not on the rest of the batch.
+    An empty prompt begins with an end-of-text, which training texts follow; any other stands alone, as in
+    transformers, so that both give the same greedy text. Ids above `end_of_text` are never chosen. A text depends on
+    its own seed (default `options.seed`), not on the rest of the batch.
     """
-    texts = [[end_of_text, *prompt] for prompt in prompts]
+    texts = [list(prompt) or [end_of_text] for prompt in prompts]
+    starts = list(map(len, texts))
     generators = [torch.Generator().manual_seed(seed) for seed in seeds or [options.seed] * len(prompts)]
     growing = list(range(len(prompts)))
-    with kv_cache(model, len(prompts), max(map(len, texts)) + options.max_tokens) as next_logits:
+    with kv_cache(model, len(prompts), max(starts) + options.max_tokens) as next_logits:
         for _ in range(options.max_tokens):
             logits = next_logits(texts).cpu()
             tokens = {row: sample_token(logits[row, : end_of_text + 1], options, generators[row]) for row in growing}
@@ -61,7 +63,7 @@ def continue_tokens(
                 break
             for row in growing:
                 texts[row].append(tokens[row])
-    return [text[1 + len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+    return [text[start:] for text, start in zip(texts, starts, strict=True)]
 
 
 def sample_seed(options: GenerateSettings, sample: int) -> int:
@@ -77,7 +79,7 @@ def generate(
     Raises InputError before anything is computed if a prompt does not fit the model's context.
     """
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
-    room = model.settings.seq_len - 1  # an end-of-text precedes the prompt
+    room = model.settings.seq_len
     for number, tokens in enumerate(encoded, start=1):
         if len(tokens) > room:
             raise InputError(f"prompt {number}: {len(tokens):,} tokens, the model has room for {room:,}; shorten it")

@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, TrainingError
+from common.errors import InputError, TakenOverError
 from common.files import read_json, write_json
 from training.parallel.collectives import all_gather
 
@@ -48,13 +48,13 @@ class RunClaim:
         return self._other_claim() is None
 
     def require(self) -> None:
-        """Raises TrainingError if another job has the folder (rank 0 only, from any thread)."""
+        """Raises TakenOverError if another job has the folder (rank 0 only, from any thread)."""
         other = self._other_claim()
         if other is not None:
             raise self._taken_over(other)
 
     def require_on_all_ranks(self) -> None:
-        """Raises TrainingError on all ranks if another job has the folder (a collective call)."""
+        """Raises TakenOverError on all ranks if another job has the folder (a collective call)."""
         other = all_gather(self._other_claim() if self.rank == 0 else None)[0]
         if other is not None:
             raise self._taken_over(other)
@@ -79,8 +79,8 @@ class RunClaim:
             return {}
         return claim if claim.get("token") != self.token else None
 
-    def _taken_over(self, other: dict[str, Any]) -> TrainingError:
+    def _taken_over(self, other: dict[str, Any]) -> TakenOverError:
         if not other:
-            return TrainingError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
+            return TakenOverError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
         who = f"job {other.get('job')} (process {other.get('pid')} on {other.get('host')})"
-        return TrainingError(f"{self.path}: {who} has taken over this run; this job ends without saving")
+        return TakenOverError(f"{self.path}: {who} has taken over this run; this job ends without saving")

@@ -1,11 +1,13 @@
 """Stops training early but cleanly: on SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR2, or a file named `stop`.
 
     touch results/demo/models/tiny/stop         # finish the step, save, exit
-    scancel --signal=TERM --full JOBID          # the same
+    scancel --signal=TERM JOBID                 # the same; a job of cluster.submit is then requeued
 
 The signal handler only sets a flag: the processes agree on it at the end of a step, save together, and exit with
 RESUME_ME. A second Ctrl-C ends the process at once, whatever it is doing: a thread that does not need the main thread
-takes care of that.
+takes care of that. Signals before `Stop` is entered are those of `training.leaving`.
+
+The file is renamed to `stopped`, which says that a person asked, so that nobody starts the run again unasked.
 """
 
 import os
@@ -14,13 +16,14 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from training.leaving import INTERRUPTED, told_to_save
+from training.model_folder import stop_file, stopped_mark
 from training.monitoring.run_claim import RunClaim
 
-RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
-INTERRUPTED = 130
 # sent by Slurm at scancel and preemption; by submitit before the time limit; by Ctrl-C; by a closed terminal
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
@@ -38,7 +41,7 @@ class Stop:
     """
 
     def __init__(self, folder: Path, claim: RunClaim) -> None:
-        self.file, self._claim = folder / "stop", claim
+        self.file, self._claim = stop_file(folder), claim
         self.reason = ""
         """The signal's name or the file's path; empty on processes that were not asked themselves."""
         self._stopped = False
@@ -54,10 +57,10 @@ class Stop:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        signal.set_wakeup_fd(self._wakeup)
-        self._writer.close()  # ends the thread
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self._stopped else handler)
+        signal.set_wakeup_fd(self._wakeup)
+        self._writer.close()  # ends the thread
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.reason = signal.Signals(number).name
@@ -96,10 +99,13 @@ class Stop:
                 return LEAVE
             if self.file.exists():
                 self.reason = str(self.file)
+        if told_to_save.is_set():
+            self.reason = signal.SIGUSR2.name
         return SAVE if self.reason else CONTINUE
 
     def mark_stopped(self) -> None:
-        """Note that the run has stopped, and remove the file: it must not stop the next start."""
+        """Note that the run has stopped, and rename the file: it must not stop the next start."""
         self._stopped = True
         if self._claim.rank == 0 and self._claim.is_held():
-            self.file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                self.file.replace(stopped_mark(self.file.parent))

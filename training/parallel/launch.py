@@ -8,6 +8,7 @@ process. A torchrun inside a Slurm job wins over Slurm's variables, which then d
 """
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,11 @@ def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
         rank, local_rank = int(env["RANK"]), int(env.get("LOCAL_RANK", 0))
         return Launch("torchrun", rank, size, local_rank, local_size, -(-size // local_size), "torchrun")
     return Launch("single", 0, 1, 0, 1, 1, "single")
+
+
+def node_name() -> str:
+    """The name of this node: Slurm's, which people use to exclude a node, else the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def check_world_size(launch: Launch, parallel: ParallelSettings, model: str) -> None:

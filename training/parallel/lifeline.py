@@ -5,8 +5,8 @@ hub, a thread of rank 0. A process that fails sends its message there; a connect
 that the process died. The hub sends the collected messages to all. A process that is still stuck in a library some
 seconds later is ended hard: it has nothing to save.
 
-The messages are lines of JSON. To the hub: {"rank": 3}, then {"failed": "…"} or {"bye": true}. From the hub:
-{"failed": {"3": "…"}}, or {"bye": true} when rank 0 has finished.
+The messages are lines of JSON. To the hub: {"rank": 3}, then {"failed": ["…", 2]} (message and exit code) or
+{"bye": true}. From the hub: {"failed": {"3": ["…", 2]}}, or {"bye": true} when rank 0 has finished.
 """
 
 import json
@@ -18,13 +18,24 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
+
+from training.leaving import RESUME_ME, TAKEN_OVER, TO_CURE, disarm
 
 _COLLECT = 2.0  # seconds after the first failure to wait for others with the same cause
 _GRACE = 4.0  # seconds a process gets to exit by itself after it has been told of a failure
 _LEAVING = 60.0  # seconds a failed process gets to close its files and libraries
 _CONNECT = 30.0  # seconds to connect to the hub
-DIED = "it ended without a message (killed, or out of memory?); its own log may say why"
+
+
+class Failure(NamedTuple):
+    """Why a process ends, and its exit code."""
+
+    message: str
+    code: int = TO_CURE
+
+
+DIED = Failure("it ended without a message (killed, or out of memory?); its own log may say why", RESUME_ME)
 
 
 def _send(connection: socket.socket, **message: Any) -> None:
@@ -43,7 +54,7 @@ class Hub:
         self._ranks: dict[socket.socket, int] = {}
         self._partial: dict[socket.socket, bytes] = {}  # the beginning of a line that has not arrived completely
         self._connected = 0  # ranks that have connected so far
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, Failure] = {}
         self._over = False
         threading.Thread(target=self._serve, name="hub", daemon=True).start()
 
@@ -99,7 +110,7 @@ class Hub:
             self._connected += 1
         rank = self._ranks[connection]
         if "failed" in message:
-            self._failed[rank] = message["failed"]
+            self._failed[rank] = Failure(*message["failed"])
         if "bye" in message:
             self._over = self._over or rank == 0
             del self._ranks[connection], self._partial[connection]
@@ -114,12 +125,15 @@ class Lifeline:
 
     def __init__(self, rank: int, host: str, port: int) -> None:
         self.rank = rank
-        self.failed: dict[int, str] = {}
-        """Messages by rank, once the hub has sent them."""
+        self.failed: dict[int, Failure] = {}
+        """Failures by rank, once the hub has sent them."""
+        self._own: Failure | None = None
         self._heard, self._leaving = threading.Event(), threading.Event()
         self._over = False
         self._socket = socket.create_connection((host, port), _CONNECT)
         self._socket.settimeout(None)
+        self.own_address: str = self._socket.getsockname()[0]
+        self.hub_address: str = self._socket.getpeername()[0]
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
             if hasattr(socket, option):  # a node without power is detected after 90 seconds
@@ -136,7 +150,8 @@ class Lifeline:
             self._over = True
             _send(self._socket, bye=True)
         else:  # the clean-up may hang in a library that waits for other processes
-            timer = threading.Timer(_LEAVING, os._exit, [2])
+            code = self._own.code if self._own else self.exit_code()
+            timer = threading.Timer(_LEAVING, os._exit, [code])
             timer.daemon = True
             timer.start()
 
@@ -148,28 +163,42 @@ class Lifeline:
         message = json.loads(line) if line else {"failed": {"0": DIED}}
         if "failed" not in message or self._over:
             return
-        self.failed = {int(rank): text for rank, text in message["failed"].items()}
+        self.failed = {int(rank): Failure(*failure) for rank, failure in message["failed"].items()}
+        disarm()
         self._heard.set()
         if not self._leaving.wait(_GRACE):
             sys.stdout.flush()
             print(f"error: {self.describe_failure()}", file=sys.stderr, flush=True)
-            os._exit(2)
+            os._exit(self.exit_code())
 
-    def fail(self, message: str, wait: bool = True) -> dict[int, str]:
-        """Tell the others why this process ends; returns the messages of all failed ranks, including this one."""
+    def fail(self, failure: Failure, wait: bool = True) -> dict[int, Failure]:
+        """Tell the others why this process ends; returns the failures of all ranks, including this one."""
+        self._own = failure
         self._leaving.set()
-        _send(self._socket, failed=message)
+        _send(self._socket, failed=failure)
         if wait:
             self._heard.wait(_CONNECT + _GRACE)
-        return {self.rank: message, **self.failed}
+        return {self.rank: failure, **self.failed}
 
     def wait_for_failure(self) -> bool:
         """Wait some seconds for the cause of a lost connection; returns whether another process failed."""
         self._leaving.set()
         return self._heard.wait(_COLLECT + _GRACE)
 
+    def exit_code(self) -> int:
+        """The exit code of a healthy process that exits because others failed.
+
+        RESUME_ME if they only died or lost contact; an error that a person has to cure outweighs everything else.
+        """
+        codes = {failure.code for failure in self.failed.values()}
+        if codes <= {RESUME_ME, TAKEN_OVER}:
+            return TAKEN_OVER if TAKEN_OVER in codes else RESUME_ME
+        return TO_CURE
+
     def describe_failure(self) -> str:
-        """The message of a healthy process that exits because others failed."""
-        first = min(self.failed)
+        """The message of a healthy process that exits because others failed: the first rank with that exit code."""
+        code = self.exit_code()
+        first = min((rank for rank, failure in self.failed.items() if failure.code == code), default=min(self.failed))
         more = f" (and {len(self.failed) - 1} more)" if len(self.failed) > 1 else ""
-        return f"rank {self.rank} leaves because rank {first}{more} failed: {self.failed[first]}"
+        text = f"rank {self.rank} leaves because rank {first}{more} failed: {self.failed[first].message}"
+        return f"{text}; started again, the job continues" if code == RESUME_ME else text

@@ -7,7 +7,6 @@ Where processes meet: `training.parallel.rendezvous`. How they learn of a failur
 """
 
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -18,17 +17,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import JobError, ToolkitError, TrainingError
-from training.parallel.device import choose_device
+from common.console import fail, note
+from common.errors import JobError, LostRankError, TakenOverError, ToolkitError, TrainingError
+from common.settings import ClusterSettings
+from training.leaving import RESUME_ME, TAKEN_OVER, TO_CURE, disarm
+from training.parallel.device import choose_device, claim_gpu, set_threads
 from training.parallel.launch import Launch
-from training.parallel.lifeline import Lifeline
-from training.parallel.rendezvous import join_lifeline, meet
+from training.parallel.lifeline import Failure, Lifeline
+from training.parallel.network import set_interface
+from training.parallel.rendezvous import join_lifeline, meet, own_address
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 _PRINTING = 1.0  # seconds the failed rank gets to print its error: srun kills all tasks when the first one exits
-_SHORT = 30.0  # seconds a failed process waits for the others
+_SHORT = 60.0  # seconds a failed process waits for the others
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class World:
     device: "torch.device"
     job: str = "single"
     """`Launch.key`."""
+    store: "Store | None" = None
+    """Shared by all processes; None if there is only one."""
 
 
 @contextmanager
@@ -55,7 +61,7 @@ def before_start(launch: Launch, folder: Path | None = None) -> Iterator[None]:
             raise
         try:
             with _meeting_folder(launch, folder) as meeting_folder:
-                lifeline = join_lifeline(launch, meet(launch, meeting_folder, _SHORT))
+                lifeline = join_lifeline(launch, meet(launch, meeting_folder, timeout=_SHORT))
         except JobError:  # no other process came
             raise _with_rank(launch, error) from None
         with lifeline:
@@ -79,17 +85,21 @@ def _meeting_folder(launch: Launch, folder: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def started(launch: Launch, folder: Path) -> Iterator[World]:
+def started(launch: Launch, folder: Path, cluster: ClusterSettings | None = None) -> Iterator[World]:
     """Join the job's other processes; at the end, destroy the process group.
+
+    `cluster` decides the number of threads and the network interface, and whether there must be GPUs.
 
     An error inside is printed once: by rank 0 if all processes raise the same one, otherwise by the lowest rank that
     raises it, with its rank. The others exit within seconds and name that rank. Raises JobError if the processes do not
-    all arrive within START_TIMEOUT seconds.
+    all arrive within START_TIMEOUT seconds, and LostRankError if another process died.
     """
+    cluster = cluster or ClusterSettings()
+    set_threads(launch, cluster.cpus_per_task)  # before torch is imported
     import torch.distributed as dist
 
     if launch.world_size == 1:
-        device = choose_device(launch)
+        device = choose_device(launch, cluster.gpus_per_node)
         try:
             yield World(0, 1, device, launch.key)
         except (RuntimeError, MemoryError) as error:
@@ -97,16 +107,17 @@ def started(launch: Launch, folder: Path) -> Iterator[World]:
                 raise
             raise TrainingError(describe(error)) from None
         return
-    if launch.nodes == 1 and "lo" in (name for _, name in socket.if_nameindex()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's host name often does not resolve
-    store = meet(launch, folder)
+    store = meet(launch, folder, cluster.interface)
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    with join_lifeline(launch, store) as lifeline:
+    with join_lifeline(launch, store, cluster.interface) as lifeline:
         on_gpu = False
         try:
-            device = choose_device(launch)
+            device = choose_device(launch, cluster.gpus_per_node)
             on_gpu = device.type == "cuda"
+            if on_gpu:
+                claim_gpu(launch, device, store)
+            set_interface(launch, cluster.interface, own_address(launch, store, lifeline))
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 store=PrefixStore("group", store),
@@ -115,7 +126,7 @@ def started(launch: Launch, folder: Path) -> Iterator[World]:
                 timeout=timedelta(minutes=30),  # the longest a rank may wait for another: a checkpoint on a slow disk
                 device_id=device if on_gpu else None,
             )
-            yield World(launch.rank, launch.world_size, device, launch.key)
+            yield World(launch.rank, launch.world_size, device, launch.key, store)
         except BaseException as error:
             final = _error_to_raise(launch, lifeline, error)
             if final is error:
@@ -155,37 +166,60 @@ def _is_defect(error: BaseException) -> bool:
     return not isinstance(error, ToolkitError | OSError) and not _out_of_memory(error)
 
 
+_CODES = {LostRankError: RESUME_ME, TakenOverError: TAKEN_OVER}  # all other errors: TO_CURE
+
+
+def _failure(error: BaseException) -> Failure:
+    """What the other ranks need to know of an error."""
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), TO_CURE)
+    return Failure(describe(error), code)
+
+
+def _error_of(code: int, message: str) -> ToolkitError:
+    """The error of a rank that ends with an exit code."""
+    return next((kind for kind, other in _CODES.items() if other == code), JobError)(message)
+
+
 def _with_rank(launch: Launch, error: BaseException, others: int = 0) -> BaseException:
     """The error of a rank that does not share it with all others, with the rank in its message."""
     if _is_defect(error):
         error.add_note(f"(on rank {launch.rank} of {launch.world_size})")
         return error
     more = f" and {others} more" if others else ""
-    return JobError(f"rank {launch.rank}{more}: {describe(error)}")
+    return _error_of(_failure(error).code, f"rank {launch.rank}{more}: {describe(error)}")
 
 
 def _error_to_raise(launch: Launch, lifeline: Lifeline, error: BaseException) -> BaseException:
     """The exception this process should end with, once it knows which other ranks failed and why."""
     import torch.distributed as dist
 
+    disarm()
     # NCCL's errors have their own class; gloo's can only be recognised by the source file they name.
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):
         if lifeline.wait_for_failure():
             time.sleep(_PRINTING)
-            return JobError(
-                f"{lifeline.describe_failure()}; started again, the job continues from its newest checkpoint"
-            )
-        error = JobError("lost contact with another process of the job; start it again: it continues")
-    message = describe(error)
+            return _error_of(lifeline.exit_code(), lifeline.describe_failure())
+        error = LostRankError("lost contact with another process of the job; started again, the job continues")
+    failure = _failure(error)
     if not isinstance(error, Exception):  # an interrupt
-        lifeline.fail(message, wait=False)
+        lifeline.fail(failure, wait=False)
         return error
-    same_error = sorted(rank for rank, other in lifeline.fail(message).items() if other == message)
+    same_error = sorted(rank for rank, other in lifeline.fail(failure).items() if other == failure)
     if _is_defect(error):
         return _with_rank(launch, error)
     if launch.rank != same_error[0]:
         time.sleep(_PRINTING)
-        return SystemExit(2)
+        return SystemExit(failure.code)
     if len(same_error) < launch.world_size:
         return _with_rank(launch, error, len(same_error) - 1)
-    return TrainingError(message) if _out_of_memory(error) else error
+    return TrainingError(failure.message) if _out_of_memory(error) else error
+
+
+def exit_code(error: ToolkitError) -> int:
+    """Print an error that `started` raised, in one line, and return the exit code for it."""
+    code = _failure(error).code
+    if code == TAKEN_OVER:
+        note(str(error))
+        return code
+    fail(error)
+    return code

@@ -15,3 +15,8 @@ SHARDS = [shard_name(shard) for shard in range(settings.shards)]
 wildcard_constraints:
     shard=r"\d+",
     model=r"\w+",
+
+
+def runtime(rule, minutes):
+    """`runtime` of a rule, in minutes: the rule's key in `cluster.corpus.runtime_minutes`, or this default."""
+    return settings.cluster.corpus.runtime_minutes.get(rule, minutes)

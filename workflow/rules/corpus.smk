@@ -1,5 +1,10 @@
 # blacklist -> scrape, ingest -> clean -> dedup (its phases are in dedup.smk) -> decontaminate -> tokenize -> merge_index.
 # One job per shard, except for steps that need all shards.
+#
+# Planning 10,000 shards must be cheap, so a file is declared only if another rule reads it: every declared file costs a
+# kilobyte, and every pair of a reader and a file time. A step writes all its files or none, so one of them stands for the
+# rejects and the statistics beside it. A step that splits its input into all shards (blacklist, ingest) declares its
+# statistics, which it writes last.
 
 from shlex import quote
 
@@ -9,17 +14,14 @@ rule blacklist:
         urls=lambda wildcards: settings.url_files(),
         lists=settings.blacklist.domain_lists,
     output:
-        shards=expand(RUN / "urls/{shard}.txt", shard=SHARDS),
         rejects=RUN / "urls/rejects/all.jsonl.zst",
         stats=RUN / "urls/stats.json",
     log:
         RUN / "logs/blacklist.log",
-    benchmark:
-        RUN / "benchmarks/blacklist.tsv"
     threads: 4
     resources:
         mem_mb=4000,
-        runtime=120,
+        runtime=runtime("blacklist", 120),
     params:
         settings=rule_keys.blacklist(settings),
         folder=RUN / "urls",
@@ -32,29 +34,29 @@ rule blacklist:
 
 rule scrape:
     input:
-        urls=RUN / "urls/{shard}.txt",
+        urls=RUN / "urls/stats.json",
         site=[settings.site / "site.json"] if settings.site else [],
     output:
         pages=RUN / "pages/{shard}.jsonl.zst",
-        rejects=RUN / "pages/rejects/{shard}.jsonl.zst",
-        stats=RUN / "pages/{shard}.stats.json",
     log:
         RUN / "logs/scrape/{shard}.log",
-    benchmark:
-        RUN / "benchmarks/scrape/{shard}.tsv"
+    retries: 5  # each attempt continues from the journal
     threads: 2
     resources:
         mem_mb=4000,
-        runtime=7 * 24 * 60,
+        runtime=runtime("scrape", 7 * 24 * 60),
     params:
         settings=rule_keys.scrape(settings),
+        urls=f"{RUN}/urls/{{shard}}.txt",
+        rejects=f"{RUN}/pages/rejects/{{shard}}.jsonl.zst",
+        stats=f"{RUN}/pages/{{shard}}.stats.json",
         # A recorded site is served on loopback while the step runs; demo.serve replaces ADDRESS by ip:port.
-        serve=lambda wildcards, output: (
+        serve=(
             f"python -m demo.serve --site {quote(str(settings.site))} --"
             if settings.site
             else ""
         ),
-        resolve=lambda wildcards, output: (
+        resolve=(
             f"--resolve '*=ADDRESS' --site {quote(str(settings.site))}"
             if settings.site
             else ""
@@ -65,8 +67,8 @@ rule scrape:
             else ""
         ),
     shell:
-        '{params.serve} python -m corpus.scrape --config "$URLS_TO_GPT2_SETTINGS" --urls {input.urls:q} '
-        "--output {output.pages:q} --rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} "
+        '{params.serve} python -m corpus.scrape --config "$URLS_TO_GPT2_SETTINGS" --urls {params.urls:q} '
+        "--output {output.pages:q} --rejects {params.rejects:q} --stats {params.stats:q} --workers {threads} "
         "--allow-empty {params.resolve} {params.archive} > {log:q} 2>&1"
 
 
@@ -74,15 +76,12 @@ rule ingest:
     input:
         lambda wildcards: settings.source_files(),
     output:
-        shards=expand(RUN / "ingest/{shard}.jsonl.zst", shard=SHARDS),
         stats=RUN / "ingest/stats.json",
     log:
         RUN / "logs/ingest.log",
-    benchmark:
-        RUN / "benchmarks/ingest.tsv"
     resources:
         mem_mb=2000,
-        runtime=24 * 60,
+        runtime=runtime("ingest", 24 * 60),
     params:
         settings=rule_keys.ingest(settings),
         folder=RUN / "ingest",
@@ -95,23 +94,25 @@ rule ingest:
 rule clean:
     input:
         [RUN / "pages/{shard}.jsonl.zst"] if settings.urls else [],
-        [RUN / "ingest/{shard}.jsonl.zst"] if settings.sources else [],
+        [RUN / "ingest/stats.json"] if settings.sources else [],
     output:
         documents=RUN / "clean/{shard}.jsonl.zst",
-        rejects=RUN / "clean/rejects/{shard}.jsonl.zst",
-        stats=RUN / "clean/{shard}.stats.json",
     log:
         RUN / "logs/clean/{shard}.log",
-    benchmark:
-        RUN / "benchmarks/clean/{shard}.tsv"
     resources:
         mem_mb=2000,
-        runtime=240,
+        runtime=runtime("clean", 240),
     params:
         settings=rule_keys.clean(settings),
+        rejects=f"{RUN}/clean/rejects/{{shard}}.jsonl.zst",
+        stats=f"{RUN}/clean/{{shard}}.stats.json",
+        documents=[
+            *([f"{RUN}/pages/{{shard}}.jsonl.zst"] if settings.urls else []),
+            *([f"{RUN}/ingest/{{shard}}.jsonl.zst"] if settings.sources else []),
+        ],
     shell:
-        'python -m corpus.clean --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} --output {output.documents:q} '
-        "--rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
+        'python -m corpus.clean --config "$URLS_TO_GPT2_SETTINGS" --input {params.documents:q} --output {output.documents:q} '
+        "--rejects {params.rejects:q} --stats {params.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
 # The folder of the final documents.
@@ -128,41 +129,53 @@ if settings.decontaminate.files:
             counts=RUN / "decontaminate/{shard}.counts.json",
         log:
             RUN / "logs/decontaminate_count/{shard}.log",
-        benchmark:
-            RUN / "benchmarks/decontaminate_count/{shard}.tsv"
         resources:
             mem_mb=4000,
-            runtime=240,
+            runtime=runtime("decontaminate_count", 240),
         params:
             settings=rule_keys.decontaminate_count(settings),
         shell:
             'python -m corpus.decontaminate count --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
             "--output {output.counts:q} --workers {threads} > {log:q} 2>&1"
 
+    # With the counts of all shards as input of each shard, N shards would read N^2 files.
+    rule decontaminate_sum:
+        input:
+            expand(RUN / "decontaminate/{shard}.counts.json", shard=SHARDS),
+        output:
+            counts=RUN / "decontaminate/counts.json",
+        log:
+            RUN / "logs/decontaminate_sum.log",
+        resources:
+            mem_mb=4000,
+            runtime=runtime("decontaminate_sum", 60),
+        params:
+            folder=RUN / "decontaminate",
+            shards=len(SHARDS),
+        shell:
+            "python -m corpus.decontaminate sum --counts {params.folder:q} --shards {params.shards} "
+            "--output {output.counts:q} > {log:q} 2>&1"
+
     rule decontaminate:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
-            counts=expand(RUN / "decontaminate/{shard}.counts.json", shard=SHARDS),
+            counts=RUN / "decontaminate/counts.json",
             files=EVALUATION_FILES,
         output:
             documents=RUN / "decontaminate/{shard}.jsonl.zst",
-            rejects=RUN / "decontaminate/rejects/{shard}.jsonl.zst",
-            stats=RUN / "decontaminate/{shard}.stats.json",
         log:
             RUN / "logs/decontaminate/{shard}.log",
-        benchmark:
-            RUN / "benchmarks/decontaminate/{shard}.tsv"
         resources:
             mem_mb=4000,
-            runtime=240,
+            runtime=runtime("decontaminate", 240),
         params:
             settings=rule_keys.decontaminate(settings),
-            counts=RUN / "decontaminate",
-            shards=len(SHARDS),
+            rejects=f"{RUN}/decontaminate/rejects/{{shard}}.jsonl.zst",
+            stats=f"{RUN}/decontaminate/{{shard}}.stats.json",
         shell:
             'python -m corpus.decontaminate cut --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
-            "--counts {params.counts:q} --shards {params.shards} --output {output.documents:q} "
-            "--rejects {output.rejects:q} --stats {output.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
+            "--counts {input.counts:q} --output {output.documents:q} --rejects {params.rejects:q} "
+            "--stats {params.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
 if settings.train_tokenizer.vocab_size:
@@ -176,12 +189,10 @@ if settings.train_tokenizer.vocab_size:
             stats=RUN / "tokenizer/stats.json",
         log:
             RUN / "logs/train_tokenizer.log",
-        benchmark:
-            RUN / "benchmarks/train_tokenizer.tsv"
         threads: 4
         resources:
             mem_mb=8000,
-            runtime=24 * 60,
+            runtime=runtime("train_tokenizer", 24 * 60),
         params:
             settings=rule_keys.train_tokenizer(settings),
             folder=RUN / "tokenizer",
@@ -199,32 +210,26 @@ rule tokenize:
             if path
         ],
     output:
-        bin=RUN / "tokens/{shard}_text_document.bin",
         idx=RUN / "tokens/{shard}_text_document.idx",
-        meta=RUN / "tokens/{shard}_text_document.json",
-        rejects=RUN / "tokens/rejects/{shard}.jsonl.zst",
-        stats=RUN / "tokens/{shard}.stats.json",
     log:
         RUN / "logs/tokenize/{shard}.log",
-    benchmark:
-        RUN / "benchmarks/tokenize/{shard}.tsv"
     resources:
         mem_mb=2000,
-        runtime=120,
+        runtime=runtime("tokenize", 120),
     params:
         settings=rule_keys.tokenize(settings),
-        prefix=lambda wildcards: RUN / "tokens" / wildcards.shard,
+        prefix=f"{RUN}/tokens/{{shard}}",
+        rejects=f"{RUN}/tokens/rejects/{{shard}}.jsonl.zst",
+        stats=f"{RUN}/tokens/{{shard}}.stats.json",
     shell:
         'python -m corpus.tokenize --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
-        "--output-prefix {params.prefix:q} --rejects {output.rejects:q} --stats {output.stats:q} "
+        "--output-prefix {params.prefix:q} --rejects {params.rejects:q} --stats {params.stats:q} "
         "--workers {threads} --allow-empty > {log:q} 2>&1"
 
 
 rule merge_index:
     input:
-        idx=expand(RUN / "tokens/{shard}_text_document.idx", shard=SHARDS),
-        bin=expand(RUN / "tokens/{shard}_text_document.bin", shard=SHARDS),
-        meta=expand(RUN / "tokens/{shard}_text_document.json", shard=SHARDS),
+        expand(RUN / "tokens/{shard}_text_document.idx", shard=SHARDS),
     output:
         bin=f"{settings.dataset_prefix}.bin",
         idx=f"{settings.dataset_prefix}.idx",
@@ -232,11 +237,9 @@ rule merge_index:
         stats=RUN / "dataset/stats.json",
     log:
         RUN / "logs/merge_index.log",
-    benchmark:
-        RUN / "benchmarks/merge_index.tsv"
     resources:
         mem_mb=2000,
-        runtime=240,
+        runtime=runtime("merge_index", 240),
     params:
         folder=RUN / "tokens",
         shards=len(SHARDS),

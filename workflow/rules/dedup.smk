@@ -3,6 +3,11 @@
 
 from pathlib import Path
 
+
+localrules:
+    dedup_signed,
+
+
 WORK = RUN / "dedup/work"
 # One file per part: the bands plus the exact hashes, and as many blocks of pairs. The number of jobs is in no file name,
 # input or param, so that changing it repeats no work.
@@ -19,16 +24,22 @@ rule dedup_signatures:
         signatures=temp(WORK / "{shard}.signatures"),
     log:
         RUN / "logs/dedup_signatures/{shard}.log",
-    benchmark:
-        RUN / "benchmarks/dedup_signatures/{shard}.tsv"
     resources:
         mem_mb=2000,
-        runtime=240,
+        runtime=runtime("dedup_signatures", 240),
     params:
         settings=rule_keys.dedup_signatures(settings),
     shell:
         'python -m corpus.dedup signatures --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
         "--output {output.signatures:q} --workers {threads} > {log:q} 2>&1"
+
+
+# One file that stands for all signatures, so that they are not inputs of every job of the next rule.
+rule dedup_signed:
+    input:
+        expand(rules.dedup_signatures.output.signatures, shard=SHARDS),
+    output:
+        temp(touch(WORK / "signed")),
 
 
 for job in range(JOBS):
@@ -37,16 +48,14 @@ for job in range(JOBS):
         name:
             f"dedup_bands_{job}"
         input:
-            signatures=expand(rules.dedup_signatures.output.signatures, shard=SHARDS),
+            rules.dedup_signed.output,
         output:
             pairs=temp(expand(WORK / "{part}.pairs", part=PARTS[job::JOBS])),
         log:
             RUN / f"logs/dedup_bands/{job}.log",
-        benchmark:
-            RUN / f"benchmarks/dedup_bands/{job}.tsv"
         resources:
             mem_mb=MEMORY_MB,
-            runtime=240,
+            runtime=runtime("dedup_bands", 240),
         params:
             folder=WORK,
             shards=len(SHARDS),
@@ -67,11 +76,9 @@ for job in range(JOBS):
             edges=temp(expand(WORK / "{part}.edges", part=PARTS[job::JOBS])),
         log:
             RUN / f"logs/dedup_verify/{job}.log",
-        benchmark:
-            RUN / f"benchmarks/dedup_verify/{job}.tsv"
         resources:
             mem_mb=MEMORY_MB,
-            runtime=12 * 60,
+            runtime=runtime("dedup_verify", 12 * 60),
         params:
             settings=rule_keys.dedup_verify(settings),
             folder=WORK,
@@ -95,11 +102,9 @@ rule dedup_clusters:
         stats=RUN / "dedup/clusters.json",
     log:
         RUN / "logs/dedup_clusters.log",
-    benchmark:
-        RUN / "benchmarks/dedup_clusters.tsv"
     resources:
         mem_mb=MEMORY_MB,
-        runtime=12 * 60,
+        runtime=runtime("dedup_clusters", 12 * 60),
     params:
         folder=WORK,
         shards=len(SHARDS),
@@ -115,17 +120,14 @@ rule dedup:
         clusters=rules.dedup_clusters.output.clusters,
     output:
         documents=RUN / "dedup/{shard}.jsonl.zst",
-        removed=RUN / "dedup/removed/{shard}.jsonl.zst",
-        stats=RUN / "dedup/{shard}.stats.json",
     log:
         RUN / "logs/dedup/{shard}.log",
-    benchmark:
-        RUN / "benchmarks/dedup/{shard}.tsv"
     resources:
         mem_mb=2000,
-        runtime=240,
+        runtime=runtime("dedup", 240),
     params:
         folder=RUN / "dedup",
+        stats=f"{RUN}/dedup/{{shard}}.stats.json",
     shell:
         "python -m corpus.dedup filter --input {input.documents:q} --clusters {input.clusters:q} "
-        "--output-dir {params.folder:q} --stats {output.stats:q} > {log:q} 2>&1"
+        "--output-dir {params.folder:q} --stats {params.stats:q} > {log:q} 2>&1"

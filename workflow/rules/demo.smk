@@ -7,11 +7,9 @@ rule demo_site:
         site=RUN / "site/site.json",
     log:
         RUN / "logs/demo_site.log",
-    benchmark:
-        RUN / "benchmarks/demo_site.tsv"
     resources:
         mem_mb=500,
-        runtime=5,
+        runtime=runtime("demo_site", 5),
     params:
         folder=RUN / "site",
     shell:

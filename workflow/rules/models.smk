@@ -27,8 +27,7 @@ rule train:
         done=RUN / "models/{model}/done.json",
     log:
         RUN / "logs/train/{model}.log",
-    benchmark:
-        RUN / "benchmarks/train/{model}.tsv"
+    retries: 0  # what a person cancelled stays cancelled
     # A local job uses the cores of this machine; for a Slurm job, the rule only waits.
     threads: workflow.cores if settings.cluster.executor == "local" else 1
     resources:
@@ -53,13 +52,11 @@ rule merge:
         weights=RUN / "merged/{model}/model.safetensors",
     log:
         RUN / "logs/merge/{model}.log",
-    benchmark:
-        RUN / "benchmarks/merge/{model}.tsv"
     resources:
         mem_mb=lambda wildcards: job_memory.merge_mb(
             settings.models[wildcards.model].model
         ),
-        runtime=60,
+        runtime=runtime("merge", 60),
     params:
         run=subpath(input.done, parent=True),  # renamed, every finished merge would run again
         folder=subpath(output.config, parent=True),
@@ -77,14 +74,12 @@ rule evaluate:
         result=RUN / "evaluation/{model}.json",
     log:
         RUN / "logs/evaluate/{model}.log",
-    benchmark:
-        RUN / "benchmarks/evaluate/{model}.tsv"
     threads: 2
     resources:
         mem_mb=lambda wildcards: job_memory.evaluate_mb(
             settings.models[wildcards.model].model
         ),
-        runtime=240,
+        runtime=runtime("evaluate", 240),
     params:
         model=subpath(input.weights, parent=True),
         settings=lambda wildcards: rule_keys.evaluate(settings, wildcards.model),
@@ -103,14 +98,12 @@ rule generate:
         sample=RUN / "samples/{model}.txt",
     log:
         RUN / "logs/generate/{model}.log",
-    benchmark:
-        RUN / "benchmarks/generate/{model}.tsv"
     threads: 2
     resources:
         mem_mb=lambda wildcards: job_memory.generate_mb(
             settings.models[wildcards.model].model
         ),
-        runtime=60,
+        runtime=runtime("generate", 60),
     params:
         model=subpath(input.weights, parent=True),
         settings=rule_keys.generate(settings),

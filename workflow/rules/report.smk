@@ -1,23 +1,12 @@
 # One HTML file about the run: the documents that each step kept, the loss, a generated sample.
 
 
-CORPUS_STATS = [
-    *([rules.blacklist.output.stats] if settings.urls else []),
-    *([rules.ingest.output.stats] if settings.sources else []),
-    *expand(
-        RUN / "{step}/{shard}.stats.json",
-        step=["pages"] * bool(settings.urls)
-        + ["clean", "dedup", "tokens"]
-        + ["decontaminate"] * bool(settings.decontaminate.files),
-        shard=SHARDS,
-    ),
-    rules.merge_index.output.stats,
-]
-
-
 rule report:
     input:
-        stats=CORPUS_STATS if settings.urls or settings.sources else [],
+        # The last step of the corpus: the statistics of every shard exist before it.
+        stats=(
+            rules.merge_index.output.stats if settings.urls or settings.sources else []
+        ),
         models=expand(
             [
                 RUN / "models/{model}/done.json",
@@ -30,11 +19,9 @@ rule report:
         page=RUN / "report.html",
     log:
         RUN / "logs/report.log",
-    benchmark:
-        RUN / "benchmarks/report.tsv"
     resources:
         mem_mb=1000,
-        runtime=10,
+        runtime=runtime("report", 10),
     params:
         run=RUN,
     shell:

@@ -215,9 +215,10 @@ def test_an_idle_connection_closed_by_the_server_is_not_a_failure() -> None:
     closing = rude.raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nok")
     pages = {f"one.example/{n}": closing for n in range(100)}
     with rude_server(pages) as server:
-        settings = settings_for(server, obey_robots=False, retries=0)
+        patient = {"page_timeout": 60, "read_timeout": 60}  # a busy machine must not look like a failure
+        settings = settings_for(server, obey_robots=False, retries=0, **patient)
         outcomes = fetch(settings, *(f"http://{name}" for name in pages))
-    assert all(isinstance(page, FetchedPage) for page in outcomes)
+    assert all(isinstance(page, FetchedPage) for page in outcomes), outcomes
 
 
 def test_hanging_dns_look_ups_cost_only_their_own_pages(monkeypatch: pytest.MonkeyPatch) -> None:

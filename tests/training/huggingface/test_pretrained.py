@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from common.errors import CheckpointError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
+from tests.convert.helpers import write_pretrained
 from training.huggingface import pretrained
 from training.huggingface.tokenizer import read_tokenizer
 from training.inference.load import load_model, model_from_weights
@@ -28,7 +29,7 @@ def random_weights(settings: ModelSettings) -> dict[str, torch.Tensor]:
 
 def test_our_folder_loads_in_transformers_with_equal_logits(tmp_path: Path) -> None:
     weights = random_weights(SMALL)
-    pretrained.save_pretrained(tmp_path, weights, SMALL, None)
+    write_pretrained(tmp_path, weights, SMALL)
     theirs, report = GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert theirs.lm_head.weight is theirs.transformer.wte.weight
@@ -40,7 +41,7 @@ def test_our_folder_loads_in_transformers_with_equal_logits(tmp_path: Path) -> N
 
 def test_our_folder_loads_bit_for_bit(tmp_path: Path) -> None:
     weights = random_weights(SMALL)
-    pretrained.save_pretrained(tmp_path, weights, SMALL, None)
+    write_pretrained(tmp_path, weights, SMALL)
     settings, read = pretrained.load_pretrained(tmp_path)
     assert settings == SMALL
     assert read.keys() == weights.keys()
@@ -61,7 +62,7 @@ def test_a_folder_that_transformers_wrote_is_read(tmp_path: Path, shard_size: st
 
 def test_the_folders_tokenizer_is_gpt2s(tmp_path: Path) -> None:
     settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, seq_len=8)
-    pretrained.save_pretrained(tmp_path, random_weights(settings), settings, Tokenizer())
+    write_pretrained(tmp_path, random_weights(settings), settings, Tokenizer())
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path)
     text = "Naïve café — 3.14 <|endoftext|>"
     assert ours is not None
@@ -100,7 +101,7 @@ def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
     ],
 )
 def test_an_unsupported_folder_is_refused_by_key(tmp_path: Path, key: str, value: object, says: str) -> None:
-    pretrained.save_pretrained(tmp_path, random_weights(SMALL), SMALL, None)
+    write_pretrained(tmp_path, random_weights(SMALL), SMALL)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(CheckpointError, match=says):

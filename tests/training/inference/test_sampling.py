@@ -115,7 +115,7 @@ def test_prompts_keep_their_order_over_several_batches() -> None:
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_greedy_tokens_equal_those_of_transformers(models: tuple[GPT2, GPT2LMHeadModel], prompt: list[int]) -> None:
     end, count = SMALL.vocab_size - 1, 40 - len(prompt)
-    text = torch.tensor([[end, *prompt]])
+    text = torch.tensor([prompt or [end]])
     fixed = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=end, pad_token_id=end)
     expected = models[1].generate(text, attention_mask=torch.ones_like(text), generation_config=fixed)
     options = GenerateSettings(max_tokens=count, temperature=0)

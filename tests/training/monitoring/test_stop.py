@@ -11,8 +11,10 @@ import pytest
 
 from common.files import read_rows
 from tests.training.helpers import Job, launch_ok, make_run, run_main, wait_for
+from training.leaving import RESUME_ME, TAKEN_OVER
+from training.model_folder import stopped_mark
 from training.monitoring.run_claim import RunClaim
-from training.monitoring.stop import RESUME_ME, SIGNALS
+from training.monitoring.stop import SIGNALS
 from training.train import main
 
 LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_000}
@@ -50,8 +52,10 @@ def test_a_run_that_is_asked_to_stop_saves_and_exits_to_be_resumed(
     assert iteration == int(read_rows(folder / "train.csv")[-1]["iteration"])
     assert way in said and f"stopped after iteration {iteration}; start again" in said
     assert not {"stop", "done.json", "owner.json", "heartbeat"} & {path.name for path in folder.iterdir()}
+    assert stopped_mark(folder).exists() == (way == "stop")  # a person asked, so that nobody starts it again unasked
     assert run_main(main, "--config", config, "--model", "tiny", f"train.iterations={iteration + 1}") == 0
     assert f"resumed from {saved}" in capsys.readouterr().out
+    assert not stopped_mark(folder).exists()
 
 
 def test_a_second_interrupt_ends_the_process_at_once_and_an_ignored_signal_does_not(tmp_path: Path) -> None:
@@ -72,7 +76,7 @@ def test_a_job_whose_folder_was_taken_over_ends_without_saving(
 ) -> None:
     monkeypatch.setattr("training.monitoring.run_claim._INTERVAL", 0.01)
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
-    assert interrupted(config, RunClaim(folder, 0, "slurm-77.0-1").take) == 2
+    assert interrupted(config, RunClaim(folder, 0, "slurm-77.0-1").take) == TAKEN_OVER
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "job slurm-77.0-1 (process " in error and "has taken over this run" in error
     assert not list(folder.glob("iter_*"))

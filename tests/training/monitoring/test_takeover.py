@@ -8,6 +8,7 @@ import pytest
 from common.files import read_json, read_rows
 from tests.training.helpers import Job, launch_ok, make_run, wait_for
 from tests.training.monitoring.test_stop import course
+from training.leaving import TAKEN_OVER
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
@@ -25,7 +26,7 @@ def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path, ranks: 
         with Job(ranks, *command) as newer:
             wait_for(lambda: "resumed from" in newer.said(0, "out"))
             older.signal(signal.SIGCONT)
-            assert [result.returncode for result in older.wait()] == [2] * ranks
+            assert [result.returncode for result in older.wait()] == [TAKEN_OVER] * ranks
             assert [result.returncode for result in newer.wait()] == [0] * ranks, newer.said(0, "err")
         said = older.said(0, "err")
     assert "has taken over this run" in said or "removed, by another job" in said

@@ -1,0 +1,114 @@
+"""Stop a training job: it finishes its step, saves a checkpoint and ends. `python -m cluster.submit` continues it.
+
+    python -m cluster.cancel results/demo/models/tiny
+    python -m cluster.cancel results/demo/models/tiny --now
+
+A job that waits in the queue is removed from it. `--now` does not wait for the step and the checkpoint: Slurm sends
+SIGTERM, and SIGKILL after its KillWait; without Slurm it is 10 seconds. A job that was cancelled stays cancelled:
+`cluster.submit --wait` and Snakemake end with an error, and nothing submits it again but a person.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cluster import slurm, submission
+from cluster.jobs import (
+    ASKED,
+    FINAL,
+    Job,
+    State,
+    current_state,
+    look,
+    read_job,
+    read_state,
+    require_folder,
+    write_state,
+)
+from cluster.wait import POLL, describe, progress
+from common import cli
+from common.errors import JobError
+from common.progress import LOG_INTERVAL
+from training.model_folder import checkpoint_folders, stop_file
+
+
+def cancel(folder: Path, job: Job, now: bool = False) -> State:
+    """Stop the job of a model folder, and wait for its end; returns its final state.
+
+    Raises JobError if it must be cancelled through the controller, which does not answer.
+    """
+    stop, asked, killed = stop_file(folder), -1, False
+    told, printed = "", time.monotonic()
+    while True:
+        known = look([job])
+        state = current_state(folder, job, known)
+        if state.state in FINAL:
+            break
+        pending = known is not None and job.id in known and known[job.id].state == "PENDING"
+        if pending or (now and not killed):
+            killed = True
+            _say(folder, job, state, "removing it from the queue" if pending else "ending it at once")
+            _kill(folder, job)
+            continue
+        if not now and state.restarts > asked:
+            asked = state.restarts
+            stop.touch()
+        doing = "waiting for its end" if now else "waiting until it has finished its step and saved"
+        if told != doing:
+            _say(folder, job, state, doing)
+        elif time.monotonic() - printed >= LOG_INTERVAL:
+            printed = time.monotonic()
+            print(progress(folder.name, job, state), flush=True)
+        told = doing
+        time.sleep(POLL[job.executor])
+    stop.unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one
+    recorded = read_state(folder, job)
+    if state.state != "finished" and (recorded is None or recorded.state not in FINAL):
+        state = replace(state, state="cancelled", reason=ASKED)
+        write_state(folder, state)
+    return state
+
+
+def _say(folder: Path, job: Job, state: State, doing: str) -> None:
+    print(f"{folder.name}: job {job.id} {describe(state)}; {doing}", flush=True)
+
+
+def _kill(folder: Path, job: Job) -> None:
+    """Cancel a job. This is recorded first, so that the job is not requeued when it ends."""
+    before = read_state(folder, job) or State(job.id, "queued")
+    write_state(folder, replace(before, state="cancelled", reason=ASKED))
+    if job.executor == "local":
+        return submission.kill_here(job.id)
+    try:
+        slurm.cancel([job.id])
+    except JobError:
+        write_state(folder, before)
+        raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code, 0 also if there was nothing to cancel."""
+    parser = cli.parser("cluster.cancel", __doc__)
+    parser.add_argument("folder", type=cli.input_path, metavar="MODEL_FOLDER", help="model folder of the job")
+    parser.add_argument("--now", action="store_true", help="do not wait for a checkpoint")
+    arguments = parser.parse_args(argv)
+    folder = require_folder(arguments.folder)
+    job = read_job(folder)
+    if job is None:
+        print(f"{folder.name}: no job was submitted for it")
+        return 0
+    before = current_state(folder, job, look([job]))
+    if before.state in FINAL:
+        print(f"{folder.name}: nothing to cancel, job {job.id} is not alive: {describe(before)}")
+        return 0
+    state = cancel(folder, job, arguments.now)
+    newest = next(iter(checkpoint_folders(folder)), None)
+    saved = f"its newest checkpoint is {newest.name}" if newest else "it has no checkpoint"
+    print(f"{folder.name}: job {job.id} {describe(state)}; {saved}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,253 @@
+"""Batches of shards: which shards share a Slurm task, and the files that a batch consists of.
+
+One batch is one sbatch call: an array of tasks, each with a list of shards. RUN/slurm/BATCH holds
+
+    batch.sh          the script that Slurm runs
+    run_batch.py      a copy of cluster/corpus_jobs/run_batch.py, which works on the list of a task
+    0.json            the shards of task 0: name, command, threads, logs
+    0.results         what became of them, one line per event
+    batch.json        the job id, written when Slurm has accepted the batch
+    abandoned         exists if nobody waits for the batch: its tasks then run nothing
+    0.abandoned       the same for one task
+
+A batch whose shards have all been reported is removed, so what is found here when a run starts was left by a Snakemake
+that died.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.corpus_jobs.run_batch import read_events
+from cluster.slurm import site_options
+from common.files import write_json
+from common.settings import SiteSettings
+
+FOLDER = "slurm"  # of a run
+_RUNNER = Path(__file__).with_name("run_batch.py")
+# Sites that start jobs with an empty environment (SBATCH_EXPORT=NONE) need these.
+_EXPORTED = re.compile(r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|LANG|LC_ALL|URLS_TO_GPT2_\w+")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a task runs for one job of the DAG."""
+
+    key: str
+    """A hash of its rule and outputs."""
+    label: str
+    """What people call it: 0003, or the rule's name."""
+    rule: str
+    command: str
+    shell: str
+    threads: int
+    logs: list[str]
+    """Its log files, relative to the folder in which Snakemake runs."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a batch asks of Slurm, per task. None: the site's default."""
+
+    cpus: int
+    mem_mb: int | None
+    minutes: int | None
+
+
+def key_of(rule: str, outputs: Iterable[object]) -> str:
+    """What names a job of the DAG over several runs of Snakemake."""
+    return hashlib.sha256("\n".join([rule, *map(str, outputs)]).encode()).hexdigest()[:20]
+
+
+def split(count: int, per_task: int, max_tasks: int) -> list[list[range]]:
+    """Which of `count` shards each task of each batch works on.
+
+    `per_task` is the number of shards per task; 0: as many as make one batch of at most `max_tasks` tasks.
+    """
+    per_task = per_task or -(-count // max_tasks)
+    tasks = [range(first, min(first + per_task, count)) for first in range(0, count, per_task)]
+    return [tasks[first : first + max_tasks] for first in range(0, len(tasks), max_tasks)]
+
+
+@dataclass(eq=False)
+class Task:
+    """One task of a batch, and what its result file says."""
+
+    folder: Path
+    index: int
+    shards: list[Shard]
+    request: Request
+    context: str
+    """A hash of the settings and the Python that its commands were given."""
+    job: str = ""
+    """Slurm's id: ID_INDEX for a task of an array; empty if unknown."""
+    running: int | None = None
+    """The shard that has started last, if it has not ended."""
+    alone: bool = False
+    """Whether `running` is the first one since Slurm started the task: it had the whole time limit for itself."""
+    started: dict[int, float] = field(default_factory=dict)
+    """When each shard started: seconds since the epoch by the clock of the file system."""
+    ended: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The exit code, seconds and peak memory of each shard that has ended."""
+    _offset: int = 0
+    _first: bool = True
+
+    def read(self) -> None:
+        """Read what is new in the result file."""
+        events, self._offset = read_events(str(self.folder / f"{self.index}.results"), self._offset)
+        for event in events:
+            if "begin" in event:
+                self.job = self.job or event["job"]
+                self.running, self._first = None, True
+            elif "start" in event:
+                self.running, self.alone, self._first = event["start"], self._first, False
+                self.started[event["start"]] = event["time"]
+            elif "end" in event:
+                self.running = None
+                self.ended[event["end"]] = event
+
+    @property
+    def log(self) -> Path:
+        """What the task and Slurm itself print."""
+        return self.folder.parent.parent / "logs" / FOLDER / f"{self.folder.name}_{self.index}.log"
+
+    def abandon(self) -> None:
+        """Make the task run nothing more, even if Slurm starts it later."""
+        (self.folder / f"{self.index}.abandoned").touch()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it has been given up."""
+        return any((self.folder / name).exists() for name in ("abandoned", f"{self.index}.abandoned"))
+
+
+def exported(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that a command needs on any site."""
+    return {name: value for name, value in sorted(environment.items()) if _EXPORTED.fullmatch(name)}
+
+
+def context(environment: Mapping[str, str]) -> str:
+    """A hash of what the commands of a batch depend on besides their text: the settings, the Python, the folder."""
+    settings = sorted((name, value) for name, value in environment.items() if name.startswith("URLS_TO_GPT2_"))
+    return hashlib.sha256(json.dumps([settings, sys.executable, os.getcwd()]).encode()).hexdigest()[:16]
+
+
+def title(rules: Sequence[str]) -> str:
+    """What a batch is called: its rule, or what the names of its rules have in common, such as dedup_bands."""
+    return rules[0] if len(set(rules)) == 1 else os.path.commonprefix(rules).rstrip("_0123456789") or "corpus"  # noqa: RUF071
+
+
+def write_batch(
+    run: Path, shards: Sequence[Shard], parts: Sequence[range], request: Request, site: SiteSettings
+) -> list[Task]:
+    """Write the files of a batch whose tasks work on `parts` of `shards`. Returns its tasks, not yet submitted."""
+    name = title([shard.rule for shard in shards])
+    folder = _new_folder(run.absolute() / FOLDER, name)
+    tasks = [
+        Task(folder, index, [shards[number] for number in part], request, context(os.environ))
+        for index, part in enumerate(parts)
+    ]
+    for task in tasks:
+        first, last = task.shards[0].label, task.shards[-1].label
+        labels = first if first == last else f"{first}-{last}"
+        content = {"name": f"{run.name}.{name}.{labels}", "shards": [asdict(shard) for shard in task.shards]}
+        (folder / f"{task.index}.json").write_text(json.dumps(content), encoding="utf-8")
+        (folder / f"{task.index}.results").touch()
+    shutil.copyfile(_RUNNER, folder / _RUNNER.name)
+    tasks[0].log.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site), encoding="utf-8")
+    _write_record(tasks)
+    return tasks
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    start = time.strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        folder = parent / f"{name}.{start}" if number == 1 else parent / f"{name}.{start}.{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError
+
+
+def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
+    """The batch script."""
+    request, folder = tasks[0].request, tasks[0].folder
+    log = str(tasks[0].log).replace("%", "%%")
+    if len(tasks) > 1:
+        log = log.removesuffix("_0.log") + "_%a.log"
+    options = [
+        f"--job-name={name}",
+        *([f"--array=0-{len(tasks) - 1}"] if len(tasks) > 1 else []),
+        f"--output={log}",
+        "--open-mode=append",
+        f"--chdir={Path.cwd()}",
+        "--requeue",
+        f"--cpus-per-task={request.cpus}",
+        *([f"--mem={request.mem_mb}"] if request.mem_mb else []),
+        *([f"--time={request.minutes}"] if request.minutes else []),
+        *site_options(site),
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {shlex.quote(option)}" for option in options),
+            *(f"export {name}={shlex.quote(value)}" for name, value in exported(os.environ).items()),
+            *site.setup,
+            f"exec {shlex.join([sys.executable, '-IS', str(folder / _RUNNER.name), str(folder)])}",
+            "",
+        ]
+    )
+
+
+def _write_record(tasks: Sequence[Task], job: str = "") -> None:
+    first = tasks[0]
+    record = {"job": job, "tasks": len(tasks), "request": asdict(first.request), "context": first.context}
+    write_json(first.folder / "batch.json", record)
+
+
+def accepted(tasks: Sequence[Task], job: str) -> None:
+    """Record that Slurm has accepted a batch as `job`."""
+    _write_record(tasks, job)
+    for task in tasks:
+        task.job = f"{job}_{task.index}" if len(tasks) > 1 else job
+
+
+def left_over(run: Path) -> Iterator[Task]:
+    """The tasks of all batches whose shards have not all been reported, those of the newest batch last."""
+    records = list((run.absolute() / FOLDER).glob("*/batch.json"))
+    for folder in [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime)]:
+        try:
+            record = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
+            for index in range(record["tasks"]):
+                content = json.loads((folder / f"{index}.json").read_text(encoding="utf-8"))
+                shards = [Shard(**shard) for shard in content["shards"]]
+                task = Task(folder, index, shards, Request(**record["request"]), record["context"])
+                if record["job"]:
+                    task.job = f"{record['job']}_{index}" if record["tasks"] > 1 else record["job"]
+                task.read()
+                yield task
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # Snakemake died, or another one is at work, before the batch was complete: Slurm does not have it
+
+
+def remove(folder: Path) -> None:
+    """Remove the files of a batch, and the folder of all batches if it is empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.rmdir()
+    except OSError:
+        return

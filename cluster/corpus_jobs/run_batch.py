@@ -1,0 +1,207 @@
+"""Runs the shards of one Slurm task, one after the other; each result is on disk before the next shard starts.
+
+    python -IS run_batch.py FOLDER     # inside a Slurm job
+
+FOLDER/INDEX.json lists the shards of task INDEX; FOLDER/INDEX.results receives one JSON line per event:
+
+    {"begin": RESTARTS, "job": ID}                            a Slurm job started, or started again, on this list
+    {"start": I, "time": T}                                   shard I starts; it sees inputs as they were at T
+    {"end": I, "exit": CODE, "seconds": S, "max_rss_mb": M}   shard I ended; a negative code is a signal
+
+A requeued task skips shards that have ended. A shard that fails does not stop the others. SIGTERM (time limit,
+preemption, scancel) goes on to the running command, and what has not ended stays unrecorded. A task leaves quietly if
+a newer one works on the same list, or if the file FOLDER/abandoned or FOLDER/INDEX.abandoned exists.
+
+The file needs nothing but the standard library: a copy of it lies in FOLDER, so that edited code never changes the
+runner of a queued job.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+WATCH = 5.0  # seconds between two looks at whether this task is still wanted
+TAKEOVER = 3 * WATCH  # seconds in which an older copy of a requeued task notices the new one and leaves
+GRACE = 20.0  # seconds between SIGTERM and SIGKILL for a command that is no longer wanted
+_LONGEST_ARGUMENT = 100_000  # bytes; the kernel allows 131,072
+_THREADS = (
+    "OMP_NUM_THREADS GOTO_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS VECLIB_MAXIMUM_THREADS NUMEXPR_NUM_THREADS"
+).split()
+
+
+def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The events after byte `offset`, and the offset behind them. A line that is not finished yet is left for later."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    events = []
+    for line in whole.splitlines():
+        with contextlib.suppress(ValueError):  # a line that a killed task did not finish
+            event = json.loads(line)
+            events += [event] if isinstance(event, dict) else []
+    return events, offset + len(whole)
+
+
+def keep_log(path: str) -> None:
+    """Rename the log of an attempt that ended: 0003.log becomes 0003.attempt1.log, the next one 0003.attempt2.log."""
+    if os.path.exists(path):
+        stem, ending = os.path.splitext(path)
+        number = 1
+        while os.path.exists(f"{stem}.attempt{number}{ending}"):
+            number += 1
+        os.replace(path, f"{stem}.attempt{number}{ending}")
+
+
+def forget_logs(log: str) -> None:
+    """Remove the logs of failed attempts that an earlier run kept."""
+    stem, ending = os.path.splitext(log)
+    for number in range(1, 100):
+        try:
+            os.remove(f"{stem}.attempt{number}{ending}")
+        except FileNotFoundError:
+            return
+
+
+class Task:
+    """One Slurm task: its list, its results, and the command that runs."""
+
+    def __init__(self, folder: str, index: int, job: str, restarts: int) -> None:
+        self.folder, self.index, self.job, self.restarts = folder, index, job, restarts
+        self.results = f"{folder}/{index}.results"
+        self.stopping = False
+        self.child: subprocess.Popen[bytes] | None = None
+        self.kill_at = float("inf")
+
+    def record(self, **event: object) -> None:
+        """Append an event; it is on disk when this returns."""
+        data = json.dumps(event).encode() + b"\n"
+        with open(self.results, "a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                data = data if file.read(1) == b"\n" else b"\n" + data
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def wanted(self) -> bool:
+        """Whether nobody gave this task up, and no other copy of it works on the list."""
+        if any(os.path.exists(f"{self.folder}/{name}") for name in ("abandoned", f"{self.index}.abandoned")):
+            return False
+        try:
+            begun = [event for event in read_events(self.results)[0] if "begin" in event]
+        except FileNotFoundError:  # all shards have been reported, and the batch was removed
+            return False
+        owner = begun[0]["job"] if begun else self.job
+        return owner == self.job and all(event["begin"] <= self.restarts for event in begun if event["job"] == owner)
+
+    def stop(self, *_: object) -> None:
+        """End the running command, and start no other."""
+        self.stopping = True
+        self._signal(signal.SIGTERM)
+
+    def watch(self, *_: object) -> None:
+        """Stop if this task is not wanted any more."""
+        if not self.stopping and not self.wanted():
+            self.kill_at = time.monotonic() + GRACE
+            self.stop()
+        elif time.monotonic() > self.kill_at:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> bool:
+        """Signal the running command and all that it started; returns whether there is any of it."""
+        if self.child is None:
+            return False
+        try:
+            os.killpg(self.child.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def execute(self, shard: dict[str, Any]) -> dict[str, object]:
+        """Run a shard's command; returns its exit code, seconds and peak memory."""
+        environment = {**os.environ, **dict.fromkeys(_THREADS, str(shard["threads"]))}
+        environment.update(dict.fromkeys(("TMPDIR", "TMP", "TEMPDIR", "TEMP"), tempfile.gettempdir()))
+        command, script = [shard["shell"], "-c", shard["command"]], ""
+        if len(shard["command"].encode()) > _LONGEST_ARGUMENT:
+            descriptor, script = tempfile.mkstemp(suffix=".sh")
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(shard["command"])
+            command = [shard["shell"], script]
+        started = time.monotonic()
+        # a process group of its own, so that signals reach what the command started
+        self.child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        if self.stopping:  # the signal came before there was a child
+            self._signal(signal.SIGTERM)
+        _, status, usage = os.wait4(self.child.pid, 0)
+        self.child.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait again
+        while self.stopping and self._signal(0):  # the shell ends before the program that it started
+            time.sleep(0.05)
+        if script:
+            os.remove(script)
+        seconds, code = round(time.monotonic() - started, 3), self.child.returncode
+        self.child = None
+        return {"exit": code, "seconds": seconds, "max_rss_mb": usage.ru_maxrss // 1024}
+
+    def run(self) -> int:
+        """Run every shard that has not ended; returns the exit code of the task."""
+        with open(f"{self.folder}/{self.index}.json", encoding="utf-8") as file:
+            task = json.load(file)
+        self.record(begin=self.restarts, job=self.job)
+        if not self.wanted():
+            print("another job works on these shards, or they were given up", flush=True)
+            return 0
+        events = read_events(self.results)[0]
+        codes = {event["end"]: event["exit"] for event in events if "end" in event}
+        renamed = self._rename(task["name"])
+        if self.restarts and any(event.get("start", -1) not in (-1, *codes) for event in events):
+            time.sleep(TAKEOVER)
+        for number, shard in enumerate(task["shards"]):
+            if self.stopping or not self.wanted():
+                break
+            if number in codes:
+                continue
+            for log in shard["logs"]:
+                keep_log(log)
+            self.record(start=number, time=os.stat(self.results).st_mtime)
+            result = self.execute(shard)
+            print(f"{shard['label']}: exit code {result['exit']} after {result['seconds']} s", flush=True)
+            if self.stopping and result["exit"]:
+                break
+            self.record(end=number, **result)
+            codes[number] = result["exit"]
+        if renamed is not None:
+            renamed.kill()
+        if self.stopping or len(codes) < len(task["shards"]):
+            return 143
+        return 1 if any(codes.values()) else 0
+
+    def _rename(self, name: str) -> "subprocess.Popen[bytes] | None":
+        """Show the first and last shard in squeue. Does not wait: a busy controller must not delay the work."""
+        command = ["scontrol", "update", f"jobid={self.job}", f"jobname={name}"]
+        with contextlib.suppress(OSError):
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return None
+
+
+def main(folder: str) -> int:
+    """Run the task that Slurm's environment variables name; returns its exit code."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    index = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    job = f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "")
+    task = Task(folder, index, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM})
+    signal.signal(signal.SIGTERM, task.stop)
+    signal.signal(signal.SIGALRM, task.watch)
+    signal.setitimer(signal.ITIMER_REAL, WATCH, WATCH)
+    return task.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,202 @@
+"""Decides, at the end of a Slurm job's batch script, whether the job is finished, has failed, or is requeued.
+
+    python -m cluster.job_end --folder results/demo/models/tiny --code 75 --max-restarts 3
+
+Slurm itself requeues a job only if its node dies or it is preempted without grace: a job that saves and leaves politely
+would be FAILED. So the script requeues it before it ends, after a time limit, a preemption or the death of a rank. It
+does not if a person has stopped or cancelled it, if the error needs a person, or if it has restarted too often without
+a new checkpoint.
+"""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster import slurm
+from cluster.jobs import ASKED, Job, State, owner, read_state, write_state
+from common import cli
+from training.leaving import RESUME_ME, TAKEN_OVER, TO_CURE
+from training.model_folder import failed_mark, newest_iteration, stop_file, stopped_mark
+
+_PATIENCE = 600.0  # seconds to wait for a controller that does not answer
+_RETRY = 2.0
+_EARLY = 65.0  # seconds: Slurm may signal a minute earlier than asked
+
+
+class Ended(NamedTuple):
+    """The end of one start of a job."""
+
+    code: int
+    """Exit code of srun: the highest of the ranks; 128 + N after signal N."""
+    restarts: int
+    """How often the job had been requeued before this start."""
+    slurm: Mapping[str, str]
+    """`scontrol show job`."""
+    newest: int
+    """Iteration of the newest checkpoint."""
+    stopped: bool
+    """Whether a person asked it to stop."""
+
+
+def decide(end: Ended, before: State, max_restarts: int) -> State | None:
+    """The state of the job from now on; None if Slurm has requeued it already, so that this end does not matter."""
+    if int(end.slurm.get("Restarts", end.restarts)) != end.restarts:
+        return None
+    after = replace(before, restarts=end.restarts, checkpoint=end.newest)
+    if end.code == 0:
+        return replace(after, state="finished", reason="")
+    if before.state == "cancelled":  # cluster.cancel records it before it calls scancel
+        return after
+    if end.stopped:
+        return replace(after, state="cancelled", reason=ASKED)
+    if end.code == TO_CURE:
+        return replace(after, state="failed", reason="an error that must be cured first")
+    why = _reason(end)
+    if not why:
+        return replace(after, state="cancelled", reason="scancel")
+    return _again(before, end.restarts, end.newest, why, max_restarts)
+
+
+def _again(before: State, restarts: int, newest: int, why: str, max_restarts: int) -> State:
+    """The state of a job that should go on: requeued, unless it has restarted too often without a new checkpoint."""
+    after = replace(before, restarts=restarts, checkpoint=newest)
+    fruitless = 0 if newest > before.checkpoint else before.fruitless + 1
+    if fruitless > max_restarts:
+        reason = f"{why}; {max_restarts} restarts without a new checkpoint (cluster.max_restarts)"
+        return replace(after, state="out of restarts", reason=reason)
+    return replace(after, state="requeued", reason=why, restarts=restarts + 1, fruitless=fruitless)
+
+
+def _reason(end: Ended) -> str:
+    """Why the job ended early; empty if a person cancelled it."""
+    if "PreemptTime" in end.slurm:
+        return "preempted"
+    ending = end.slurm.get("JobState", "RUNNING") in ("COMPLETING", "CANCELLED", "TIMEOUT")
+    if ending and not _at_time_limit(end.slurm):
+        return ""
+    if end.code == RESUME_ME:
+        return "time limit" if ending or _close_to_limit(end.slurm) else "a signal"
+    return f"a process died (exit code {end.code})"
+
+
+def _at_time_limit(details: Mapping[str, str]) -> bool:
+    """Whether a job that is ending used all of its time."""
+    limit, start, end = (details.get(key, "") for key in ("TimeLimit", "StartTime", "EndTime"))
+    try:
+        return _time(end) - _time(start) >= _seconds(limit) - 1
+    except ValueError:
+        return False
+
+
+def _close_to_limit(details: Mapping[str, str]) -> bool:
+    try:
+        left = _time(details.get("EndTime", "")) - time.time()
+        return left <= _seconds(details.get("TimeLimit", "")) / 4 + _EARLY
+    except ValueError:
+        return False
+
+
+def _time(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+def _seconds(limit: str) -> int:
+    """Seconds of Slurm's [DAYS-]HH:MM:SS. Raises ValueError for UNLIMITED."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    if match is None:
+        raise ValueError(limit)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def is_taken_over(folder: Path, job: str, restarts: int) -> bool:
+    """Whether a later job, or a newer start of this one, has claimed the model folder.
+
+    A claim of an earlier start is stale: that one was killed, and this one ended before it claimed the folder.
+    """
+    claim = re.fullmatch(r"slurm-(\d+)\.\w+-(\d+)", owner(folder))
+    return claim is not None and (int(claim[1]), int(claim[2])) > (int(job), restarts)
+
+
+def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int) -> int:
+    """Record how this start of a job ended, and requeue it if it should go on; returns the batch script's exit code."""
+    if code == TAKEN_OVER or is_taken_over(folder, job.id, restarts):
+        print("another start of this training has the model folder; this one leaves")
+        return 0
+    for mark in folder.glob(f"{failed_mark(folder, 'slurm').name}-{job.id}.*-{restarts}"):
+        code = TO_CURE
+        mark.unlink(missing_ok=True)
+    before = read_state(folder, job) or State(job.id, "running")
+    newest = newest_iteration(folder)
+    stopped = stop_file(folder).exists() or stopped_mark(folder).exists()  # or asked, but it died first
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        details = slurm.details(job.id) or {}
+        end = Ended(code, restarts, details, newest, stopped)
+        after = decide(end, before, max_restarts)
+        if after is None:
+            return code
+        if details or after.state != "requeued" or time.monotonic() > deadline:
+            break
+        time.sleep(_RETRY)
+    print(f"{after.state}: {after.reason}" if after.reason else after.state, flush=True)
+    write_state(folder, after)  # before requeue, which ends this script
+    if after.state == "requeued" and not _requeue(job.id, restarts):
+        write_state(folder, replace(after, state="failed", reason=f"{after.reason}; Slurm refused to requeue it"))
+    return code
+
+
+def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> State:
+    """Requeue a job whose batch script was killed before it could; returns and records the new state.
+
+    `state` is what is known of it. Only a job that Slurm has ended, and no person, goes on.
+    """
+    details = slurm.details(job.id) or {}
+    why = {"PREEMPTED": "preempted", "TIMEOUT": "time limit", "NODE_FAIL": "node failure"}.get(
+        details.get("JobState", "")
+    )
+    if why is not None and state.state == "failed":
+        restarts = int(details.get("Restarts", "0"))
+        state = _again(state, restarts, newest_iteration(folder), why, max_restarts)
+    write_state(folder, state)  # before the job can start, and write its own
+    if state.state == "requeued" and not slurm.requeue(job.id):
+        state = replace(state, state="failed", reason=f"{why}; Slurm refused to requeue it")
+        write_state(folder, state)
+    return state
+
+
+def _requeue(job: str, restarts: int) -> bool:
+    deadline = time.monotonic() + _PATIENCE
+    while not slurm.requeue(job):
+        details = slurm.details(job)
+        if details is not None and int(details.get("Restarts", restarts)) > restarts:
+            return True  # Slurm did it meanwhile
+        if time.monotonic() > deadline or (details is not None and details.get("Requeue") == "0"):
+            return False
+        time.sleep(_RETRY)
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # Slurm sends them while it ends or requeues the job
+    parser = cli.parser("cluster.job_end", __doc__)
+    parser.add_argument("--folder", type=cli.input_path, required=True, metavar="MODEL_FOLDER", help="model folder")
+    parser.add_argument("--code", type=int, required=True, metavar="N", help="exit code of srun")
+    parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help="restarts without a new checkpoint")
+    arguments = parser.parse_args(argv)
+    # not job.json: the submitter may not have written it yet, or may have been killed
+    job = Job(os.environ["SLURM_JOB_ID"], "slurm", "")
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    return end_job(arguments.folder, job, arguments.code, restarts, arguments.max_restarts)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main, signals=False))

@@ -1,0 +1,85 @@
+"""The configuration section `cluster`: where jobs run, and what a Slurm site asks of them."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from common.settings.section import NonNegativeInt, PositiveInt, Section
+
+
+class SiteSettings(Section):
+    """What a Slurm site asks of a job. An empty value is left out, so that the site's default or SBATCH_* applies."""
+
+    partition: str = ""
+    """Slurm partition."""
+    account: str = ""
+    """Slurm account."""
+    qos: str = ""
+    """Quality of service."""
+    constraint: str = ""
+    """Features that a node must have."""
+    reservation: str = ""
+    """Reservation."""
+    exclusive: bool = False
+    """Whole nodes."""
+    sbatch: list[str] = []
+    """Further options of sbatch, such as --mail-type=END."""
+    setup: list[str] = []
+    """Shell commands that a job runs first, such as module load cuda."""
+
+    @field_validator("sbatch")
+    @classmethod
+    def _long_options(cls, options: list[str]) -> list[str]:
+        for option in options:
+            if not re.fullmatch(r"--[a-z][a-z-]*(=.+)?", option):
+                raise ValueError(f"{option!r} must be one long option with its value, such as --mail-type=END")
+        return options
+
+
+class CorpusJobSettings(SiteSettings):
+    """Corpus jobs on Slurm. Partition, account, QOS and reservation left out are those of `cluster`."""
+
+    shards_per_job: NonNegativeInt = 0
+    """Shards that one Slurm job works on, one after the other. 0: as many as keep an array within max_tasks."""
+    max_tasks: PositiveInt = 100
+    """Maximum number of tasks of one job array."""
+    runtime_minutes: dict[str, PositiveInt] = {}
+    """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 2880}. Unfinished shards are submitted
+    again."""
+
+
+class ClusterSettings(SiteSettings):
+    """Where training jobs run (`python -m cluster.submit`), and what Slurm asks of them."""
+
+    executor: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: a Slurm job, through sbatch."""
+    gpus_per_node: NonNegativeInt = 0
+    """GPUs per node, one process each; 0 trains on CPUs."""
+    gres: str = ""
+    """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
+    tasks_per_node: PositiveInt = 8
+    """Processes per node if it has no GPUs."""
+    cpus_per_task: NonNegativeInt = 0
+    """CPU cores per process, and threads of its computations, whatever OMP_NUM_THREADS says: equal numbers give equal
+    digits on a laptop and on Slurm. 0: an equal share of this machine's cores, or 1 per process of a Slurm job."""
+    mem_gb_per_task: NonNegativeInt = 0
+    """Memory per process, in GB (Slurm only). 0: the site's default."""
+    container: str = ""
+    """Command that runs Python in a container, such as apptainer exec --nv image.sif."""
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
+    """Seconds before the time limit at which a job saves and is requeued."""
+    max_restarts: NonNegativeInt = 3
+    """Consecutive restarts without a new checkpoint after which a job fails."""
+    interface: str = ""
+    """Network interface over which processes reach each other, such as ib0; empty: that of the node's name, or loopback
+    on one node."""
+    corpus: CorpusJobSettings = CorpusJobSettings()
+    """Corpus jobs."""
+
+    @property
+    def corpus_site(self) -> SiteSettings:
+        """What the site asks of corpus jobs."""
+        inherited = ("partition", "account", "qos", "reservation", "setup")
+        update = {key: getattr(self, key) for key in inherited if not getattr(self.corpus, key)}
+        return self.corpus.model_copy(update=update)

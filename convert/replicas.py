@@ -1,0 +1,104 @@
+"""Compare the tensors that several holders have as copies: ranks of tensor parallelism, the last pipeline stage.
+
+They should be equal bit for bit. A run that has lost its synchronisation shows here first.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.errors import CheckpointError
+from convert.assemble import read_sharded
+from convert.files.stored import row_bands
+from convert.sources.source import Sharded, Source
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A copy of a tensor that is not bit for bit the one that was used."""
+
+    tensor: str
+    holder: str
+    """The one that has the copy: "tensor rank 1"."""
+    elements: int
+    """That differ, in a bit at least."""
+    largest_difference: float
+    """Infinite or NaN if one of two values is."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """What the comparison of all copies found."""
+
+    compared: int = 0
+    """Copies."""
+    drifted: tuple[Drift, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.drifted:
+            return f"{self.compared} replicated tensors are equal bit for bit" if self.compared else "no replicas"
+        worst = max(self.drifted, key=lambda drift: (math.isnan(drift.largest_difference), drift.largest_difference))
+        return (
+            f"{len(self.drifted)} of {self.compared} replicated tensors have drifted, at most by "
+            f"{worst.largest_difference:.3g}: {worst.tensor} of {worst.holder}"
+        )
+
+
+def replica_bytes(source: Source) -> int:
+    """The bytes that `compare_replicas` reads from copies."""
+    return sum(_nbytes(copy) for tensor in source.tensors.values() for copy in tensor.copies.values())
+
+
+def compare_replicas(source: Source, progress: Callable[[int], None] = lambda count: None) -> Replicas:
+    """Compare every copy of a tensor with the one that is used, a few rows at a time.
+
+    `progress` is called with the bytes of each copy. Raises CheckpointError for a copy of another shape.
+    """
+    compared, drifted = 0, []
+    for name, tensor in source.tensors.items():
+        for holder, copy in tensor.copies.items():
+            if copy.shape != tensor.shape:
+                raise CheckpointError(
+                    f"tensor {name!r} has shape {list(copy.shape)} on {holder} and {list(tensor.shape)} elsewhere; "
+                    "the files do not belong together"
+                )
+            compared += 1
+            elements, largest = _difference(tensor, copy)
+            if elements:
+                drifted.append(Drift(name, holder, elements, largest))
+            progress(_nbytes(copy))
+    return Replicas(compared, tuple(drifted))
+
+
+def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:
+    """(number of elements that differ, largest absolute difference; NaN if that is not a number)."""
+    count, largest = 0, 0.0
+    for ours, theirs in _parts(tensor, copy):
+        same_type = ours.dtype == theirs.dtype
+        differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
+        if bool(differs.any()):
+            count += int(differs.sum())
+            found = float((ours[differs].double() - theirs[differs].double()).abs().max())
+            largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
+    return count, largest
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
+
+
+def _parts(tensor: Sharded, copy: Sharded) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of equal parts of both: rows of each block if both have the same blocks, else both as a whole."""
+    places = [(block.offset, tuple(block.tensor.shape)) for block in tensor.blocks]
+    if places != [(block.offset, tuple(block.tensor.shape)) for block in copy.blocks]:
+        yield read_sharded(tensor), read_sharded(copy)
+        return
+    for ours, theirs in zip(tensor.blocks, copy.blocks, strict=True):
+        yield from zip(row_bands(ours.tensor), row_bands(theirs.tensor), strict=True)
+
+
+def _nbytes(tensor: Sharded) -> int:
+    return sum(math.prod(block.tensor.shape) * block.tensor.dtype.itemsize for block in tensor.blocks)

@@ -1,0 +1,1 @@
+"""Checkpoints of every origin: a file per format; `find.open_source` detects the format."""

@@ -1,0 +1,97 @@
+"""Find the checkpoint that a path means, and detect its format."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from common.errors import CheckpointError
+from convert.sources.options import Options
+from convert.sources.source import Source
+
+# in the order in which they are asked; each module has `matches(folder)` and `open_folder(folder, options)`
+_FORMATS = ("ours", "huggingface", "torch_dist", "universal", "deepspeed", "megatron")
+_POINTERS = ("latest_checkpointed_iteration.txt", "latest_universal", "latest")  # Megatron's; DeepSpeed's; and ours
+_SHOWN = 8  # candidates listed in a message
+
+
+def open_source(path: Path, options: Options | None = None) -> Source:
+    """The checkpoint in `path`: a run, an iteration, a tag, or a Hugging Face folder.
+
+    Raises CheckpointError if there is none, or if what is there cannot be understood.
+    """
+    options = options or Options()
+    folder = _locate(path, options.iteration)
+    module = _format_of(folder)
+    assert module is not None
+    try:
+        source: Source = module.open_folder(folder, options)
+    except CheckpointError as error:  # those about a tensor do not know where it lies
+        raise error if str(folder) in str(error) else CheckpointError(f"{folder}: {error}") from None
+    return source
+
+
+def _format_of(folder: Path) -> Any:
+    """The module that reads what is in `folder`; None if it is no checkpoint."""
+    modules: list[Any] = [import_module(f"convert.sources.{name}") for name in _FORMATS]
+    return next((module for module in modules if module.matches(folder)), None)
+
+
+def _locate(path: Path, iteration: int | None) -> Path:
+    """The folder that holds one checkpoint's files. Raises CheckpointError if `path` does not lead to exactly one."""
+    if not path.is_dir():
+        hint = f"; give its folder {path.parent}" if path.exists() else ""
+        raise CheckpointError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}{hint}")
+    if _format_of(path):
+        if iteration is not None:
+            raise CheckpointError(f"{path}: is one checkpoint already; --iteration needs the folder of a run")
+        return path
+    if path.name.startswith("mp_rank_"):
+        raise CheckpointError(f"{path}: one rank of a checkpoint; give the folder that holds all ranks: {path.parent}")
+    found = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and _format_of(folder)}
+    if iteration is not None:
+        return _of_iteration(path, found, iteration)
+    if any(_is_ours(folder) for folder in found.values()):
+        from training import checkpoint
+
+        return checkpoint.resolve(path).path  # the newest undamaged one
+    for pointer in _POINTERS:
+        if (path / pointer).is_file():
+            name = _read_pointer(path / pointer)
+            if name not in found:
+                state = "holds no complete checkpoint" if (path / name).exists() else "is missing"
+                raise CheckpointError(
+                    f"{path / pointer}: names {name}, which {state}; restore it, or choose another with --iteration"
+                )
+            return found[name]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise CheckpointError(f"{path}: holds {_list(found)}; choose one, or give --iteration")
+    raise CheckpointError(
+        f"{path}: no checkpoint here (iter_*, mp_rank_*, a DeepSpeed tag, .metadata, or config.json with weights)"
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    from convert.sources import ours
+
+    return ours.matches(folder)
+
+
+def _of_iteration(path: Path, found: dict[str, Path], iteration: int) -> Path:
+    names = {f"iter_{iteration:07d}", f"global_step{iteration}", f"global_step{iteration}_universal"}
+    for name in sorted(names & found.keys()):
+        return found[name]
+    raise CheckpointError(f"{path}: no checkpoint of iteration {iteration}; there are {_list(found) or 'none'}")
+
+
+def _list(found: dict[str, Path]) -> str:
+    return ", ".join([*list(found)[:_SHOWN], *(["…"] if len(found) > _SHOWN else [])])
+
+
+def _read_pointer(path: Path) -> str:
+    """The folder that a pointer file names; Megatron's holds an iteration or `release`."""
+    text = path.read_text(errors="replace").strip()
+    if Path(text).name != text or not text:
+        raise CheckpointError(f"{path}: holds {text[:40]!r}, not the name of a checkpoint; write the right one into it")
+    return f"iter_{int(text):07d}" if path.name == _POINTERS[0] and text.isdecimal() else text

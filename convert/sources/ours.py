@@ -1,0 +1,60 @@
+"""Checkpoints of this toolkit, of any layout: whole tensors in blocks, as the ranks wrote them."""
+
+from pathlib import Path
+
+from common.errors import CheckpointError
+from convert.sources.dcp import open_dcp
+from convert.sources.options import Options
+from convert.sources.ranks import check_complete
+from convert.sources.source import MOMENTS, QKV, Architecture, Sharded, Source
+from training import checkpoint
+from training.checkpoint.manifest import MANIFEST
+from training.inference.load import tokenizer_for
+
+
+def matches(folder: Path) -> bool:
+    """Whether `folder` is one of our checkpoints, complete or not."""
+    return (folder / MANIFEST).exists()
+
+
+def open_folder(folder: Path, options: Options) -> Source:
+    """One of our checkpoints, its files compared with the manifest's checksums."""
+    manifest = checkpoint.resolve(folder)
+    settings, parallel, progress = manifest.experiment.model, manifest.experiment.parallel, manifest.progress
+    if options.num_heads is not None and options.num_heads != settings.n_head:
+        raise CheckpointError(f"{folder}: has {settings.n_head} heads; leave --num-heads out")
+    if options.qkv_version not in (None, 3):
+        raise CheckpointError(f"{folder}: its qkv rows are of version 3; leave --qkv-version out")
+    stored = open_dcp(folder)
+
+    def under(prefix: str) -> dict[str, Sharded]:
+        names = [key.removeprefix(prefix) for key in stored if key.startswith(prefix)]
+        return {name: stored.sharded(prefix + name) for name in names}
+
+    tensors = under("model.")
+    check_complete(tensors)
+    model = Architecture(
+        n_layer=settings.n_layer,
+        n_head=settings.n_head,
+        n_embd=settings.n_embd,
+        n_positions=settings.seq_len,
+        n_inner=4 * settings.n_embd,
+        vocab_size=settings.vocab_size,
+        dropout=settings.dropout,
+    )
+    layout = f"data {parallel.data} x tensor {parallel.tensor} x pipeline {parallel.pipeline}"
+    return Source(
+        path=folder,
+        layout=f"this toolkit, {settings.n_layer} layers, {layout}, ZeRO {parallel.zero_stage}",
+        model=model,
+        qkv=QKV(3),
+        tensors=tensors,
+        files=tuple(folder / name for name in (*manifest.files, MANIFEST)),
+        hashes={folder / name: entry for name, entry in manifest.files.items() if "xxh3" in entry},
+        iteration=progress.iteration,
+        consumed_samples=progress.consumed_samples,
+        moments={moment: under(f"{moment}.") for moment in MOMENTS},
+        step=round(float(stored.sharded("step").blocks[0].tensor.read())) if "step" in stored else None,
+        tokenizer=tokenizer_for(manifest),
+        facts={"split": manifest.experiment.train.split, "data": manifest.data},
+    )

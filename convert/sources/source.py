@@ -1,0 +1,154 @@
+"""What every source format is turned into: GPT-2's tensors by name, each as the blocks that lie in files.
+
+Names are Hugging Face's without `transformer.` (`wte.weight`, `h.0.attn.c_attn.weight`, …, and `lm_head.weight` if the
+head is not tied). Values stay as the source has them: padded vocabulary, the source's order of qkv rows, matrices
+[out, in] unless `conv1d`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from common.errors import CheckpointError
+from common.tokenizer import Tokenizer
+from convert.files.stored import Stored
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's, by the names that torch, Megatron and DeepSpeed give them."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes and constants of a GPT-2, as in its config.json."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_positions: int
+    n_inner: int
+    vocab_size: int
+    """True tokens; the embedding may have more rows."""
+    activation: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    tied: bool = True
+    """The head's weight is the token embedding."""
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class QKV:
+    """The order of c_attn's rows in one shard, by Megatron's checkpoint_version; each head has `dim` rows of each.
+
+    0: [(q, k, v), head, dim]   1: [head, dim, (q, k, v)]   2 and 3: [head, (q, k, v), dim]
+
+    Equal orders compare equal: 3 is turned into 2, and the shards matter to version 0 alone.
+    """
+
+    version: int
+    shards: int = 1
+    """Tensor-parallel ranks, each with its share of the heads."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "version", min(self.version, 2))
+        object.__setattr__(self, "shards", 1 if self.version else self.shards)
+
+    def split(self, rows: Tensor, n_head: int) -> Tensor:
+        """[3 * C, …] in the source's order -> a view [(q, k, v), shard, head of the shard, dim, …]."""
+        heads, rest = n_head // self.shards, rows.shape[1:]
+        if self.version == 0:
+            return rows.view(self.shards, 3, heads, -1, *rest).transpose(0, 1)
+        if self.version == 1:
+            return rows.view(self.shards, heads, -1, 3, *rest).movedim(3, 0)
+        return rows.view(self.shards, heads, 3, -1, *rest).movedim(2, 0)
+
+    def join(self, parts: Tensor) -> Tensor:
+        """[(q, k, v), shard, head of the shard, dim, …] -> [3 * C, …] in this order; the inverse of `split`."""
+        if self.version == 0:
+            parts = parts.reshape(3, self.shards, -1, *parts.shape[3:])  # they may come from other shards
+            return parts.transpose(0, 1).flatten(0, 3)
+        return parts.movedim(0, 3 if self.version == 1 else 2).flatten(0, 3)
+
+
+class Block(NamedTuple):
+    """A rectangle of a tensor."""
+
+    offset: tuple[int, ...]
+    tensor: Stored
+
+
+def _overlap(blocks: tuple["Block", ...]) -> bool:
+    """Whether two blocks share an element."""
+    if len(blocks) < 2:
+        return False
+    low = np.array([block.offset for block in blocks])
+    high = low + np.array([block.tensor.shape for block in blocks])
+    common = np.minimum(high[:, None], high) > np.maximum(low[:, None], low)  # (block, block, dimension)
+    return bool(common.all(-1).sum() > common.all(-1).trace())
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it."""
+
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    copies: Mapping[str, "Sharded"] = field(default_factory=dict)
+    """The same values elsewhere, by holder ("tensor rank 1", "pipeline stage 3"): compared, never used."""
+
+    def __post_init__(self) -> None:
+        covered = sum(math.prod(block.tensor.shape) for block in self.blocks)
+        inside = all(
+            len(block.offset) == len(block.tensor.shape) == len(self.shape)
+            and all(
+                start + size <= whole
+                for start, size, whole in zip(block.offset, block.tensor.shape, self.shape, strict=True)
+            )
+            for block in self.blocks
+        )
+        if not inside or covered != math.prod(self.shape) or _overlap(self.blocks):
+            raise CheckpointError(f"its {len(self.blocks)} parts do not add up to shape {list(self.shape)}")
+
+
+def whole(tensor: Stored) -> Sharded:
+    """A tensor that one holder has as a whole."""
+    return Sharded(tuple(tensor.shape), (Block((0,) * len(tensor.shape), tensor),))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was found and understood; no tensor has been read."""
+
+    path: Path
+    """The folder that holds the files: iter_0000100, a DeepSpeed tag, a Hugging Face folder."""
+    layout: str
+    """What it is, for people: "Megatron-LM, 24 layers, tensor 8 x pipeline 2, checkpoint_version 3"."""
+    model: Architecture
+    qkv: QKV
+    tensors: Mapping[str, Sharded]
+    files: tuple[Path, ...]
+    """Every file that is read."""
+    hashes: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
+    """`{"size": bytes, "xxh3": hex}` of files that were hashed when the source was opened."""
+    conv1d: bool = False
+    """Matrices of the layers are stored [in, out], the rows of c_attn are its columns."""
+    iteration: int | None = None
+    consumed_samples: int | None = None
+    notes: tuple[str, ...] = ()
+    """What was assumed or left out, a sentence each."""
+    moments: Mapping[str, Mapping[str, Sharded]] = field(default_factory=dict)
+    """`exp_avg` and `exp_avg_sq`: tensors by the names of `tensors`; empty if the source does not name them."""
+    step: int | None = None
+    """Optimiser steps behind the moments."""
+    tokenizer: Tokenizer | None = None
+    """None: the packaged GPT-2 vocabulary if the size is GPT-2's, else none."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """More for the report, JSON types: versions, arguments of the training."""
+
+    def all_files(self) -> Iterable[Path]:
+        """Every file that is read, once, sorted."""
+        return sorted(set(self.files))

@@ -1,0 +1,209 @@
+"""Write a source as a Hugging Face GPT-2 folder, tensor by tensor.
+
+    DIR/config.json               for transformers, vLLM and llama.cpp's converter
+        generation_config.json    the tokens that begin and end a text
+        model.safetensors         or model-00001-of-0000N.safetensors and model.safetensors.index.json
+        tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
+        merge_report.json training.json                                by convert.merge_report and training.huggingface
+
+Names are under `transformer.`, matrices are Conv1D's [in, out], c_attn is ordered [(q, k, v), head, dim], the head is
+written only if it is not tied. The order of tensors is the model's, so that equal weights give equal files whatever
+layout they come from.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import InputError
+from common.files import read_json, write_json
+from common.tokenizer import Tokenizer
+from convert.ahead import assembled, widest_dtype
+from convert.assemble import HUGGING_FACE
+from convert.files.safetensors import write_file
+from convert.sources.ranks import GPT2_VOCABULARY, LINEAR, leaf_of
+from convert.sources.source import Source
+from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, is_pretrained_folder, make_config
+from training.huggingface.origin import TOKENIZER_FILES, shard_name
+from training.huggingface.tokenizer import vocabulary_size, write_tokenizer
+
+PREFIX = "transformer."
+MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_FIRST = ("wte.weight", "wpe.weight")
+_LAST = ("ln_f.weight", "ln_f.bias", "lm_head.weight")
+
+Files = dict[str, dict[str, Any]]
+"""`{"size": bytes, "xxh3": hex}` by file name."""
+
+
+def parse_size(text: str) -> int:
+    """The bytes of `5GB`, `500MB` or `1000`; decimal units, as transformers counts. Raises ValueError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]B|)\s*", text.upper())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is no size such as 5GB or 500MB")
+    return size
+
+
+def write_folder(
+    folder: Path,
+    source: Source,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Files:
+    """Write all files but the report and training.json to `folder`, which exists and is empty.
+
+    `dtype` None keeps the source's type, bit for bit. `progress` is called with the number of bytes after each tensor.
+    Raises OSError naming the file if the disk is full, CheckpointError if a value is too large for `dtype`.
+    """
+    dtype = dtype or widest_dtype(source)
+    sizes = make_config(**asdict(source.model), dtype=str(dtype).removeprefix("torch."))
+    write_json(folder / CONFIG, sizes | _special_tokens(source, source.facts))
+    write_json(folder / GENERATION_CONFIG, _generation_config(source))
+    _write_tokenizer(folder, source)
+    return write_weights(folder, source, dtype=dtype, max_shard_size=max_shard_size, progress=progress)
+
+
+def write_weights(
+    folder: Path,
+    source: Source,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Files:
+    """Write the safetensors files, and their index if there are several; errors as in `write_folder`."""
+    dtype = dtype or widest_dtype(source)
+    shapes, sizes = written_shapes(source), written_sizes(source, dtype)
+    shards = split_into_shards(sizes, max_shard_size)
+    _check_space(folder, sum(sizes.values()))
+    names = [name for shard in shards for name in shard]
+    tensors = assembled(source, names, qkv=HUGGING_FACE, conv1d=True, dtype=dtype)
+    files: Files = {}
+    for number, shard in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else shard_name(number, len(shards))
+        theirs = {_their_name(name): shapes[name] for name in shard}
+        files[file] = write_file(folder / file, theirs, dtype, islice(tensors, len(shard)), progress)
+    if len(shards) > 1:
+        write_json(folder / INDEX, _index(shapes, dict(zip(files, shards, strict=True)), dtype))
+    return files
+
+
+def written_shapes(source: Source) -> dict[str, tuple[int, ...]]:
+    """The tensors that are written, in order, without vocabulary padding."""
+    layers = sorted(name for name in source.tensors if name not in (*_FIRST, *_LAST))
+    layers.sort(key=lambda name: int(name.split(".")[1]))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in (*_FIRST, *layers, *_LAST):
+        if name in source.tensors:
+            shape = source.tensors[name].shape
+            if leaf_of(name) in LINEAR and not source.conv1d:
+                shape = shape[::-1]
+            shapes[name] = (source.model.vocab_size, *shape[1:]) if name in ("wte.weight", "lm_head.weight") else shape
+    return shapes
+
+
+def written_sizes(source: Source, dtype: torch.dtype) -> dict[str, int]:
+    """The bytes of the same tensors as `dtype`."""
+    return {name: math.prod(shape) * dtype.itemsize for name, shape in written_shapes(source).items()}
+
+
+def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """The names in each file, as transformers splits them: a tensor above the limit has a file of its own."""
+    shards: list[list[str]] = []
+    current: list[str] = []
+    used = 0
+    for name, size in sizes.items():
+        if size > limit:
+            shards.append([name])
+            continue
+        if used + size > limit:
+            shards.append(current)
+            current, used = [], 0
+        current.append(name)
+        used += size
+    return [*shards, current] if current else shards
+
+
+def _index(
+    shapes: Mapping[str, tuple[int, ...]], shards: Mapping[str, list[str]], dtype: torch.dtype
+) -> dict[str, Any]:
+    count = sum(map(math.prod, shapes.values()))
+    return {
+        "metadata": {"total_parameters": count, "total_size": count * dtype.itemsize},
+        "weight_map": {_their_name(name): file for file, names in shards.items() for name in names},
+    }
+
+
+def _their_name(name: str) -> str:
+    return name if name == "lm_head.weight" else PREFIX + name
+
+
+def _check_space(folder: Path, size: int) -> None:
+    """InputError if the disk is too small: better now than after minutes of writing."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise InputError(f"{folder.parent}: {size / 1e9:.1f} GB will be written, but only {free / 1e9:.1f} GB are free")
+
+
+def tokenizer_of(source: Source) -> Tokenizer | None:
+    """The source's tokenizer, or GPT-2's published one if the vocabulary has its size."""
+    if source.tokenizer is None and source.model.vocab_size == GPT2_VOCABULARY:
+        return Tokenizer()
+    return source.tokenizer
+
+
+def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, Any]:
+    """bos_token_id, eos_token_id and pad_token_id: the first that is recorded, else the tokenizer's end-of-text."""
+    vocabulary = source.model.vocab_size
+    size = vocabulary_size(tokenizer_of(source)) or (vocabulary if vocabulary == GPT2_VOCABULARY else None)
+    found: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id"), size and size - 1)
+    for record in reversed(records):
+        for key in _SPECIAL_TOKENS:
+            if _are_tokens(record.get(key), vocabulary):
+                found[key] = record[key]
+    return found
+
+
+def _are_tokens(ids: Any, vocab_size: int) -> bool:
+    """Whether it is an id of the vocabulary, or a list of some; a padded vocabulary's last id is not."""
+    return all(type(one) is int and 0 <= one < vocab_size for one in (ids if isinstance(ids, list) else [ids]))
+
+
+def _generation_config(source: Source) -> dict[str, Any]:
+    """A Hugging Face source's own, with the tokens corrected."""
+    recorded: Any = {}
+    if is_pretrained_folder(source.path) and (source.path / GENERATION_CONFIG).is_file():
+        recorded = read_json(source.path / GENERATION_CONFIG)
+    recorded = recorded if isinstance(recorded, dict) else {}
+    others = {key: value for key, value in recorded.items() if key not in _SPECIAL_TOKENS}
+    return others | _special_tokens(source, recorded, source.facts)
+
+
+def _own_tokenizer_files(source: Source) -> list[Path]:
+    if not is_pretrained_folder(source.path):
+        return []
+    return [path for name in TOKENIZER_FILES if (path := source.path / name).is_file()]
+
+
+def _write_tokenizer(folder: Path, source: Source) -> None:
+    """Copy a Hugging Face source's own files; write those that are missing and can be made from its vocabulary."""
+    own, tokenizer = _own_tokenizer_files(source), tokenizer_of(source)
+    if tokenizer is not None and vocabulary_size(tokenizer) is not None:
+        write_tokenizer(folder, tokenizer, source.model.n_positions)
+    for path in own:
+        shutil.copyfile(path, folder / path.name)
+    names = {path.name for path in own}
+    if "added_tokens.json" in names and "tokenizer.json" not in names:
+        (folder / "tokenizer.json").unlink(missing_ok=True)  # ours would lack the added tokens

@@ -1,0 +1,168 @@
+"""Write Megatron-core's `torch_dist`: what `dist_checkpointing.load` and Megatron-LM's --load read.
+
+FOLDER/latest_checkpointed_iteration.txt   100, or "release" if the source has no iteration
+FOLDER/iter_0000100/  .metadata, __0_N.distcp   tensors of the whole model, layers stacked
+                      metadata.json             {"sharded_backend": "torch_dist", …}
+                      common.pt                 args, iteration, checkpoint_version
+
+Only weights are written: load with --no-load-optim --no-load-rng, or --finetune.
+"""
+
+import argparse
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from common.errors import CheckpointError
+from convert.assemble import OURS, assemble
+from convert.sources.source import Architecture, Source
+from convert.targets.megatron_args import args_of, padded_rows
+from training.checkpoint.storage import HashedFile, append_record, without_crc32
+
+_FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
+_TOP = {
+    "wte.weight": "embedding.word_embeddings.weight",
+    "wpe.weight": "embedding.position_embeddings.weight",
+    "ln_f.weight": "decoder.final_layernorm.weight",
+    "ln_f.bias": "decoder.final_layernorm.bias",
+    "lm_head.weight": "output_layer.weight",
+}
+_LAYER = {
+    "ln_1.weight": "self_attention.linear_qkv.layer_norm_weight",
+    "ln_1.bias": "self_attention.linear_qkv.layer_norm_bias",
+    "attn.c_attn.weight": "self_attention.linear_qkv.weight",
+    "attn.c_attn.bias": "self_attention.linear_qkv.bias",
+    "attn.c_proj.weight": "self_attention.linear_proj.weight",
+    "attn.c_proj.bias": "self_attention.linear_proj.bias",
+    "ln_2.weight": "mlp.linear_fc1.layer_norm_weight",
+    "ln_2.bias": "mlp.linear_fc1.layer_norm_bias",
+    "mlp.c_fc.weight": "mlp.linear_fc1.weight",
+    "mlp.c_fc.bias": "mlp.linear_fc1.bias",
+    "mlp.c_proj.weight": "mlp.linear_fc2.weight",
+    "mlp.c_proj.bias": "mlp.linear_fc2.bias",
+}
+# modules whose (empty) extra state a model asks for when it is loaded; the third exists with Transformer Engine alone
+_EXTRA_STATE = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "self_attention.core_attention",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+
+
+def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
+    """Write `source` into the existing, empty `folder`, a tensor at a time.
+
+    Tensors are those of the whole model and load in any layout: `tp` decides how many rows the vocabulary is padded
+    to, a multiple of 128 * tp, and both are recorded in args. Raises CheckpointError if the model cannot be split over
+    tp x pp ranks or has an activation that Megatron lacks, and OSError if a file cannot be written.
+    """
+    model = source.model
+    if model.n_head % tp or model.n_inner % tp or model.n_layer % pp:
+        raise CheckpointError(
+            f"{model.n_head} heads and {model.n_layer} layers cannot be split over tensor {tp} x pipeline {pp}"
+        )
+    recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_rows(source, tp)
+    name = f"iter_{source.iteration:07d}" if source.iteration else "release"
+    target = folder / name
+    target.mkdir()
+    with _Writer(target) as writer:
+        for ours, key, layer in _keys(model):
+            tensor = assemble(source, ours, qkv=OURS)
+            if layer is not None:
+                shape, offset = (model.n_layer, *tensor.shape), (layer, *[0] * tensor.ndim)
+                writer.add(key, shape, offset, tensor[None])
+            elif ours in ("wte.weight", "lm_head.weight"):
+                shape = (rows, tensor.shape[1])
+                writer.add(key, shape, (0, 0), tensor)
+                if rows > len(tensor):
+                    # Megatron's own converter repeats the last row, too: zeros would give these tokens a logit of 0,
+                    # which is more than most tokens of a trained GPT-2 have
+                    writer.add(key, shape, (len(tensor), 0), tensor[-1:].repeat(rows - len(tensor), 1))
+            else:
+                writer.add(key, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+        for layer in range(model.n_layer):
+            for module in _EXTRA_STATE:
+                writer.add_object(f"decoder.layers.{module}._extra_state/shard_{layer}_{model.n_layer}", [None])
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    content = {**backend, "common_backend": "torch", "common_backend_version": 1}
+    (target / "metadata.json").write_text(json.dumps(content))
+    common = {
+        "args": argparse.Namespace(**recorded),
+        "iteration": source.iteration or 0,
+        "checkpoint_version": 3.0,
+        "num_floating_point_operations_so_far": 0,
+    }
+    saved = io.BytesIO()
+    torch.save(common, saved)
+    (target / "common.pt").write_bytes(saved.getvalue())
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(source.iteration or name))
+
+
+def _keys(model: Architecture) -> Iterator[tuple[str, str, int | None]]:
+    """Our name, the key, and the index in a stacked tensor."""
+    for ours, key in _TOP.items():
+        if ours != "lm_head.weight" or not model.tied:
+            yield ours, key, None
+    for layer in range(model.n_layer):
+        for leaf, key in _LAYER.items():
+            yield f"h.{layer}.{leaf}", f"decoder.layers.{key}", layer
+
+
+class _Writer:
+    """Records in `.distcp` files, and at the end the `.metadata` that says where they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, 1
+        self._metadata = Metadata({}, None, {}, StorageMeta(), CURRENT_DCP_VERSION)
+        self._file = HashedFile(folder / "__0_0.distcp")
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        self._file.__exit__(kind)
+        if kind is None:
+            (self._folder / ".metadata").write_bytes(pickle.dumps(self._metadata))
+
+    def add(self, key: str, shape: tuple[int, ...], offset: tuple[int, ...], chunk: Tensor) -> None:
+        """Write the part of a tensor of shape `shape` that begins at `offset`."""
+        described = self._metadata.state_dict_metadata.setdefault(
+            key, TensorStorageMetadata(TensorProperties(chunk.dtype), torch.Size(shape), [])
+        )
+        assert isinstance(described, TensorStorageMetadata)
+        if chunk.untyped_storage().nbytes() > chunk.nbytes:
+            chunk = chunk.clone()  # torch.save would write the whole storage of a view
+        described.chunks.append(ChunkStorageMetadata(torch.Size(offset), chunk.shape))
+        self._append(MetadataIndex(key, offset, len(described.chunks) - 1), chunk)
+
+    def add_object(self, key: str, content: Any) -> None:
+        """Write what is no tensor."""
+        self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        self._append(MetadataIndex(key), content)
+
+    def _append(self, index: MetadataIndex, content: Any) -> None:
+        if self._file.size > _FILE:
+            self._file.__exit__(None)
+            self._file = HashedFile(self._folder / f"__0_{self._files}.distcp")
+            self._files += 1
+        with without_crc32():
+            record = append_record(self._file, self._file.path.name, content)
+        self._metadata.storage_data[index] = record

@@ -1,0 +1,118 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.corpus_jobs.batches import Request, Shard, accepted, left_over, remove, split, title, write_batch
+from common.settings import SiteSettings
+from snakemake_scheduler_plugin_in_order import Scheduler
+from tests.conftest import ROOT
+from tests.workflow.test_all import TINY
+from tests.workflow.test_run import configure
+
+
+@given(count=st.integers(1, 500), per_task=st.integers(0, 50), max_tasks=st.integers(1, 60))
+def test_every_shard_is_in_one_task_and_no_array_is_too_large(count: int, per_task: int, max_tasks: int) -> None:
+    arrays = split(count, per_task, max_tasks)
+    assert [number for array in arrays for task in array for number in task] == list(range(count))
+    assert all(1 <= len(array) <= max_tasks for array in arrays)
+    assert all(len(task) >= 1 for array in arrays for task in array)
+    if per_task:
+        assert max(len(task) for array in arrays for task in array) <= per_task
+    else:
+        assert len(arrays) == 1
+
+
+def test_ten_thousand_shards_are_one_call() -> None:
+    (array,) = split(10_000, 0, 100)
+    assert {len(task) for task in array} == {100}
+    assert len(split(10_000, 10, 100)) == 10, "a person who asks for small tasks gets more arrays"
+
+
+def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
+    """As the dry run counts them; the number of shards changes the tasks, not the calls."""
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    (tmp_path / "urls.txt").write_text("http://site.example/\n")
+    (tmp_path / "evaluation.txt").write_text('["a text to keep out of the corpus"]')
+    configure(
+        tmp_path,
+        urls=["urls.txt"],
+        site=None,
+        shards=150,
+        dedup={"jobs": 8},
+        decontaminate={"files": ["evaluation.txt"]},
+        models={"tiny": TINY},
+        train_models=["tiny"],
+    )
+    command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--profile", "slurm", "all"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("This run would call sbatch ") :].splitlines()
+    assert int(table[0].split()[5]) == len(table) - 3 <= 20, done.stdout
+    rows = {line.split()[0]: line.split()[1:] for line in table[3:]}
+    assert rows["scrape"][:3] == ["150", "75", "2"] and rows["dedup_bands"][:2] == ["8", "8"], rows
+
+
+def shard(number: int) -> Shard:
+    return Shard(f"key{number}", f"{number:04d}", "clean", "true", "/bin/bash", 1, [])
+
+
+def test_a_batch_is_found_again_with_what_its_results_say(tmp_path: Path) -> None:
+    shards = [shard(number) for number in range(5)]
+    run = tmp_path / "a run, 100%"
+    tasks = write_batch(run, shards, [range(3), range(3, 5)], Request(2, 500, None), SiteSettings(partition="p q"))
+    script = (tasks[0].folder / "batch.sh").read_text()
+    assert "#SBATCH --array=0-1\n" in script and "#SBATCH '--partition=p q'\n" in script and "--time" not in script
+    assert f"/a run, 100%%/logs/slurm/{tasks[0].folder.name}_%a.log" in script
+    assert [task.job for task in left_over(run)] == ["", ""], "not submitted, as far as we know"
+    accepted(tasks, "77")
+    events = [
+        {"begin": 0, "job": "77_0"},
+        {"start": 0, "time": 5.0},
+        {"end": 0, "exit": 0, "seconds": 1, "max_rss_mb": 1},
+        {"start": 1, "time": 6.0},
+    ]
+    (tasks[0].folder / "0.results").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"end": 1, ')
+    first, second = left_over(run)
+    assert (first.job, second.job, first.shards) == ("77_0", "77_1", shards[:3])
+    assert first.running == 1 and not first.alone and list(first.ended) == [0] and first.started[1] == 6.0
+    with open(first.folder / "0.results", "a") as file:
+        file.write('\n{"begin": 1, "job": "77_0"}\n{"start": 1, "time": 7.0}\n')
+    first.read()
+    assert first.running == 1 and first.alone, "after a requeue it has the time limit for itself"
+    remove(first.folder)
+    assert not (run / "slurm").exists()
+
+
+def test_batches_of_rules_that_are_ready_together_are_called_after_what_they_have_in_common() -> None:
+    assert title(["clean", "clean"]) == "clean"
+    assert title(["dedup_bands_10", "dedup_bands_11"]) == "dedup_bands"
+    assert title(["evaluate", "report"]) == "corpus"
+
+
+def test_the_scheduler_takes_what_fits_and_does_not_slow_down_with_ten_thousand_jobs() -> None:
+    jobs = [SimpleNamespace(priority=0, jobid=n, scheduler_resources={"_cores": 1, "_nodes": 1}) for n in range(10_000)]
+    jobs[7].priority = 1
+    scheduler = Scheduler(None, None, None)
+    started = time.process_time()
+    assert len(scheduler.select_jobs(jobs, jobs, {"_cores": 10**9, "_nodes": 10**9}, {})) == 10_000
+    assert time.process_time() - started < 2
+    assert [job.jobid for job in scheduler.select_jobs(jobs, jobs, {"_cores": 3, "_nodes": 10**9}, {})] == [7, 0, 1]
+
+
+@pytest.mark.parametrize("site", [{}, {"setup": ["module load x"], "sbatch": ["--mail-type=END"], "exclusive": True}])
+def test_what_a_site_asks_for_stands_in_the_script(tmp_path: Path, site: dict[str, object]) -> None:
+    (task,) = write_batch(tmp_path / "x", [shard(0)], [range(1)], Request(1, None, 5), SiteSettings(**site))
+    script = (task.folder / "batch.sh").read_text()
+    wanted = ["module load x\nexec ", "#SBATCH --mail-type=END\n", "#SBATCH --exclusive\n"]
+    assert [text in script for text in wanted] == [bool(site)] * 3
+    assert yaml.safe_load((task.folder / "batch.json").read_text())["job"] == ""

@@ -1,0 +1,390 @@
+"""Write DeepSpeed's files from the layout tables, without deepspeed and without the code that reads them.
+
+Model files hold the weights rounded to bfloat16, optimizer files the float32 ones, so that a test sees which were read.
+"""
+
+import argparse
+import enum
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from convert.assemble import assemble
+from convert.sources.source import Architecture, Source
+from tests.convert.encoded import SMALL, truth
+
+VERSION, ITERATION, SAMPLES, STEP = "0.19.8", 120, 1920, 118
+_MEGATRON = {
+    "ln_1": "input_layernorm",
+    "attn.c_attn": "self_attention.query_key_value",
+    "attn.c_proj": "self_attention.dense",
+    "ln_2": "post_attention_layernorm",
+    "mlp.c_fc": "mlp.dense_h_to_4h",
+    "mlp.c_proj": "mlp.dense_4h_to_h",
+}
+_LINEAR = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_ROW_SPLIT = (
+    "wte.weight",
+    "lm_head.weight",
+    "attn.c_attn.weight",
+    "attn.c_attn.bias",
+    "mlp.c_fc.weight",
+    "mlp.c_fc.bias",
+)
+_COLUMN_SPLIT = ("attn.c_proj.weight", "mlp.c_proj.weight")
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a checkpoint was made."""
+
+    stage: int = 2
+    tensor: int = 1
+    data: int = 2
+    names: str = "transformers"
+    """Or `megatron`, or `2019`."""
+    version: int | None = 2
+    """Megatron's checkpoint_version: the order of the qkv rows."""
+    pipeline: int = 0
+    """Stages of a pipeline module; 0 for none."""
+    bf16_optimizer: bool = False
+    """DeepSpeed's BF16_Optimizer: other keys, no trimmed padding, another file name."""
+    aligned: int = 1
+    """Elements to which each parameter of stages 1 and 2 is padded."""
+    args: bool = True
+    """Record Megatron's arguments."""
+    model: Architecture = SMALL
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """More keys of the model files."""
+
+    @property
+    def megatron(self) -> bool:
+        return self.names != "transformers"
+
+
+def write_tag(folder: Path, run: Run) -> Path:
+    """The files of a save in `folder`, which is made."""
+    folder.mkdir(parents=True)
+    stages = rank_tensors(run)
+    with deepspeed_classes() as classes:
+        for stage, ranks in enumerate(stages):
+            for rank, tensors in enumerate(ranks):
+                _write_rank(folder, run, stage * run.tensor + rank, tensors, classes)
+    if run.pipeline:
+        write_layers(folder, run)
+    return folder
+
+
+def write_layers(folder: Path, run: Run) -> None:
+    """layer_LL-model_TT-model_states.pt: module 1 is the embedding, 3 and up the blocks, then a gap and the norm."""
+    for rank, tensors in enumerate(split(run)):
+        modules: dict[int, Tensors] = {}
+        for name, tensor in tensors.items():
+            number, _, key = pipeline_key(name, run.model.n_layer).partition(".")
+            if number == "tied_modules":
+                number, key = "1", key.removeprefix("embed.")
+            modules.setdefault(int(number), {})[key] = tensor.bfloat16()
+        for module, content in modules.items():
+            torch.save(content, folder / f"layer_{module:02d}-model_{rank:02d}-model_states.pt")
+
+
+def rank_tensors(run: Run) -> list[list[Tensors]]:
+    """Float32 tensors by key: per pipeline stage (one without a pipeline), then per tensor rank."""
+    if not run.pipeline:
+        return [[{key_of(name, run): tensor for name, tensor in rank.items()} for rank in split(run)]]
+    per_stage, stages = run.model.n_layer // run.pipeline, []
+    for stage in range(run.pipeline):
+        ranks = []
+        for rank in split(run):
+            kept = {}
+            for name, tensor in rank.items():
+                layer = int(name.split(".")[1]) if name.startswith("h.") else None
+                # the tied embedding's module is in the first and in the last stage, and so are its positions
+                home = [0, run.pipeline - 1] if name in ("wte.weight", "wpe.weight") else [run.pipeline - 1]
+                if stage in ([layer // per_stage] if layer is not None else home):
+                    stale = name == "wpe.weight" and stage > 0
+                    kept[pipeline_key(name, run.model.n_layer)] = tensor * 0 if stale else tensor
+            ranks.append(kept)
+        stages.append(ranks)
+    return stages
+
+
+def key_of(name: str, run: Run) -> str:
+    """The key of a tensor in the model's state dict."""
+    if not run.megatron:
+        return name if name == "lm_head.weight" else f"transformer.{name}"
+    old = run.names == "2019"
+    top = {"wte.weight": "word_embeddings.weight", "wpe.weight": "position_embeddings.weight"}
+    if name in top:
+        return top[name] if old else f"language_model.embedding.{top[name]}"
+    body = "transformer." if old else "language_model.encoder."
+    if name.startswith("ln_f"):
+        return f"{body}final_layernorm.{name[5:]}"
+    _, layer, *stem, kind = name.split(".")
+    megatron = _MEGATRON[".".join(stem)]
+    return f"{body}layers.{layer}.{megatron.replace('self_', '') if old else megatron}.{kind}"
+
+
+def pipeline_key(name: str, n_layer: int) -> str:
+    """The key of a tensor in a pipeline module: that of the module by number, of the tied one by name."""
+    if name in ("wte.weight", "wpe.weight"):
+        return f"tied_modules.embed.{'word' if name == 'wte.weight' else 'position'}_embeddings.weight"
+    if name.startswith("ln_f"):
+        return f"{3 + n_layer + 1}.{name[5:]}"
+    _, layer, *stem, kind = name.split(".")
+    return f"{3 + int(layer)}.{_MEGATRON['.'.join(stem)]}.{kind}"
+
+
+def split(run: Run) -> list[Tensors]:
+    """Our names, the run's layout: the order of the qkv rows, [in, out] for transformers, padded vocabulary, shards."""
+    ranks: list[Tensors] = [{} for _ in range(run.tensor)]
+    for name, tensor in truth(run.model).items():
+        leaf = name.split(".", 2)[2] if name.startswith("h.") else name
+        if leaf == "wte.weight" and run.megatron:
+            step = 128 * run.tensor
+            tensor = torch.cat([tensor, tensor.new_zeros(-len(tensor) % step, tensor.shape[1])])
+        if leaf.startswith("attn.c_attn."):
+            parts = [_qkv(part, run) for part in tensor.chunk(run.tensor)]
+        elif leaf in _ROW_SPLIT:
+            parts = list(tensor.chunk(run.tensor))
+        elif leaf in _COLUMN_SPLIT:
+            parts = list(tensor.chunk(run.tensor, dim=1))
+        else:
+            parts = [tensor] * run.tensor
+        for rank, part in zip(ranks, parts, strict=True):
+            rank[name] = (part.t() if leaf in _LINEAR and not run.megatron else part).contiguous()
+    return ranks
+
+
+def _qkv(rows: Tensor, run: Run) -> Tensor:
+    """Rows of one rank, [head, (q, k, v), dim] -> the order of the version."""
+    heads = run.model.n_head // run.tensor
+    parts = rows.view(heads, 3, -1, *rows.shape[1:])
+    version = run.version if run.names == "megatron" else 0
+    if version == 0:
+        parts = parts.transpose(0, 1)
+    elif version == 1:
+        parts = parts.transpose(1, 2)
+    return parts.reshape(rows.shape)
+
+
+def partition(tensors: Sequence[Tensor], stage: int, ranks: int, aligned: int = 1, lean: bool = True) -> list[Tensor]:
+    """One group's flat partitions. Stages 1 and 2: equal parts of the padded whole; `lean`: padding cut off."""
+    if stage == 3:
+        shares = []
+        for tensor in tensors:
+            padded = torch.cat([tensor.flatten(), torch.full((-tensor.numel() % ranks,), torch.nan)])
+            shares.append(padded.chunk(ranks) if len(padded) else [padded] * ranks)
+        return [torch.cat([share[rank] for share in shares]) for rank in range(ranks)]
+    pieces = []
+    for number, tensor in enumerate(tensors):
+        padding = paddings(tensors, aligned)[number]
+        pieces += [tensor.flatten(), torch.full((padding,), torch.nan)]
+    whole = torch.cat(pieces)
+    size = math.ceil(len(whole) / (2 * ranks)) * 2
+    padded = torch.cat([whole, torch.full((size * ranks - len(whole),), torch.nan)])
+    return [
+        padded[rank * size : min((rank + 1) * size, len(whole)) if lean else (rank + 1) * size] for rank in range(ranks)
+    ]
+
+
+def paddings(tensors: Sequence[Tensor], aligned: int) -> list[int]:
+    """Elements after each parameter but the last."""
+    found, position = [], 0
+    for number, tensor in enumerate(tensors):
+        position += tensor.numel()
+        found.append(0 if number == len(tensors) - 1 else -position % aligned)
+        position += found[-1]
+    return found
+
+
+def weights(source: Source) -> Tensors:
+    """Every tensor in our layout, float32."""
+    return {name: assemble(source, name).float() for name in source.tensors}
+
+
+def rounded(model: Architecture = SMALL) -> Tensors:
+    """What the model files hold."""
+    return {name: tensor.bfloat16().float() for name, tensor in truth(model).items()}
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    """Write a .pt file again with a change, made in place or returned as another dict."""
+    with deepspeed_classes():
+        content = torch.load(path, weights_only=False)
+        other = change(content)
+        torch.save(other if isinstance(other, dict) else content, path)
+
+
+def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors, classes: Any) -> None:
+    groups = [
+        {key: tensor for key, tensor in tensors.items() if (tensor.dim() > 1) == decayed} for decayed in (True, False)
+    ]
+    module: Any = None if run.pipeline else {key: tensor.bfloat16() for key, tensor in tensors.items()}
+    zero = run.stage > 0
+    shared = {}
+    if not run.megatron:
+        module["lm_head.weight"] = module["transformer.wte.weight"]
+        module["transformer.h.0.attn.bias"] = torch.ones(4, 4).tril().bool()
+        shared = {"lm_head.weight": "transformer.wte.weight"}
+    if run.names == "megatron" and module is not None:
+        module = _nested(module)
+    state = {
+        "module": module,
+        "buffer_names": [],
+        "optimizer": None,
+        "param_shapes": [{key: tensor.shape for key, tensor in group.items()} for group in groups] if zero else None,
+        "frozen_param_shapes": {} if run.stage > 1 else None,
+        "shared_params": (shared if rank == 0 else {}) if zero else None,
+        "frozen_param_fragments": {} if run.stage > 1 else None,
+        "skipped_steps": 0,
+        "global_steps": ITERATION,
+        "global_samples": SAMPLES,
+        "dp_world_size": run.data,
+        "mp_world_size": run.tensor * max(run.pipeline, 1),
+        "ds_config": {"train_batch_size": 16},
+        "ds_version": VERSION,
+        **({"checkpoint_version": float(run.version)} if run.names == "megatron" and run.version is not None else {}),
+        **({"args": arguments(run)} if run.names == "megatron" and run.args else {}),
+        **run.state,
+    }
+    if run.stage < 3:
+        torch.save(state, folder / f"mp_rank_{rank:02d}_model_states.pt")
+    for data in range(run.data):
+        if run.stage == 3:
+            empty = {key: torch.empty(0, dtype=torch.bfloat16) for key in tensors}
+            torch.save({**state, "module": empty}, folder / f"zero_pp_rank_{data}_mp_rank_{rank:02d}_model_states.pt")
+        if zero:
+            prefix = "bf16_" if run.bf16_optimizer else ""
+            path = folder / f"{prefix}zero_pp_rank_{data}_mp_rank_{rank:02d}_optim_states.pt"
+            torch.save(_optimizer(run, groups, data, classes), path)
+
+
+def _optimizer(run: Run, groups: Sequence[Tensors], data: int, classes: Any) -> dict[str, Any]:
+    tensors = [list(group.values()) for group in groups]
+    lean = not run.bf16_optimizer
+    masters = [partition(group, run.stage, run.data, run.aligned, lean)[data].clone() for group in tensors]
+    base = {
+        "state": {
+            number: {
+                "step": torch.tensor(float(STEP)),
+                # the moments' padding stays
+                "exp_avg": partition([-tensor for tensor in group], run.stage, run.data, run.aligned, False)[data],
+                "exp_avg_sq": partition([tensor * 0.25 for tensor in group], run.stage, run.data, run.aligned, False)[
+                    data
+                ],
+            }
+            for number, group in enumerate(tensors)
+        },
+        "param_groups": [{"lr": 1e-4, "weight_decay": 0.1}, {"lr": 1e-4, "weight_decay": 0.0}],
+    }
+    states: dict[str, Any]
+    if run.stage == 3:
+        states = {
+            "zero_stage": classes.ZeroStageEnum(3),
+            "loss_scaler": classes.LossScaler(1.0),
+            "partition_count": run.data,
+            "optimizer_state_dict": base,
+            "fp32_flat_groups": masters,
+        }
+    else:
+        states = {
+            "base_optimizer_state": base,
+            "single_partition_of_fp32_groups": masters,
+            "partition_count": [run.data, run.data],
+            "param_slice_mappings": [_mappings(group, run, data, classes) for group in groups],
+            "ds_version": VERSION,
+        }
+        if not run.bf16_optimizer:
+            states |= {"zero_stage": classes.ZeroStageEnum(run.stage), "loss_scaler": classes.LossScaler(1.0)}
+        if run.aligned > 1:
+            states["param_alignment_paddings"] = [paddings(group, run.aligned) for group in tensors]
+    return {"optimizer_state_dict": states, "ds_config": {}, "ds_version": VERSION}
+
+
+def _mappings(group: Tensors, run: Run, data: int, classes: Any) -> dict[str, Any]:
+    """Which range of this partition each parameter has."""
+    tensors = list(group.values())
+    owners = partition([torch.full((t.numel(),), float(i)) for i, t in enumerate(tensors)], 1, run.data, run.aligned)[
+        data
+    ]
+    found = {}
+    for number, key in enumerate(group):
+        places = (owners == number).nonzero()
+        if len(places):
+            found[key] = classes.fragment_address(len(places), int(places[0]))
+    return found
+
+
+def arguments(run: Run) -> argparse.Namespace:
+    """Megatron's arguments."""
+    return argparse.Namespace(
+        num_layers=run.model.n_layer,
+        hidden_size=run.model.n_embd,
+        num_attention_heads=run.model.n_head,
+        max_position_embeddings=run.model.n_positions,
+        vocab_size=run.model.vocab_size,
+        layernorm_epsilon=1e-5,
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        bias_gelu_fusion=True,
+        tensor_model_parallel_size=run.tensor,
+        consumed_train_samples=SAMPLES,
+    )
+
+
+def _nested(tensors: Tensors) -> dict[str, Any]:
+    """Megatron-DeepSpeed's state dict: the model's parts are dicts, their tensors are flat."""
+    nested: dict[str, Any] = {"language_model": {"embedding": {}, "encoder": {}}}
+    for key, tensor in tensors.items():
+        part, name = key.removeprefix("language_model.").split(".", 1)
+        if part == "embedding":
+            module, weight = name.split(".")
+            nested["language_model"]["embedding"][module] = {weight: tensor}
+        else:
+            nested["language_model"]["encoder"][name] = tensor
+    return nested
+
+
+@contextmanager
+def deepspeed_classes() -> Iterator[Any]:
+    """Classes under the names that DeepSpeed's files have for theirs."""
+
+    class ZeroStageEnum(enum.IntEnum):
+        disabled, optimizer_states, gradients, weights = 0, 1, 2, 3
+
+    class LossScaler:
+        def __init__(self, scale: float) -> None:
+            self.cur_scale = scale
+
+    class fragment_address:
+        def __init__(self, numel: int, start: int) -> None:
+            self.numel, self.start = numel, start
+
+    places = {
+        ZeroStageEnum: "deepspeed.runtime.zero.config",
+        LossScaler: "deepspeed.runtime.fp16.loss_scaler",
+        fragment_address: "deepspeed.utils.tensor_fragment",
+    }
+    modules: dict[str, types.ModuleType] = {}
+    for made, module in places.items():
+        made.__module__, made.__qualname__ = module, made.__name__
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):  # pickle imports the packages, too
+            modules.setdefault(".".join(parts[:end]), types.ModuleType(parts[end - 1]))
+        setattr(modules[module], made.__name__, made)
+    with mock.patch.dict(sys.modules, modules):
+        yield types.SimpleNamespace(
+            ZeroStageEnum=ZeroStageEnum, LossScaler=LossScaler, fragment_address=fragment_address
+        )

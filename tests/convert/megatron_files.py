@@ -1,0 +1,297 @@
+"""Megatron-LM checkpoints as its own versions write them, made from the tables of names, split dimensions and qkv rows.
+
+    write(tmp_path / "iter_0000100", Layout("core", version=3.0, tensor=2, pipeline=2))
+
+Nothing here uses `convert`, whose readers and writers these files are for.
+"""
+
+import random
+import sys
+from argparse import Namespace
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convert.sources.source import Architecture
+from tests.convert.encoded import SMALL, truth
+
+_OLD_LAYER = {
+    "ln_1": "input_layernorm",
+    "attn.c_attn": "attention.query_key_value",
+    "attn.c_proj": "attention.dense",
+    "ln_2": "post_attention_layernorm",
+    "mlp.c_fc": "mlp.dense_h_to_4h",
+    "mlp.c_proj": "mlp.dense_4h_to_h",
+}
+_CORE_LAYER = {
+    "ln_1": "input_layernorm",
+    "attn.c_attn": "self_attention.linear_qkv",
+    "attn.c_proj": "self_attention.linear_proj",
+    "ln_2": "pre_mlp_layernorm",
+    "mlp.c_fc": "mlp.linear_fc1",
+    "mlp.c_proj": "mlp.linear_fc2",
+}
+_ENCODER_LAYER = {name: theirs.replace("attention.", "self_attention.") for name, theirs in _OLD_LAYER.items()}
+_LAYERS = {
+    "2019": ("transformer.layers", _OLD_LAYER),
+    "transformer": ("layers", _OLD_LAYER),
+    "encoder": ("layers", _ENCODER_LAYER),
+    "core": ("decoder.layers", _CORE_LAYER),
+    "folded": ("decoder.layers", _CORE_LAYER),
+}
+SPLIT = {
+    "wte.weight": 0,
+    "lm_head.weight": 0,
+    "attn.c_attn.weight": 0,
+    "attn.c_attn.bias": 0,
+    "attn.c_proj.weight": 1,
+    "mlp.c_fc.weight": 0,
+    "mlp.c_fc.bias": 0,
+    "mlp.c_proj.weight": 1,
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a training chose, and which version of Megatron-LM it used."""
+
+    names: str = "2019"
+    """2019, transformer or encoder (nested in language_model), core, or folded (core, norms in the linear layers)."""
+    version: float | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    chunks: int = 1
+    """Interleaved models per stage."""
+    counts: tuple[int, ...] = ()
+    """Layers per chunk, in the model's order; empty: equal shares."""
+    numbered_globally: bool = False
+    model: Architecture = SMALL
+    dtype: torch.dtype = torch.float32
+    iteration: int | None = 100
+    args: Mapping[str, Any] | None = None
+    """None: none for the 2019 names, else what Megatron-LM records; an empty mapping: no args."""
+    file_name: str = "model_optim_rng.pt"
+    new_format: bool | None = None
+    """Whether the file is a zip; None: not for the 2019 names."""
+    padding: str = "zeros"
+    """Of the embedding: zeros, or last (its last row again, as in Megatron-LM's converter)."""
+    extras: bool = False
+    """Optimizer state of a foreign class, schedules, random states."""
+    edit: Callable[[int, int, dict[str, Any]], None] = field(default=lambda stage, rank, content: None)
+    """Changes a file's content before it is saved."""
+
+
+def padded(model: Architecture, tensor: int) -> int:
+    """Rows of the embedding: a multiple of 128 times the tensor ranks."""
+    return -(-model.vocab_size // (128 * tensor)) * 128 * tensor
+
+
+def recorded_args(layout: Layout) -> dict[str, Any]:
+    """Some of the arguments that Megatron-LM records."""
+    model, interleaved = layout.model, layout.chunks if layout.chunks > 1 else None
+    sizes = (
+        {"model_parallel_size": layout.tensor}
+        if layout.version is not None and layout.version < 2
+        else {
+            "tensor_model_parallel_size": layout.tensor,
+            "pipeline_model_parallel_size": layout.pipeline,
+            "virtual_pipeline_model_parallel_size": interleaved,
+        }
+    )
+    return {
+        "num_layers": model.n_layer,
+        "hidden_size": model.n_embd,
+        "num_attention_heads": model.n_head,
+        "kv_channels": model.n_embd // model.n_head,
+        "max_position_embeddings": model.n_positions,
+        "padded_vocab_size": padded(model, layout.tensor),
+        "vocab_size": model.vocab_size,
+        "make_vocab_size_divisible_by": 128,
+        "layernorm_epsilon": 1e-5,
+        "hidden_dropout": 0.1,
+        "bias_gelu_fusion": True,
+        "openai_gelu": False,
+        "params_dtype": layout.dtype,
+        "consumed_train_samples": 6400,
+        "untie_embeddings_and_output_weights": not model.tied,
+        "rank": 0,
+        **sizes,
+    }
+
+
+def qkv_rows(rows: Tensor, version: float, tensor: int, rank: int, n_head: int) -> Tensor:
+    """A rank's rows of c_attn, from rows [head, (q, k, v), dim]."""
+    heads = n_head // tensor
+    parts = rows.view(n_head, 3, -1, *rows.shape[1:])[rank * heads : (rank + 1) * heads]  # (heads, 3, dim, …)
+    if version == 0:
+        parts = parts.transpose(0, 1)  # (3, heads, dim, …)
+    elif version == 1:
+        parts = parts.transpose(1, 2)  # (heads, dim, 3, …)
+    return parts.reshape(-1, *rows.shape[1:])
+
+
+def shard(name: str, whole: Tensor, layout: Layout, rank: int) -> Tensor:
+    """A rank's part of one of our tensors."""
+    leaf = name.split(".", 2)[2] if name.startswith("h.") else name
+    if leaf in ("wte.weight", "lm_head.weight"):
+        count = padded(layout.model, layout.tensor) - len(whole)
+        rows = torch.zeros(count, whole.shape[1]) if layout.padding == "zeros" else whole[-1:].repeat(count, 1)
+        whole = torch.cat([whole, rows])
+    if leaf.startswith("attn.c_attn"):
+        part = qkv_rows(whole, layout.version or 0, layout.tensor, rank, layout.model.n_head)
+    elif leaf in SPLIT:
+        part = whole.chunk(layout.tensor, SPLIT[leaf])[rank]
+    else:
+        part = whole
+    return part.to(layout.dtype).clone()
+
+
+def _chunk_state(
+    layout: Layout, weights: Mapping[str, Tensor], rank: int, first: int, last: int, ends: tuple[bool, bool]
+) -> Any:
+    """One `model`: layers from `first` to before `last`, with the embedding and the head if it is at the ends."""
+    at = _LAYERS[layout.names]
+    layers: dict[str, Tensor] = OrderedDict()
+    for name, whole in weights.items():
+        if not name.startswith("h."):
+            continue
+        number, leaf = int(name.split(".")[1]), name.split(".", 2)[2]
+        if first <= number < last:
+            stem, kind = leaf.rsplit(".", 1)
+            shown = number if layout.numbered_globally else number - first
+            key = f"{at[0]}.{shown}.{at[1][stem]}.{kind}"
+            if layout.names == "folded" and stem in ("ln_1", "ln_2"):
+                key = f"{at[0]}.{shown}.{at[1]['attn.c_attn' if stem == 'ln_1' else 'mlp.c_fc']}.layer_norm_{kind}"
+            layers[key] = shard(name, whole, layout, rank)
+    top = {name: shard(name, weights[name], layout, rank) for name in weights if not name.startswith("h.")}
+    starts, stops = ends
+    core = layout.names in ("core", "folded")
+    final = {f"final_layernorm.{kind}": top[f"ln_f.{kind}"] for kind in ("weight", "bias")} if stops else {}
+    copy = stops and not starts  # the last stage's own embedding for the head
+    if layout.names == "2019":
+        state: dict[str, Any] = OrderedDict()
+        if starts:
+            state |= {"word_embeddings.weight": top["wte.weight"], "position_embeddings.weight": top["wpe.weight"]}
+        state |= layers
+        state |= {f"transformer.{key}": value for key, value in final.items()}
+        state._metadata = OrderedDict({"": {"version": 1}})  # type: ignore[attr-defined]  # as of a Module's state_dict
+        return state
+    if core:
+        state = OrderedDict()
+        if starts:
+            state["embedding.word_embeddings.weight"] = top["wte.weight"]
+            state["embedding.position_embeddings.weight"] = top["wpe.weight"]
+        state |= layers
+        state |= {f"decoder.{key}": value for key, value in final.items()}
+        if stops:
+            state["output_layer._extra_state"] = None
+            if "lm_head.weight" in top or copy:
+                state["output_layer.weight"] = top.get("lm_head.weight", top["wte.weight"])
+        return state
+    nested: dict[str, Any] = {layout.names: OrderedDict(layers | final)}
+    if starts:
+        nested["embedding"] = {
+            "word_embeddings": OrderedDict(weight=top["wte.weight"]),
+            "position_embeddings": OrderedDict(weight=top["wpe.weight"]),
+        }
+    if stops and "lm_head.weight" in top:
+        nested["output_layer"] = OrderedDict(weight=top["lm_head.weight"])
+    state = {"language_model": nested}
+    if copy and "lm_head.weight" not in top:
+        state["word_embeddings_for_head"] = OrderedDict(weight=top["wte.weight"])
+    return state
+
+
+def content_of(layout: Layout, weights: Mapping[str, Tensor], stage: int, rank: int) -> dict[str, Any]:
+    """What is in one rank's file."""
+    total = layout.pipeline * layout.chunks
+    counts = layout.counts or (layout.model.n_layer // total,) * total
+    assert sum(counts) == layout.model.n_layer and len(counts) == total
+    models = []
+    for chunk in range(layout.chunks):
+        index = chunk * layout.pipeline + stage
+        first = sum(counts[:index])
+        models.append(
+            _chunk_state(layout, weights, rank, first, first + counts[index], (index == 0, index == total - 1))
+        )
+    content: dict[str, Any] = {}
+    if layout.iteration is not None:
+        content["iteration"] = layout.iteration
+    if layout.version is not None:
+        content["checkpoint_version"] = layout.version
+    args = layout.args if layout.args is not None else ({} if layout.names == "2019" else recorded_args(layout))
+    if args:
+        content["args"] = Namespace(**args)
+    content |= {"model": models[0]} if len(models) == 1 else {f"model{n}": model for n, model in enumerate(models)}
+    return content
+
+
+class _Scaler:
+    """A class whose module cannot be imported when the file is read."""
+
+    def __init__(self) -> None:
+        self.cur_scale = 65536.0
+        self.master = torch.ones(3)
+
+
+def _extras(names: str) -> dict[str, Any]:
+    groups: defaultdict[str, Any] = defaultdict(list)
+    groups["params"].append(torch.zeros(4))
+    states = {
+        "random_rng_state": random.Random(3).getstate(),
+        "np_rng_state": np.random.RandomState(3).get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "rng_tracker_states": {"model-parallel-rng": torch.zeros(16, dtype=torch.uint8)},
+    }
+    optimizer = {"optimizer": {"loss_scaler": _Scaler(), "fp32_from_fp16": [[torch.ones(5)]], "groups": groups}}
+    if names == "2019":
+        return optimizer | {"lr_scheduler": {"num_iters": 100}} | states
+    return optimizer | {"opt_param_scheduler": {"num_steps": 6400}, "rng_state": [states]}
+
+
+@contextmanager
+def _foreign_module() -> Iterator[None]:
+    """`fp16.loss_scaler`, the module of `_Scaler`, exists while a file is saved."""
+    module = ModuleType("fp16.loss_scaler")
+    module._Scaler = _Scaler  # type: ignore[attr-defined]
+    with mock.patch.dict(sys.modules, {"fp16": ModuleType("fp16"), "fp16.loss_scaler": module}):
+        with mock.patch.object(_Scaler, "__module__", "fp16.loss_scaler"):
+            yield
+
+
+def save(content: Any, path: Path, new_format: bool = True, location: str | None = None) -> None:
+    """torch.save, in the format before torch 1.6 if not `new_format`; `location` such as "cuda:0" is recorded."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tag = mock.patch("torch.serialization.location_tag", lambda storage: location) if location else _foreign_module()
+    with _foreign_module(), tag:
+        torch.save(content, path, _use_new_zipfile_serialization=new_format)
+
+
+def folder_name(layout: Layout, stage: int, rank: int) -> str:
+    """`mp_rank_01`, or with pipeline stages `mp_rank_01_003`."""
+    return f"mp_rank_{rank:02d}" if layout.pipeline == 1 else f"mp_rank_{rank:02d}_{stage:03d}"
+
+
+def write(
+    folder: Path, layout: Layout, weights: Mapping[str, Tensor] | None = None, location: str | None = None
+) -> Path:
+    """All files of a checkpoint; returns `folder`."""
+    weights = truth(layout.model) if weights is None else weights
+    for stage in range(layout.pipeline):
+        for rank in range(layout.tensor):
+            content = content_of(layout, weights, stage, rank)
+            content |= _extras(layout.names) if layout.extras else {}
+            layout.edit(stage, rank, content)
+            new = layout.names != "2019" if layout.new_format is None else layout.new_format
+            save(content, folder / folder_name(layout, stage, rank) / layout.file_name, new, location)
+    return folder

@@ -1,0 +1,90 @@
+"""A path leads to exactly one checkpoint, or to one line that says what to do."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from common.errors import CheckpointError
+from convert.sources.find import open_source
+from convert.sources.options import Options
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Hugging Face folder, which may lie anywhere."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("small") / "theirs"
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=4, vocab_size=11)).save_pretrained(path)
+    return path
+
+
+def run_with(folder: Path, run: Path, *names: str, **pointers: str) -> Path:
+    """A run that holds copies of `folder` and files that point to them."""
+    for name in names:
+        shutil.copytree(folder, run / name)
+    for name, text in pointers.items():
+        (run / name.replace("_txt", ".txt")).write_text(text)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("pointers", "found"),
+    [
+        ({"latest": "global_step20\n"}, "global_step20"),
+        ({"latest": "global_step20", "latest_universal": "iter_0000010"}, "iter_0000010"),
+        ({"latest_checkpointed_iteration_txt": "10\n"}, "iter_0000010"),
+        ({"latest_checkpointed_iteration_txt": "release"}, "release"),
+    ],
+)
+def test_a_run_stands_for_the_checkpoint_that_its_pointer_names(
+    folder: Path, tmp_path: Path, pointers: dict[str, str], found: str
+) -> None:
+    run = run_with(folder, tmp_path / "run", "iter_0000010", "global_step20", "release", **pointers)
+    assert open_source(run).path == run / found
+    assert open_source(run, Options(iteration=10)).path == run / "iter_0000010"
+    assert open_source(run, Options(iteration=20)).path == run / "global_step20"
+
+
+def test_a_single_checkpoint_needs_no_pointer(folder: Path, tmp_path: Path) -> None:
+    assert open_source(run_with(folder, tmp_path / "run", "anything")).path == tmp_path / "run" / "anything"
+
+
+@pytest.mark.parametrize(
+    ("names", "pointers", "iteration", "says"),
+    [
+        ((), {}, None, "no checkpoint here"),
+        (("a", "b"), {}, None, "holds a, b; choose one, or give --iteration"),
+        (("iter_0000010",), {}, 20, "no checkpoint of iteration 20; there are iter_0000010"),
+        ((), {}, 20, "no checkpoint of iteration 20; there are none"),
+        (("a",), {"latest": "global_step7"}, None, "latest: names global_step7, which is missing"),
+        (("a",), {"latest": "../a"}, None, "holds '../a', not the name of a checkpoint"),
+        (("a",), {"latest": ""}, None, "holds '', not the name of a checkpoint"),
+        (("a",), {"latest_checkpointed_iteration_txt": "30"}, None, "names iter_0000030, which is missing"),
+    ],
+)
+def test_anything_else_is_one_line(
+    folder: Path, tmp_path: Path, names: tuple[str, ...], pointers: dict[str, str], iteration: int | None, says: str
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    run_with(folder, run, *names, **pointers)
+    with pytest.raises(CheckpointError) as error:
+        open_source(run, Options(iteration=iteration))
+    assert says in str(error.value) and "\n" not in str(error.value) and str(run) in str(error.value)
+
+
+def test_a_pointer_to_an_empty_folder_a_file_and_a_rank_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    run = run_with(folder, tmp_path / "run", "a", latest="b")
+    (run / "b").mkdir()
+    with pytest.raises(CheckpointError, match="names b, which holds no complete checkpoint"):
+        open_source(run)
+    with pytest.raises(CheckpointError, match="not a folder; give its folder"):
+        open_source(folder / "config.json")
+    (tmp_path / "mp_rank_00").mkdir()
+    with pytest.raises(CheckpointError, match="one rank of a checkpoint; give the folder that holds all ranks"):
+        open_source(tmp_path / "mp_rank_00")
+    with pytest.raises(CheckpointError, match="is one checkpoint already; --iteration needs the folder of a run"):
+        open_source(folder, Options(iteration=3))

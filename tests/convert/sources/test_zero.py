@@ -1,0 +1,63 @@
+"""The arithmetic of ZeRO's partitions."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import CheckpointError
+from convert.files.stored import LoadedTensor
+from convert.sources.zero import cut_group, cut_stage3
+from tests.convert.deepspeed_files import paddings, partition
+
+
+@given(
+    groups=st.lists(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=5), max_size=3),
+    ranks=st.integers(1, 7),
+    stage=st.sampled_from([1, 3]),
+    aligned=st.sampled_from([1, 8]),
+    lean=st.booleans(),
+)
+def test_partitioned_parameters_are_read_back(
+    groups: list[list[list[int]]], ranks: int, stage: int, aligned: int, lean: bool
+) -> None:
+    tensors = [[torch.rand(shape) + 1 for shape in group] for group in groups]
+    parts = [partition(group, stage, ranks, aligned, lean) for group in tensors]
+    shapes = [
+        {f"{number}.{position}": tuple(tensor.shape) for position, tensor in enumerate(group)}
+        for number, group in enumerate(tensors)
+    ]
+    if stage == 3:
+        merged = {name: shape for names in shapes for name, shape in names.items()}
+        found = cut_stage3(merged, [[LoadedTensor(part[rank]) for part in parts] for rank in range(ranks)])
+    else:
+        found = {}
+        for names, part, group in zip(shapes, parts, tensors, strict=True):
+            found |= cut_group(names, [LoadedTensor(one) for one in part], paddings=paddings(group, aligned))
+    for number, group in enumerate(tensors):
+        for position, tensor in enumerate(group):
+            stored = found[f"{number}.{position}"]
+            assert torch.equal(stored.read(), tensor)
+            middle = len(tensor) // 2
+            assert torch.equal(stored.rows(middle, len(tensor)).read(), tensor[middle:])
+
+
+def test_a_parameter_that_crosses_partitions_and_groups_is_in_several_ranges() -> None:
+    whole = torch.arange(12.0)
+    stage12 = cut_group({"a": (2,), "b": (2, 4)}, [LoadedTensor(part) for part in whole.chunk(3)])
+    assert torch.equal(stage12["b"].read(), whole[2:10].view(2, 4))
+    assert len(stage12["b"].pieces) == 3
+    # two ranks of two groups; the shares of b are 4 elements, of which group 0 has one
+    ranks = [[LoadedTensor(whole[:2]), LoadedTensor(whole[2:5])], [LoadedTensor(whole[5:7]), LoadedTensor(whole[7:10])]]
+    stage3 = cut_stage3({"a": (2,), "b": (7,)}, ranks)
+    assert stage3["a"].read().tolist() == [0, 5]
+    assert stage3["b"].read().tolist() == [1, 2, 3, 4, 6, 7, 8]
+
+
+def test_partitions_of_another_size_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="2 data ranks hold 16 elements, but the parameters have 11"):
+        cut_group({"a": (11,)}, [LoadedTensor(torch.zeros(8))] * 2)
+    with pytest.raises(CheckpointError, match="2 data ranks hold 8 elements, but the parameters have 11"):
+        cut_group({"a": (11,)}, [LoadedTensor(torch.zeros(4))] * 2)
+    with pytest.raises(CheckpointError, match="2 data ranks hold 10 elements, but the parameters have 11"):
+        cut_stage3({"a": (11,)}, [[LoadedTensor(torch.zeros(5))]] * 2)

@@ -1,0 +1,193 @@
+"""Writes Megatron-core's torch_dist folders by the table of its keys, chunked as ranks would, without megatron-core."""
+
+import argparse
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from convert.sources.source import Architecture
+from tests.convert.encoded import SMALL
+
+# our name -> key, dimension that tensor parallelism splits
+TOP: dict[str, tuple[str, int | None]] = {
+    "wte.weight": ("embedding.word_embeddings.weight", 0),
+    "wpe.weight": ("embedding.position_embeddings.weight", None),
+    "ln_f.weight": ("decoder.final_layernorm.weight", None),
+    "ln_f.bias": ("decoder.final_layernorm.bias", None),
+    "lm_head.weight": ("output_layer.weight", 0),
+}
+LAYER: dict[str, tuple[str, int | None]] = {
+    "ln_1.weight": ("self_attention.linear_qkv.layer_norm_weight", None),
+    "ln_1.bias": ("self_attention.linear_qkv.layer_norm_bias", None),
+    "attn.c_attn.weight": ("self_attention.linear_qkv.weight", 0),
+    "attn.c_attn.bias": ("self_attention.linear_qkv.bias", 0),
+    "attn.c_proj.weight": ("self_attention.linear_proj.weight", 1),
+    "attn.c_proj.bias": ("self_attention.linear_proj.bias", None),
+    "ln_2.weight": ("mlp.linear_fc1.layer_norm_weight", None),
+    "ln_2.bias": ("mlp.linear_fc1.layer_norm_bias", None),
+    "mlp.c_fc.weight": ("mlp.linear_fc1.weight", 0),
+    "mlp.c_fc.bias": ("mlp.linear_fc1.bias", 0),
+    "mlp.c_proj.weight": ("mlp.linear_fc2.weight", 1),
+    "mlp.c_proj.bias": ("mlp.linear_fc2.bias", None),
+}
+
+
+class FolderWriter:
+    """A DCP folder: `add` chunks and objects, then `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.metadata = Metadata({}, None, {}, StorageMeta(str(folder)), "1.0.0")
+
+    def add(self, rank: int, key: str, shape: tuple[int, ...], offset: tuple[int, ...], chunk: Tensor) -> None:
+        """Write a chunk into the file of a rank."""
+        described = self.metadata.state_dict_metadata.setdefault(
+            key, TensorStorageMetadata(TensorProperties(chunk.dtype), torch.Size(shape), [])
+        )
+        assert isinstance(described, TensorStorageMetadata)
+        index = MetadataIndex(key, offset, len(described.chunks))
+        described.chunks.append(ChunkStorageMetadata(torch.Size(offset), chunk.shape))
+        record = io.BytesIO()
+        torch.save(chunk.clone(), record)
+        self._append(rank, index, record.getvalue())
+
+    def add_object(self, rank: int, key: str, content: Any) -> None:
+        """Write what is no tensor."""
+        self.metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        record = io.BytesIO()
+        torch.save(content, record)
+        self._append(rank, MetadataIndex(key), record.getvalue())
+
+    def close(self) -> None:
+        (self.folder / ".metadata").write_bytes(pickle.dumps(self.metadata))
+
+    def _append(self, rank: int, index: MetadataIndex, data: bytes) -> None:
+        name = f"__{rank}_0.distcp"
+        with (self.folder / name).open("ab") as file:
+            self.metadata.storage_data[index] = _StorageInfo(name, file.tell(), len(data))
+            file.write(data)
+
+
+def arguments(model: Architecture, **changes: Any) -> argparse.Namespace:
+    """What Megatron records about the model."""
+    values = {
+        "num_layers": model.n_layer,
+        "hidden_size": model.n_embd,
+        "num_attention_heads": model.n_head,
+        "ffn_hidden_size": model.n_inner,
+        "kv_channels": model.n_embd // model.n_head,
+        "max_position_embeddings": model.n_positions,
+        "padded_vocab_size": 384,
+        "vocab_size": model.vocab_size,
+        "norm_epsilon": 1e-5,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "bias_gelu_fusion": True,
+        "normalization": "LayerNorm",
+        "position_embedding_type": "learned_absolute",
+        "add_bias_linear": True,
+        "swiglu": False,
+        "untie_embeddings_and_output_weights": not model.tied,
+        "consumed_train_samples": 1600,
+    }
+    return argparse.Namespace(**{**values, **changes})
+
+
+def padded(weights: Mapping[str, Tensor], rows: int = 384) -> dict[str, Tensor]:
+    """The same with more rows in the vocabulary's tensors, of values that no weight has."""
+    return {
+        name: torch.cat((tensor, torch.full((rows - len(tensor), tensor.shape[1]), 9.0, dtype=tensor.dtype)))
+        if name in ("wte.weight", "lm_head.weight")
+        else tensor
+        for name, tensor in weights.items()
+    }
+
+
+class _Flattened(FolderWriter):
+    """Writes each chunk flat and in two pieces, into the tables of another writer."""
+
+    def __init__(self, writer: FolderWriter) -> None:
+        self.folder, self.metadata = writer.folder, writer.metadata
+
+    def add(self, rank: int, key: str, shape: tuple[int, ...], offset: tuple[int, ...], chunk: Tensor) -> None:
+        counts = tuple(whole // part for whole, part in zip(shape, chunk.shape, strict=True))
+        index = tuple(start // part for start, part in zip(offset, chunk.shape, strict=True))
+        flat, cut = chunk.reshape((1,) * chunk.ndim + (-1,)), chunk.numel() // 3
+        for start, piece in ((cut, flat[..., cut:]), (0, flat[..., :cut])):
+            super().add(rank, key, (*counts, chunk.numel()), (*index, start), piece)
+
+
+def add_flattened(writer: FolderWriter, weights: Mapping[str, Tensor], prefix: str, **layout: Any) -> None:
+    """Write tensors as megatron-core's distributed optimizer did until 0.15."""
+    add_model(_Flattened(writer), weights, prefix=prefix, **layout)
+
+
+def add_model(
+    writer: FolderWriter,
+    weights: Mapping[str, Tensor],
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    stacked: bool = True,
+    prefix: str = "",
+    n_layer: int = SMALL.n_layer,
+) -> None:
+    """Write tensors in our layout ([out, in], padded vocabulary) as tp x pp ranks would."""
+    for name, tensor in weights.items():
+        if name in TOP:
+            key, dim = TOP[name]
+            shape: tuple[int, ...] = tuple(tensor.shape)
+            lead: tuple[int, ...] = ()
+            stage = 0 if name in ("wte.weight", "wpe.weight") else pp - 1
+        else:
+            _, number, leaf = name.split(".", 2)
+            layer, (key, dim) = int(number), LAYER[leaf]
+            stage = layer // (n_layer // pp)
+            key = f"decoder.layers.{key}" if stacked else f"decoder.layers.{layer}.{key}"
+            shape, lead = ((n_layer, *tensor.shape), (layer,)) if stacked else (tuple(tensor.shape), ())
+        parts = [tensor] if dim is None else list(tensor.chunk(tp, dim))
+        for rank, part in enumerate(parts):
+            offset = tuple(rank * part.shape[axis] if axis == dim else 0 for axis in range(tensor.ndim))
+            writer.add(stage * tp + rank, prefix + key, shape, (*lead, *offset), part[None] if lead else part)
+
+
+def write_backend(folder: Path, backend: str = "torch_dist") -> None:
+    content = {"sharded_backend": backend, "sharded_backend_version": 1}
+    (folder / "metadata.json").write_text(json.dumps({**content, "common_backend": "torch"}))
+
+
+def write_folder(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    model: Architecture = SMALL,
+    *,
+    common: Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | None = None,
+    **layout: Any,
+) -> FolderWriter:
+    """A whole checkpoint of iteration 100, ready but for `close`."""
+    writer = FolderWriter(folder)
+    add_model(writer, padded(weights), n_layer=model.n_layer, **layout)
+    write_backend(folder)
+    tp, pp = layout.get("tp", 1), layout.get("pp", 1)
+    sizes = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}
+    content = {"args": arguments(model, **sizes, **(args or {})), "iteration": 100, "checkpoint_version": 3.0}
+    torch.save({**content, **(common or {})}, folder / "common.pt")
+    return writer

@@ -1,0 +1,226 @@
+"""The command itself, on a checkpoint of every origin: transformers gets the model's logits, and no pickle is run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+
+from common.settings import ModelSettings
+from common.tokenizer import vocabulary_files
+from convert.merge_mp import main
+from convert.targets.huggingface import write_folder
+from tests.convert import deepspeed_files, megatron_files
+from tests.convert.encoded import SMALL, truth
+from tests.convert.helpers import source_of
+from tests.convert.sources import torch_dist_files
+from tests.convert.universal_files import write_universal
+from tests.training.checkpoint.planted import Touch, plant_record, write_metadata
+from tests.training.helpers import launch_ok, make_run, run_main
+from training.inference.load import load_model, model_from_weights
+
+Maker = Callable[[Path], None]
+SIZES = ("--num-heads", SMALL.n_head, "--vocab-size", SMALL.vocab_size)
+
+
+def megatron(**layout: Any) -> Maker:
+    return lambda run: write_run(run, megatron_files.Layout(**layout))
+
+
+def write_run(run: Path, layout: megatron_files.Layout) -> None:
+    megatron_files.write(run / "iter_0000100", layout)
+    (run / "latest_checkpointed_iteration.txt").write_text("100\n")
+
+
+def torch_dist(**layout: Any) -> Maker:
+    def make(run: Path) -> None:
+        torch_dist_files.write_folder(run / "iter_0000100", truth(), **layout).close()
+        (run / "latest_checkpointed_iteration.txt").write_text("100")
+
+    return make
+
+
+def deepspeed(**settings: Any) -> Maker:
+    def make(run: Path) -> None:
+        run.mkdir()
+        deepspeed_files.write_tag(run / "global_step120", deepspeed_files.Run(**settings))
+        (run / "latest").write_text("global_step120")
+
+    return make
+
+
+def universal(run: Path) -> None:
+    run.mkdir()
+    write_universal(run / "global_step120_universal", deepspeed_files.Run(names="megatron", tensor=2))
+    (run / "latest_universal").write_text("global_step120_universal")
+
+
+def old_hugging_face(run: Path) -> None:
+    run.mkdir()
+    write_folder(run, source_of(truth()))
+    torch.save(load_file(run / "model.safetensors"), run / "pytorch_model.bin")
+    (run / "model.safetensors").unlink()
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[Tensor, Tensor]:
+    """Tokens, and the logits of the encoded weights."""
+    sizes = ModelSettings(n_layer=4, n_head=8, n_embd=32, seq_len=24, vocab_size=300)
+    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        return tokens, model_from_weights(sizes, truth())(tokens)
+
+
+@pytest.mark.parametrize(
+    ("make", "flags", "layout"),
+    [
+        (megatron(names="2019", version=None, tensor=2), SIZES, "Megatron-LM (2019 names), 4 layers, tensor 2 x"),
+        (megatron(names="transformer", version=1, tensor=4, pipeline=2), (), "qkv rows [head, dim, (q, k, v)]"),
+        (megatron(names="encoder", version=3.0, tensor=8), (), "tensor 8 x pipeline 1"),
+        (megatron(names="core", version=3.0, tensor=2, pipeline=2), (), "tensor 2 x pipeline 2"),
+        (megatron(names="core", version=3.0, pipeline=2, chunks=2), (), "2 models per stage"),
+        (megatron(names="folded", version=3.0), (), "tensor 1 x pipeline 1"),
+        (torch_dist(tp=2, pp=2, stacked=True), (), "Megatron-core torch_dist, 4 layers (stacked)"),
+        (torch_dist(tp=2, stacked=False, prefix="model."), (), "written by tensor 2 x pipeline 1"),
+        (deepspeed(stage=1, names="megatron", tensor=2), (), "ZeRO 1 over 2 data ranks, tensor 2, names of Megatron"),
+        (deepspeed(stage=2), SIZES, "ZeRO 2 over 2 data ranks, tensor 1, names of transformers, float32 masters"),
+        (deepspeed(stage=3, data=3), SIZES, "ZeRO 3 over 3 data ranks"),
+        (deepspeed(stage=1, names="megatron", pipeline=2), (), "pipeline 2 in"),
+        (universal, (), "universal"),
+        (old_hugging_face, (), "Hugging Face, 4 layers, float32, pytorch_model.bin"),
+    ],
+)
+def test_a_checkpoint_of_any_origin_gives_transformers_the_same_logits(
+    tmp_path: Path,
+    make: Maker,
+    flags: tuple[object, ...],
+    layout: str,
+    expected: tuple[Tensor, Tensor],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make(tmp_path / "run")
+    output = tmp_path / "merged"
+    assert run_main(main, "--checkpoint", tmp_path / "run", "--output", output, *flags) == 0
+    assert layout in capsys.readouterr().out
+    tokens, logits = expected
+    with torch.no_grad():
+        found = GPT2LMHeadModel.from_pretrained(output, dtype=torch.float32).eval()(tokens).logits
+    assert found.shape == logits.shape
+    assert (found - logits).abs().max() <= 1e-5 * logits.abs().max()
+    ours, _ = load_model(output)
+    with torch.no_grad():
+        assert (ours(tokens).cpu() - logits).abs().max() <= 1e-5 * logits.abs().max()
+    report = json.loads((output / "merge_report.json").read_text())
+    assert report["proof"]["relative_difference"] <= 1e-5 and not report["replicas"]["drifted"]
+
+
+def test_drift_that_was_planted_in_one_replica_is_reported_with_its_tensor_and_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def drift(stage: int, rank: int, content: dict[str, Any]) -> None:
+        if rank == 3:
+            content["model"]["decoder.layers.2.mlp.linear_fc2.bias"][5] += 0.25
+
+    write_run(tmp_path / "run", megatron_files.Layout("core", 3.0, tensor=4, edit=drift))
+    assert run_main(main, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 0
+    warning = capsys.readouterr().err
+    assert "replicated tensors have drifted, at most by 0.25: h.2.mlp.c_proj.bias of tensor rank 3" in warning
+    report = json.loads((tmp_path / "merged" / "merge_report.json").read_text())["replicas"]
+    assert report["compared"] == report["equal"] + 1 > 60
+    assert report["drifted"] == {"h.2.mlp.c_proj.bias": {"tensor rank 3": {"elements": 1, "largest_difference": 0.25}}}
+
+
+def test_the_tokenizer_of_another_vocabulary_is_named_by_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forget(stage: int, rank: int, content: dict[str, Any]) -> None:
+        del content["args"]
+
+    files = vocabulary_files(None, None)
+    ids = json.loads(files.encoder_json.read_text())
+    symbols = {symbol: number for symbol, number in ids.items() if number < 299} | {"<|endoftext|>": 299}
+    merges = files.vocab_bpe.read_text().splitlines(keepends=True)[: 1 + 43]  # 256 bytes and 43 merges
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.json").write_text(json.dumps(symbols))
+    (tmp_path / "tokenizer" / "merges.txt").write_text("".join(merges))
+    write_run(tmp_path / "run", megatron_files.Layout("core", 3.0, tensor=2, edit=forget))
+    arguments = ["--checkpoint", tmp_path / "run", "--output", tmp_path / "merged", "--num-heads", 8, "--tokenizer"]
+    assert run_main(main, *arguments, tmp_path / "run") == 2
+    assert "run: has no tokenizer.json, and no vocab.json with merges.txt\n" in capsys.readouterr().err
+    assert run_main(main, *arguments, tmp_path / "tokenizer") == 0, capsys.readouterr().err
+    config = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert (config["vocab_size"], config["eos_token_id"], config["bos_token_id"]) == (300, 299, 299)
+    assert (tmp_path / "merged" / "vocab.json").exists()
+
+
+def in_megatron(run: Path, touch: Touch) -> None:
+    megatron(names="core", version=3.0, edit=lambda stage, rank, content: content.update(rng_state=touch))(run)
+
+
+def in_common(run: Path, touch: Touch) -> None:
+    torch_dist(common={"other": touch})(run)
+
+
+def in_metadata(run: Path, touch: Touch) -> None:
+    torch_dist()(run)
+    write_metadata(run / "iter_0000100", touch)
+
+
+def in_record(run: Path, touch: Touch) -> None:
+    torch_dist()(run)
+    plant_record(run / "iter_0000100", "decoder.final_layernorm.weight", touch.mark)
+
+
+def in_deepspeed_model(run: Path, touch: Touch) -> None:
+    deepspeed(stage=2, state={"client": touch})(run)
+
+
+def in_deepspeed_optimizer(run: Path, touch: Touch) -> None:
+    deepspeed(stage=2)(run)
+    (path,) = (run / "global_step120").glob("*zero_pp_rank_0_*optim_states.pt")
+    torch.save({"optimizer_state_dict": touch}, path)
+
+
+def in_pytorch_model(run: Path, touch: Touch) -> None:
+    old_hugging_face(run)
+    torch.save({"transformer.wte.weight": touch}, run / "pytorch_model.bin")
+
+
+def in_ours(run: Path, touch: Touch) -> None:
+    config = make_run(run.parent / "trained", train={"iterations": 1})
+    launch_ok(1, "training.train", "--config", config, "--model", "tiny")
+    (run.parent / "trained" / "models" / "tiny").rename(run)
+    write_metadata(run / "iter_0000001", touch)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        in_megatron,
+        in_common,
+        in_metadata,
+        in_record,
+        in_deepspeed_model,
+        in_deepspeed_optimizer,
+        in_pytorch_model,
+        in_ours,
+    ],
+)
+def test_a_pickle_in_a_foreign_folder_is_never_run(
+    tmp_path: Path, plant: Callable[[Path, Touch], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "mark"
+    plant(tmp_path / "run", Touch(mark))
+    capsys.readouterr()
+    code = run_main(
+        main, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged", *SIZES[: 2 * (plant is not in_ours)]
+    )
+    error = capsys.readouterr().err
+    assert not mark.exists()
+    assert code in (0, 2) and (code == 0 or error.count("error: ") == 1)
+    assert (code == 0) == (tmp_path / "merged").exists()

@@ -1,0 +1,82 @@
+"""Copies are compared bit for bit, and what differs is named with its size."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import CheckpointError
+from convert.files.stored import LoadedTensor, StoredTensor
+from convert.replicas import Replicas, compare_replicas, replica_bytes
+from convert.sources.source import Block, Sharded, whole
+from tests.convert.encoded import SMALL, truth
+from tests.convert.helpers import source_of
+
+
+def with_copies(tensor: torch.Tensor, *copies: torch.Tensor) -> Replicas:
+    """Of a source with one tensor."""
+    held = {f"tensor rank {rank}": whole(LoadedTensor(copy)) for rank, copy in enumerate(copies, 1)}
+    sharded = Sharded(tuple(tensor.shape), whole(LoadedTensor(tensor)).blocks, held)
+    return compare_replicas(source_of({}, tensors={"ln_f.bias": sharded}))
+
+
+def test_equal_copies_are_counted() -> None:
+    source, done = source_of(truth(), tensor=4), list[int]()
+    found = compare_replicas(source, done.append)
+    # of a layer: two norms and the two projections' biases; wpe and the last norm
+    assert (found.compared, found.drifted) == (3 * (6 * SMALL.n_layer + 3), ())
+    assert sum(done) == replica_bytes(source) > 0
+    assert str(found) == f"{found.compared} replicated tensors are equal bit for bit"
+
+
+def test_drift_is_reported_with_tensor_holder_and_size() -> None:
+    tensor = torch.zeros(5, 3)
+    drifted = tensor.clone()
+    drifted[4, 1], drifted[2, 2] = 0.25, -0.5
+    found = with_copies(tensor, tensor.clone(), drifted)
+    (drift,) = found.drifted
+    assert (drift.tensor, drift.holder, drift.elements, drift.largest_difference) == (
+        "ln_f.bias",
+        "tensor rank 2",
+        2,
+        0.5,
+    )
+    assert str(found) == "1 of 2 replicated tensors have drifted, at most by 0.5: ln_f.bias of tensor rank 2"
+
+
+def test_every_bit_counts_and_what_is_not_finite_does_not_hide() -> None:
+    zero, nan = torch.zeros(3), torch.tensor([0.0, math.nan, 0.0])
+    assert with_copies(nan, nan.clone()).drifted == ()
+    (sign,) = with_copies(zero, -zero).drifted
+    assert (sign.elements, sign.largest_difference) == (3, 0.0)
+    for first, second in ((zero, nan), (nan, zero)):
+        (drift,) = with_copies(first, second).drifted
+        assert drift.elements == 1 and math.isnan(drift.largest_difference)
+    (infinite,) = with_copies(zero, torch.tensor([0.0, math.inf, 1.0])).drifted
+    assert infinite.largest_difference == math.inf
+    (half,) = with_copies(torch.tensor([1.0, 0.1]), torch.tensor([1.0, 0.1]).half()).drifted
+    assert half.elements == 1 and 0 < half.largest_difference < 1e-4
+    assert "nan" in str(with_copies(zero, torch.ones(3), nan))
+
+
+def test_copies_are_read_by_rows_and_in_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convert.files.stored._ELEMENTS", 8)
+    data = torch.randn(10, 4)
+    (tmp_path / "data").write_bytes(data.numpy().tobytes())
+    stored = StoredTensor(tmp_path / "data", 0, torch.float32, (10, 4))
+    other = data.clone()
+    other[9, 3] += 1
+    halves = Sharded((10, 4), (Block((0, 0), LoadedTensor(other[:5])), Block((5, 0), LoadedTensor(other[5:]))))
+    copies = {"pipeline stage 1": whole(LoadedTensor(other)), "pipeline stage 2": halves}
+    sharded = Sharded((10, 4), whole(stored).blocks, copies)
+    found = compare_replicas(source_of({}, tensors={"wte.weight": sharded}))
+    assert [(drift.holder, drift.elements) for drift in found.drifted] == [
+        ("pipeline stage 1", 1),
+        ("pipeline stage 2", 1),
+    ]
+
+
+def test_a_copy_of_another_shape_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"'ln_f.bias' has shape \[4\] on tensor rank 1 and \[3\] elsewhere"):
+        with_copies(torch.zeros(3), torch.zeros(4))

@@ -1,0 +1,109 @@
+"""Run a command in a throw-away Slurm on this machine; returns the command's exit code.
+
+    python -m tests.slurm.lab -- sinfo
+    python -m tests.slurm.lab --nodes 4 --gpus 2 -- srun --nodes 4 --gres gpu:1 hostname
+    python -m tests.slurm.lab --accounting -- bash -c 'srun --account lab hostname && sacct'
+
+The cluster has a mount namespace of its own, in which /etc/slurm is its configuration: nothing outside its folder is
+touched, and what the command mounts is gone with it. Partition `main` is the default; jobs in `low` are preempted if
+`main` needs their nodes. The GPUs are fake: Slurm counts them and sets CUDA_VISIBLE_DEVICES.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.slurm.lab.cluster import Lab, missing, slurm
+from tests.slurm.lab.config import Options
+
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+GOODBYE = 10  # seconds that the command has after one of them
+
+
+class _Ended(BaseException):
+    """One of ENDINGS came."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code of the command that ran in the lab."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.slurm.lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    defaults = Options()
+    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of 8 CPUs (default 2)")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="fake GPUs per node (default 0)")
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd, and account `lab`")
+    for name, help_text in (
+        ("kill_wait", "seconds between SIGTERM and SIGKILL"),
+        ("slurmd_timeout", "seconds of silence after which a node is down"),
+        ("grace_time", "seconds between preemption and the end of a job in `low`"),
+    ):
+        default = getattr(defaults, name)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, metavar="S", help=f"{help_text} (default {default})")
+    parser.add_argument("--preempt-mode", choices=["REQUEUE", "CANCEL"], default="REQUEUE", help="of jobs in `low`")
+    parser.add_argument(
+        "--send-user-signal",
+        action="store_true",
+        dest="preempt_send_user_signal",
+        help="preemption sends the signal of `sbatch --signal` first",
+    )
+    parser.add_argument(
+        "--enforce-part-limits", choices=["NO", "ALL"], default="NO", help="ALL: sbatch refuses a job over a limit"
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what to run in the lab")
+    options = vars(parser.parse_args(argv))
+    command = options.pop("command")
+    if reason := missing(options["accounting"]):
+        print(f"error: {reason}", file=sys.stderr)
+        return 2
+    for number in ENDINGS:
+        signal.signal(number, _end)
+    try:
+        with TemporaryDirectory(prefix="slurm-lab-") as folder:
+            with slurm(Path(folder), **options) as lab:
+                return _run(lab, command)
+    except _Ended as ended:
+        return 128 + ended.number
+    except (RuntimeError, TimeoutError, ValueError) as error:  # a daemon did not start
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(lab: Lab, command: list[str]) -> int:
+    process = subprocess.Popen([*lab.inside(), *command], env=lab.environment)
+    try:
+        code = process.wait()
+        return code if code >= 0 else 128 - code
+    except _Ended as ended:
+        if ended.number != signal.SIGINT:  # Ctrl-C goes to the command, too
+            process.send_signal(ended.number)
+        try:
+            process.wait(GOODBYE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        _ignore_endings()
+
+
+def _end(number: int, _: object) -> None:
+    _ignore_endings()
+    raise _Ended(number)
+
+
+def _ignore_endings() -> None:
+    """From here on the lab is taken down, and nothing interrupts that."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Threads and GPUs of a process: one rule for threads, and a clear error where a GPU is missing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from common.errors import JobError
+from tests.conftest import ROOT
+from tests.training.helpers import launch, make_run
+from training.parallel.device import choose_device, claim_gpu, threads_of
+from training.parallel.launch import Launch
+
+ALONE = Launch("single", 0, 1, 0, 1, 1, "single")
+SLURM = Launch("slurm", 1, 4, 1, 2, 2, "slurm-1.0-0")
+
+
+def test_the_settings_decide_the_threads_and_otherwise_slurm_or_an_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.parallel.device.available_cpus", lambda: 12)
+    inherited = {"OMP_NUM_THREADS": "7"}
+    assert [threads_of(job, 3, inherited) for job in (ALONE, SLURM)] == [3, 3]
+    assert threads_of(ALONE, 0, inherited) == 12
+    assert threads_of(Launch("torchrun", 0, 8, 0, 8, 1, "torchrun"), 0, inherited) == 1
+    assert threads_of(SLURM, 0, {"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "64"}) == 4
+    assert threads_of(SLURM, 0, {"SLURM_CPUS_ON_NODE": "16"}) == 8
+    assert threads_of(SLURM, 0, {"SLURM_CPUS_PER_TASK": "64"}) == 12, "no more than Slurm bound the task to"
+
+
+def test_an_inherited_number_of_threads_changes_nothing() -> None:
+    code = """
+import json, os
+from pathlib import Path
+from common.settings import ClusterSettings
+from training.parallel.launch import read_launch
+from training.parallel.process_group import started
+with started(read_launch(), Path("."), ClusterSettings(cpus_per_task=3)):
+    import torch
+    print(json.dumps([torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]]))
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert json.loads(found) == [3, "3", "3"]
+
+
+def test_gpus_asked_for_and_none_visible_is_an_error_that_names_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    with pytest.raises(
+        JobError, match=r"^node7: cluster\.gpus_per_node is 8, but torch sees no GPU \(CUDA_VISIBLE_DEV"
+    ):
+        choose_device(SLURM, 8)
+    assert choose_device(SLURM, 0).type == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_job_without_its_gpus_ends_in_one_line(tmp_path: Path) -> None:
+    config = make_run(tmp_path, parallel={"data": 2}, cluster={"gpus_per_node": 2})
+    results = launch(2, "training.train", "--config", config, "--model", "tiny")
+    assert [result.returncode for result in results] == [2, 2]
+    assert "torch sees no GPU" in results[0].stderr and results[0].stderr.count("\n") == 1
+    assert results[1].stderr == ""
+
+
+def test_more_processes_than_gpus_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    assert choose_device(SLURM).index == 1
+    with pytest.raises(JobError, match="4 processes and 2 visible GPUs"):
+        choose_device(Launch("torchrun", 2, 4, 2, 4, 1, "torchrun"))
+
+
+def test_two_processes_on_one_gpu_is_an_error_that_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(uuid="GPU-1"))
+    store, device = HashStore(), torch.device("cuda", 0)
+    claim_gpu(SLURM, device, store)
+    claim_gpu(SLURM, device, store)  # itself
+    with pytest.raises(JobError, match="ranks 1 and 3 would share GPU GPU-1"):
+        claim_gpu(Launch("slurm", 3, 4, 1, 2, 2, "slurm-1.0-0"), device, store)
+    monkeypatch.setenv("SLURMD_NODENAME", "another")
+    claim_gpu(Launch("slurm", 2, 4, 0, 2, 2, "slurm-1.0-0"), device, store)
+
+
+@pytest.mark.slow
+def test_the_digits_of_a_run_do_not_depend_on_what_it_inherits(tmp_path: Path) -> None:
+    """256 wide: with two threads, sums are split where one thread adds in order, if the machine has two cores."""
+    losses = []
+    for inherited in ("1", "2"):
+        model = {"n_embd": 256, "seq_len": 128}
+        config = make_run(tmp_path / inherited, documents=200, model=model, train={"micro_batch_size": 8})
+        command = [sys.executable, "-m", "training.train", "--config", str(config), "--model", "tiny"]
+        env = {**os.environ, "OMP_NUM_THREADS": inherited, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, env=env, check=True, capture_output=True)
+        losses.append(json.loads((tmp_path / inherited / "models/tiny/done.json").read_text()))
+    assert losses[0] == losses[1]

@@ -1,0 +1,72 @@
+"""Which address rank 0 publishes, and which interface the processes use."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from tests.training.helpers import launch, launch_ok, make_run
+from training.parallel.launch import Launch
+from training.parallel.network import address_of, listening_address, published_host, set_interface
+
+TWO_NODES = Launch("slurm", 0, 2, 0, 1, 2, "slurm-1.0-0")
+ONE_NODE = Launch("slurm", 0, 2, 0, 2, 1, "slurm-1.0-0")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"SLURMD_NODENAME": "node1"})
+
+
+def known_hosts(monkeypatch: pytest.MonkeyPatch, **addresses: str) -> None:
+    def look_up(name: str) -> str:
+        if name not in addresses:
+            raise socket.gaierror(-2, "Name or service not known")
+        return addresses[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", look_up)
+    monkeypatch.setattr(socket, "gethostname", lambda: "machine")
+
+
+def test_an_interface_stands_for_its_address_and_a_wrong_one_lists_those_that_exist() -> None:
+    assert address_of("lo") == published_host(TWO_NODES, "lo") == listening_address(TWO_NODES, "lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"cluster\.interface: node1 has no 'ib0' .*lo \(127\.0\.0\.1\)"):
+        address_of("ib0")
+
+
+def test_rank_0_publishes_its_name_in_the_node_list_where_the_network_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_hosts(monkeypatch, machine="127.0.1.1", node1="10.0.0.1")
+    assert published_host(TWO_NODES, "") == "node1"
+    known_hosts(monkeypatch, machine="127.0.1.1")  # several nodes on one machine, whose names only Slurm knows
+    assert published_host(TWO_NODES, "") == "machine"
+    assert published_host(ONE_NODE, "") == "127.0.0.1"
+    assert (listening_address(TWO_NODES, ""), listening_address(ONE_NODE, "")) == ("", "127.0.0.1")
+
+
+def test_gloo_never_takes_loopback_for_several_nodes_because_of_the_hosts_own_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "training.parallel.network._addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")]
+    )
+    known_hosts(monkeypatch, machine="127.0.1.1")
+    set_interface(TWO_NODES, "", "10.1.0.1")
+    assert os.environ.pop("GLOO_SOCKET_IFNAME") == "ib0"
+    known_hosts(monkeypatch, machine="10.0.0.1")
+    set_interface(TWO_NODES, "", "10.1.0.1")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    os.environ["GLOO_SOCKET_IFNAME"] = "inherited"
+    set_interface(TWO_NODES, "eth0", "10.1.0.1")
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+
+
+def test_a_job_runs_over_the_interface_of_its_settings_and_a_wrong_one_ends_it_in_one_line(tmp_path: Path) -> None:
+    sections = {"parallel": {"data": 2}, "train": {"iterations": 1}}
+    config = make_run(tmp_path / "wrong", cluster={"interface": "wrong"}, **sections)
+    results = launch(2, "training.train", "--config", config, "--model", "tiny")
+    assert [result.returncode for result in results] == [2, 2]
+    assert "has no 'wrong'" in results[0].stderr and results[0].stderr.count("\n") == 1 and not results[1].stderr
+    config = make_run(tmp_path / "right", cluster={"interface": "lo"}, **sections)
+    launch_ok(2, "training.train", "--config", config, "--model", "tiny")

@@ -1,0 +1,37 @@
+"""One process of a job that makes its preflight; each rank is a node of its own, and the last one has a fault.
+
+`skew`: its clock is a minute ahead. `blind`: it does not see the folder. `full`: its disk is. `silent`: it never
+answers. `none`: it has no fault.
+"""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from tests.training.helpers import settings_of
+from training.parallel import preflight
+from training.parallel.launch import read_launch
+
+
+def main(argv: list[str]) -> int:
+    config, fault = Path(argv[0]), argv[1]
+    launch = read_launch()
+    os.environ["SLURMD_NODENAME"] = f"node{launch.rank + 1}"
+    preflight._VISIBLE = 0.5
+    if fault == "silent":
+        preflight._PATIENCE = 1.0
+    if launch.rank == launch.world_size - 1:
+        if fault == "skew":
+            clock = SimpleNamespace(**vars(time))
+            clock.time = lambda: time.time() + 60
+            preflight.time = clock  # type: ignore[attr-defined]
+        elif fault == "blind":
+            preflight._is_visible = lambda path, text, real=preflight._is_visible: real(path / "elsewhere", text)  # type: ignore
+        elif fault == "full":
+            preflight.os = SimpleNamespace(  # type: ignore[attr-defined]
+                **{**vars(os), "statvfs": lambda folder: SimpleNamespace(f_bavail=9, f_frsize=4096, f_blocks=10)}
+            )
+        elif fault == "silent":
+            preflight._look = lambda *_: time.sleep(60)  # type: ignore[assignment]
+    return preflight.run_preflight(settings_of(config), "tiny")
