@@ -42,6 +42,8 @@ class Ended(NamedTuple):
     """Iteration of the newest checkpoint."""
     stopped: bool
     """Whether a person asked it to stop."""
+    error: str = ""
+    """The error that a rank has left for a person to cure."""
 
 
 def decide(end: Ended, before: State, max_restarts: int) -> State | None:
@@ -56,7 +58,7 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
     if end.stopped:
         return replace(after, state="cancelled", reason=ASKED)
     if end.code == TO_CURE:
-        return replace(after, state="failed", reason="an error that must be cured first")
+        return replace(after, state="failed", reason=end.error or "an error that must be cured first")
     why = _reason(end)
     if not why:
         return replace(after, state="cancelled", reason="scancel")
@@ -129,8 +131,10 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
     if code == TAKEN_OVER or is_taken_over(folder, job.id, restarts):
         print("another start of this training has the model folder; this one leaves")
         return 0
+    error = ""
     for mark in folder.glob(f"{failed_mark(folder, 'slurm').name}-{job.id}.*-{restarts}"):
         code = TO_CURE
+        error = next(iter(mark.read_text(encoding="utf-8", errors="replace").splitlines()), "")
         mark.unlink(missing_ok=True)
     before = read_state(folder, job) or State(job.id, "running")
     newest = newest_iteration(folder)
@@ -138,7 +142,7 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
     deadline = time.monotonic() + _PATIENCE
     while True:
         details = slurm.details(job.id) or {}
-        end = Ended(code, restarts, details, newest, stopped)
+        end = Ended(code, restarts, details, newest, stopped, error)
         after = decide(end, before, max_restarts)
         if after is None:
             return code

@@ -12,20 +12,19 @@ job has the model folder.
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from common import cli
 from common.config import settings_text
 from common.errors import LostRankError, TakenOverError, ToolkitError
 from common.settings import Settings
-from training.leaving import RESUME_ME, disarm, leave_at_once
+from training.leaving import RESUME_ME, TO_CURE, disarm, leave_at_once
 from training.metrics.boards import check_boards
-from training.model_folder import failed_mark, stopped_mark
+from training.model_folder import mark_failed, stopped_mark
 from training.parallel.device import check_offload
 from training.parallel.launch import Launch, check_world_size, read_launch
 from training.parallel.network import check_interface
-from training.parallel.process_group import before_start, exit_code, started
+from training.parallel.process_group import QuietExit, before_start, exit_code, started
 from training.plan import make_plan
 
 
@@ -41,10 +40,10 @@ def train(settings: Settings, name: str) -> int:
         return _train(settings, name, launch, folder)
     except (LostRankError, TakenOverError) as error:
         return exit_code(error)
-    except ToolkitError:
-        if launch.launcher == "slurm" and folder.is_dir():
-            with suppress(OSError):
-                failed_mark(folder, launch.key).touch()
+    except (ToolkitError, QuietExit) as error:
+        code, message = (error.code, error.message) if isinstance(error, QuietExit) else (TO_CURE, str(error))
+        if launch.launcher == "slurm" and code == TO_CURE:
+            mark_failed(folder, launch.key, message)
         raise
 
 

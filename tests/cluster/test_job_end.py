@@ -13,7 +13,7 @@ from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import add_checkpoint, claim, make_quick, model_folder, settings, slurm_job
 from tests.conftest import ROOT
 from training.leaving import RESUME_ME
-from training.model_folder import failed_mark
+from training.model_folder import failed_mark, mark_failed
 
 CANCELLED_REASON = "a person asked it to stop"
 BEFORE = State("1000", "queued", checkpoint=10)
@@ -236,8 +236,10 @@ def test_a_mark_of_a_rank_counts_more_than_the_code_of_srun(tmp_path: Path, monk
     monkeypatch.setattr(slurm, "details", lambda job: details())
     for start, state in (("1000.0-1", "requeued"), ("1000.0-0", "failed")):
         monkeypatch.setattr(slurm, "requeue", lambda job: True)
-        failed_mark(tmp_path, f"slurm-{start}").touch()
+        mark_failed(tmp_path, f"slurm-{start}", "corpus.bin: empty")
+        mark_failed(tmp_path, f"slurm-{start}", "rank 1: corpus.bin: empty")
         end_job(tmp_path, Job("1000", "slurm", ""), 143, restarts=0, max_restarts=3)
         recorded = read_state(tmp_path, Job("1000", "slurm", ""))
         assert recorded is not None and recorded.state == state
+        assert (recorded.reason == "corpus.bin: empty") == (state == "failed")
     assert not failed_mark(tmp_path, "slurm-1000.0-0").exists()

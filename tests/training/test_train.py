@@ -8,12 +8,19 @@ import pytest
 import torch
 import yaml
 
+from common.errors import InputError
 from common.files import read_rows
-from common.settings import ModelSettings
+from common.settings import ModelSettings, Settings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
+from training import train
 from training.checkpoint.storage import without_process_group_warning
+from training.leaving import RESUME_ME, TO_CURE
 from training.metrics.flops import flops_per_token
+from training.model_folder import failed_mark
+from training.parallel.launch import Launch
+from training.parallel.lifeline import Failure
+from training.parallel.process_group import QuietExit
 from training.train import main
 
 TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}
@@ -173,6 +180,29 @@ def test_a_checkpoint_of_another_model_stops_two_ranks_in_one_line(straight: Pat
     assert "models.tiny.model.n_layer is 1 in the configuration, but the checkpoint has 2" in results[0].stderr
     assert results[0].stderr.count("\n") == 1
     assert results[1].stderr == ""
+
+
+@pytest.mark.parametrize(
+    "error, marked",
+    [
+        (InputError("corpus.bin: empty"), "corpus.bin: empty\n"),
+        (QuietExit(Failure("corpus.bin: empty", TO_CURE)), "corpus.bin: empty\n"),  # srun may kill the one that prints
+        (QuietExit(Failure("a rank was lost", RESUME_ME)), ""),
+    ],
+)
+def test_each_rank_of_a_slurm_job_leaves_the_error_that_a_person_must_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, marked: str
+) -> None:
+    def fail(*_arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(train, "read_launch", lambda: Launch("slurm", 1, 2, 1, 2, 1, "slurm-7.0-0"))
+    monkeypatch.setattr(train, "_train", fail)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(type(error)):
+        train.train(Settings(run=tmp_path, urls=["none"]), "")
+    mark = failed_mark(tmp_path / "models", "slurm-7.0-0")
+    assert (mark.read_text() if mark.exists() else "") == marked
 
 
 def test_help_shows_examples_and_is_quick(command: Command) -> None:

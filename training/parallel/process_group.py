@@ -48,6 +48,14 @@ class World:
     """Shared by all processes; None if there is only one."""
 
 
+class QuietExit(SystemExit):
+    """The end of a rank whose error another rank prints."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.code)
+        self.message = failure.message
+
+
 @contextmanager
 def before_start(launch: Launch, folder: Path | None = None) -> Iterator[None]:
     """Wraps the checks that each process makes before they meet: a process that fails still tells the others.
@@ -209,7 +217,7 @@ def _error_to_raise(launch: Launch, lifeline: Lifeline, error: BaseException) ->
         return _with_rank(launch, error)
     if launch.rank != same_error[0]:
         time.sleep(_PRINTING)
-        return SystemExit(failure.code)
+        return QuietExit(failure)
     if len(same_error) < launch.world_size:
         return _with_rank(launch, error, len(same_error) - 1)
     return TrainingError(failure.message) if _out_of_memory(error) else error
