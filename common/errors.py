@@ -13,7 +13,8 @@ ToolkitError
 ├── TrainingError      training that must stop: non-finite numbers, a loss spike
 │   └── TakenOverError a newer job has the model folder
 └── JobError           a job that failed; the message of a submitted one quotes the end of its log
-    └── LostRankError  another process of the job died: the same command, started again, continues
+    ├── LostRankError  another process of the job died: the same command, started again, continues
+    └── KernelError    a GPU kernel that cannot be built, loaded or launched
 
 PageError              why one page has no text; caught by the crawl, never shown to users
 """
@@ -91,6 +92,10 @@ class JobError(ToolkitError):
 
 class LostRankError(JobError):
     """Another process of the job died or cannot be reached; nothing needs to be changed before the next start."""
+
+
+class KernelError(JobError):
+    """A GPU kernel that cannot be built, loaded or launched; every kernel has a fallback in PyTorch."""
 
 
 class PageError(Exception):

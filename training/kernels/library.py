@@ -1,0 +1,109 @@
+"""The compiled kernels: loading them, calling a launcher, and which of them are selected.
+
+    library.call("gelu_forward", x.device, x, bias, out, x.shape[0], x.shape[1], dtype_code(x.dtype))
+
+A launcher is a C function of csrc/ whose last argument is a stream and whose result is a cudaError_t. A kernel is used
+where it is selected and its tensor is on a device that has a library; everywhere else the op's reference runs.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.errors import KernelError
+
+_DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as DISPATCH in csrc/common.cuh
+
+_libraries: dict[str, ctypes.CDLL] = {}
+_selected: frozenset[str] = frozenset()
+_devices: frozenset[str] = frozenset()  # the keys of _libraries; torch.compile reads strings, not libraries
+
+
+def dtype_code(dtype: torch.dtype) -> ctypes.c_int:
+    """What a launcher calls a dtype. Raises KernelError for one that no kernel takes."""
+    if dtype not in _DTYPE_CODES:
+        raise KernelError(f"no kernel takes {dtype}; they take float32, float16 and bfloat16")
+    return ctypes.c_int(_DTYPE_CODES[dtype])
+
+
+def call(name: str, device: torch.device, *arguments: Tensor | int | float | ctypes.c_int | None) -> None:
+    """Call a launcher on the current stream of a device.
+
+    A tensor becomes its address and must be contiguous, None a null pointer, an int (or bool) int64_t, a float float.
+    Raises KernelError with the name of the CUDA error.
+    """
+    library = _libraries.get(device.type)
+    if library is None:
+        raise KernelError(f"{name}: no kernels are loaded for {device.type}")
+    converted = [_convert(name, argument) for argument in arguments]
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device).cuda_stream
+            error = getattr(library, name)(*converted, ctypes.c_void_p(stream))
+    else:
+        error = getattr(library, name)(*converted, None)
+    if error != 0:
+        raise KernelError(f"{name}: {error_name(library, error)}")
+
+
+def error_name(library: ctypes.CDLL, error: int) -> str:
+    """The name of a cudaError_t, such as cudaErrorInvalidValue."""
+    library.kernels_error.restype = ctypes.c_char_p
+    return str(library.kernels_error(error).decode())
+
+
+def select(names: Iterable[str]) -> None:
+    """Use these kernels, and no others, from now on. A model that was compiled before is compiled again."""
+    global _selected
+    _selected = frozenset(names)
+
+
+def selected(name: str, tensor: Tensor) -> bool:
+    """Whether the kernel `name` is used for such a tensor; a constant for torch.compile."""
+    return name in _selected and tensor.device.type in _devices and tensor.dtype in _DTYPE_CODES
+
+
+def use_library(path: Path) -> None:
+    """Load the kernels that `build` compiled for CUDA devices.
+
+    Raises KernelError if the file cannot be loaded, or its kernels do not run on the current device.
+    """
+    library = _load(path)
+    error = library.kernels_probe(None)
+    if error != 0:
+        raise KernelError(f"{path}: kernels do not run on this device: {error_name(library, error)}")
+    _use("cuda", library)
+
+
+def use_host_library(path: Path | None) -> None:
+    """Load kernels that were compiled for the CPU by csrc/host.h, for tests; None: forget them."""
+    _use("cpu", None if path is None else _load(path))
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"{path}: cannot be loaded: {error}") from None
+
+
+def _use(device: str, library: ctypes.CDLL | None) -> None:
+    global _devices
+    if library is None:
+        _libraries.pop(device, None)
+    else:
+        _libraries[device] = library
+    _devices = frozenset(_libraries)
+
+
+def _convert(name: str, argument: Tensor | int | float | ctypes.c_int | None) -> object:
+    if isinstance(argument, Tensor):
+        if not argument.is_contiguous():
+            raise KernelError(f"{name}: a tensor of shape {tuple(argument.shape)} is not contiguous")
+        return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, int):
+        return ctypes.c_int64(argument)
+    return ctypes.c_float(argument) if isinstance(argument, float) else argument
