@@ -51,8 +51,9 @@ def validate(raw: object, source: str) -> Settings:
         if error["type"] == "missing":
             raise ConfigError(f"{source}: key {key!r} is missing") from None
         message = error["msg"].removeprefix("Value error, ")
-        value = error["input"]  # text is shown as written
-        shown = value if isinstance(value, str) and value.strip() == value != "" else repr(value)
+        value = error["input"]  # text is shown as written if that is one line
+        plain = isinstance(value, str) and value.isprintable() and value.strip() == value != ""
+        shown = value if plain else repr(value)
         given = "" if error["type"] == "value_error" else f" (given: {shown})"
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
 

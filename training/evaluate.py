@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from corpus.index import suffixed
     from training.evaluation.data import choose_split, dataset_vocabulary
     from training.inference.load import load_model, trained_split
+    from training.precision import precision_type
 
     files = (suffixed(path, suffix) for path in paths for suffix in (".bin", ".idx", ".json"))
     check_outputs([arguments.output], files)
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if part != "all":
         split = choose_split(checkpoint, paths, part, arguments.split, trained_split(checkpoint))
     model, tokenizer = load_model(checkpoint, dataset_vocabulary(paths))
+    model.dtype = precision_type("auto", model.wte.weight.device)
     about = {"checkpoint": str(checkpoint), "data": ", ".join(map(str, paths))}
     if arguments.task == "loss":
         about |= {"part": part} | ({"split": split} if split else {})

@@ -4,6 +4,9 @@ The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied hea
 (`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours: c_attn's rows are ordered [head, (q, k, v), dim],
 so that a split of the rows never cuts a head.
 
+Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type of its input; weights
+are cast where they are used, which costs nothing if they have that type already.
+
 Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary.
 """
 
@@ -19,6 +22,22 @@ from common.settings import ModelSettings
 
 IGNORED = -100  # as a target: no loss there (cross_entropy's own default)
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
+
+
+class Linear(nn.Linear):
+    """A matrix product in the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) -> (…, out)."""
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalisation in the type of its input, with float32 statistics; PyTorch's default eps is GPT-2's, 1e-5."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, C) -> (…, C)."""
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 class AttentionCore(nn.Module):
@@ -40,9 +59,9 @@ class Attention(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.head_size, self.dropout = settings.n_embd // settings.n_head, settings.dropout
-        self.c_attn = nn.Linear(settings.n_embd, 3 * settings.n_embd)
+        self.c_attn = Linear(settings.n_embd, 3 * settings.n_embd)
         self.core = AttentionCore(settings.dropout)
-        self.c_proj = nn.Linear(settings.n_embd, settings.n_embd)
+        self.c_proj = Linear(settings.n_embd, settings.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -61,8 +80,8 @@ class MLP(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.dropout = settings.dropout
-        self.c_fc = nn.Linear(settings.n_embd, 4 * settings.n_embd)
-        self.c_proj = nn.Linear(4 * settings.n_embd, settings.n_embd)
+        self.c_fc = Linear(settings.n_embd, 4 * settings.n_embd)
+        self.c_proj = Linear(4 * settings.n_embd, settings.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, 4C) -> (B, T, C)."""
@@ -75,9 +94,9 @@ class Block(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(settings.n_embd)  # PyTorch's default eps is GPT-2's: 1e-5
+        self.ln_1 = LayerNorm(settings.n_embd)
         self.attn = Attention(settings)
-        self.ln_2 = nn.LayerNorm(settings.n_embd)
+        self.ln_2 = LayerNorm(settings.n_embd)
         self.mlp = MLP(settings)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,26 +113,26 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """(B, T, C), (V, C) -> (B, T, V)."""
-        return F.linear(x, weight)
+        return F.linear(x, weight.to(x.dtype))
 
 
 class GPT2(nn.Module):
-    """The whole network."""
+    """The whole network; it computes in `dtype`."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: ModelSettings, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.dtype = settings, dtype
         self.wte = nn.Embedding(settings.vocab_size, settings.n_embd)
         self.wpe = nn.Embedding(settings.seq_len, settings.n_embd)
         self.h = nn.ModuleDict({str(layer): Block(settings) for layer in range(settings.n_layer)})
-        self.ln_f = nn.LayerNorm(settings.n_embd)
+        self.ln_f = LayerNorm(settings.n_embd)
         self.head = Head()
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, C)."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-        x = self.wte(tokens) + self.wpe(positions)  # (B, T, C) + (T, C) or (B, T, C)
+        x = (self.wte(tokens) + self.wpe(positions)).to(self.dtype)  # (B, T, C) + (T, C) or (B, T, C)
         return F.dropout(x, self.settings.dropout, self.training)
 
     def blocks(self, x: Tensor) -> Tensor:

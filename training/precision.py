@@ -1,12 +1,13 @@
-"""The precision of matrix products, and float16's loss scale.
+"""The precision of a run, and float16's loss scale.
 
-Parameters, gradients and moments are float32 everywhere; autocast gives matrix products bfloat16 or float16 operands.
+Parameters and moments are float32 everywhere. Activations and matrix products have `precision_type`: the model casts
+its weights where it uses them, and with data-parallel ranks they are gathered in that type.
+
 float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above that. The scale is
 found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
 """
 
 import math
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,18 +19,11 @@ FLOOR = 1.0  # the smallest loss scale
 
 
 def precision_type(precision: str, device: torch.device) -> torch.dtype:
-    """The type of matrix products that `train.precision` stands for on a device."""
+    """The type of activations and matrix products that `train.precision` stands for on a device."""
     if precision == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bfloat16" if fast else "float32"
     return _TYPES[precision]
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which matrix products have this precision; parameters stay float32."""
-    wanted = precision_type(precision, device)
-    half = torch.bfloat16 if wanted == torch.float32 else wanted  # autocast checks its type even if it is disabled
-    return torch.autocast(device.type, half, enabled=wanted != torch.float32)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import loss_parallel
 
 from common.settings import Experiment
 from common.workers import batched, threaded_map
@@ -105,8 +104,8 @@ def train_step(
     parallel, mesh = session.experiment.parallel, session.mesh
     session.optimizer.zero_grad()  # a step that was not taken leaves its gradients
     session.streams.start_iteration(iteration)
-    targets = torch.tensor(sum(batch.counted for batch in batches), device=session.world.device)
-    targets = _sum_over_data_ranks(session, targets)
+    counted = sum(batch.counted for batch in batches)
+    targets = _sum_over_data_ranks(session, torch.full((), counted, device=session.world.device))  # no copy, no wait
     with session.timers("forward-backward"):
         # gradients are averaged over data-parallel ranks, so each rank's loss is multiplied by their number
         loss = run_micro_batches(session, batches, scale * parallel.data / targets, train=True)
@@ -133,7 +132,7 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     device = session.world.device
     timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
     batches = [batch.to(device) for batch in batches]
-    with loss_parallel(), torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train):
         if session.pipeline is not None:
             return session.pipeline.run(batches, factor, train)
         (stage,) = session.stages

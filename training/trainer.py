@@ -123,9 +123,7 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
     stages = build_model(experiment, mesh, world.device)
     pipeline = Pipeline(stages, experiment, mesh, world.device) if mesh and parallel.pipeline > 1 else None
     pp, dp, tp = coordinates(mesh)
-    streams = RandomStreams(
-        experiment.train.seed, (pp, dp, tp) if parallel.sequence_parallel else (pp, dp), world.device
-    )
+    streams = RandomStreams(experiment.train.seed, (pp, dp, tp) if parallel.sequence_parallel else (pp, dp))
     if parallel.tensor > 1 and not parallel.sequence_parallel:
         for stage in stages:
             streams.attach(stage, tp)

@@ -68,11 +68,19 @@ class TrainSettings(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     """Recompute activations in the backward pass instead of keeping them: selective recomputes all but the results of
     matrix products and attention, full everything inside a layer."""
-    compile: bool | None = None
-    """Compile every layer with torch.compile. Left out: on GPUs only."""
+    compile: Literal["auto", "none", "blocks", "model"] = "auto"
+    """What torch.compile makes one graph of: nothing, each layer and the embedding and the loss (blocks), or everything
+    (model; without data-parallel ranks only). auto: blocks on GPUs, none on CPUs."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of matrix products; parameters, gradients and moments are always float32. auto: bfloat16 on GPUs that
-    support it, else float32."""
+    """Precision of matrix products and activations; parameters, moments and the sums of softmax, LayerNorm and loss are
+    always float32. auto: bfloat16 on GPUs that support it, else float32. float32 on GPUs is IEEE's, never TF32."""
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    """PyTorch's attention kernel on GPUs. auto: the fastest for the run's shapes, measured once when the run begins."""
+    loss: Literal["auto", "whole", "chunked"] = "auto"
+    """Compute the logits of a micro-batch at once, or an eighth at a time: slower, but without the memory for them.
+    auto: chunked if whole logits and their gradient would take more than a quarter of the GPU's memory."""
+    deterministic: bool = False
+    """Use only operations that give the same bits in every run on GPUs; slower. On CPUs they always do."""
     initial_loss_scale: Annotated[float, Field(gt=0, le=2.0**126)] = 2.0**32
     """float16: initial loss scale. It halves after overflows and doubles after a window without any."""
     loss_scale_window: PositiveInt = 1000
@@ -113,6 +121,12 @@ class TrainSettings(Section):
     def decay_end(self) -> int:
         """Iteration after which the learning rate stays at min_lr."""
         return self.decay_iterations or self.iterations
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _was_a_switch(cls, value: object) -> object:
+        """Files written before there were modes say true, false or nothing."""
+        return {True: "blocks", False: "none"}[value] if isinstance(value, bool) else "auto" if value is None else value
 
     @field_validator("split")
     @classmethod
@@ -221,6 +235,10 @@ class Experiment(Section):
                 raise ValueError(
                     f"parallel.tensor {parallel.tensor} does not divide model.{name} {value}; choose a divisor"
                 )
+        if self.train.compile == "model" and parallel.data > 1:
+            raise ValueError(
+                "train.compile model, but parallel.data is above 1 and gathers parameters layer by layer; use blocks"
+            )
         stages = parallel.pipeline * parallel.virtual_stages
         if stages > model.n_layer:
             raise ValueError(

@@ -74,7 +74,7 @@ models:
     assert (settings.scrape.archive, settings.scrape.obey_robots, settings.scrape.max_bytes) == (True, False, 3_200_000)
     assert settings.dedup.threshold == 0.85
     run = settings.models["a"]
-    assert run.train.iterations == 1000 and run.train.compile is None and run.train.betas == (0.5, 0.9)
+    assert run.train.iterations == 1000 and run.train.compile == "auto" and run.train.betas == (0.5, 0.9)
     assert run.watch.spike == 0.5 and settings.models["b"].model.n_layer == 2
     changed = load_settings(path, ["model.n_layer=5"], model="a")
     assert (changed.models["a"].model.n_layer, changed.models["b"].model.n_layer) == (5, 2), "an alias is not shared"

@@ -52,6 +52,7 @@ class Layout:
     data: int = 1
     zero: int = 0
     recompute: str = "none"
+    loss: str = "whole"
     vocab_size: int = BYTE_VOCABULARY
 
     @property
@@ -67,6 +68,7 @@ class Layout:
         parts += [f"pp{self.pipeline} {self.schedule}"] * (self.pipeline > 1)
         parts += [f"dp{self.data} zero{self.zero}"] * (self.data > 1)
         parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
+        parts += [f"{self.loss} loss"] * (self.loss != "whole")
         parts += [f"vocabulary {self.vocab_size:,}"] * (self.vocab_size != BYTE_VOCABULARY)
         return ", ".join(parts) or "single"
 
@@ -81,13 +83,13 @@ class Layout:
             "data": self.data,
             "zero_stage": self.zero,
         }
-        return {"parallel": parallel, "train": {**TRAIN, "recompute": self.recompute}}
+        return {"parallel": parallel, "train": {**TRAIN, "recompute": self.recompute, "loss": self.loss}}
 
 
 # A covering set: every value of every axis, alone and together with others. The first ones run in every test run; they
 # have few tensor-parallel processes, whose Python takes seconds.
 QUICK = [
-    Layout(tensor=2, sequence=True),
+    Layout(tensor=2, sequence=True, loss="chunked"),
     Layout(data=2, zero=2),
     Layout(data=2, zero=3, recompute="full"),
     Layout(pipeline=2, schedule="gpipe", data=2, zero=1, recompute="selective"),

@@ -19,7 +19,6 @@ from tests.training.helpers import (
 )
 from training.parallel.process_group import World
 from training.plan import make_plan
-from training.precision import autocast
 from training.step import train_step
 from training.train import main
 
@@ -59,10 +58,23 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path: Path) -> N
     steps.close()
 
 
-def test_matrix_products_have_the_configured_type() -> None:
-    for precision, wanted in (("float16", torch.float16), ("bfloat16", torch.bfloat16), ("auto", torch.float32)):
-        with autocast(precision, torch.device("cpu")):
-            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == wanted
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "auto"])
+def test_activations_have_the_configured_type_and_parameters_and_loss_are_float32(
+    tmp_path: Path, precision: str
+) -> None:
+    session = session_of(tmp_path, precision=precision)
+    (stage,) = session.stages
+    seen: dict[str, torch.dtype] = {}
+    for name, module in stage.model.named_modules():
+        if name.startswith("h.0.") and not list(module.children()):
+            module.register_forward_hook(lambda _m, _i, output, name=name: seen.update({name: output.dtype}))
+    (batch,) = next(step_batches(session, 0))[:1]
+    loss = stage(batch.tokens, batch.positions, batch.targets)
+    loss.backward()
+    wanted = torch.float32 if precision == "auto" else getattr(torch, precision)
+    assert len(seen) >= 7 and set(seen.values()) == {wanted}
+    assert {value.dtype for value in session.parameters.values()} == {torch.float32}
+    assert {value.grad.dtype for value in session.parameters.values()} == {torch.float32} == {loss.dtype}
 
 
 def test_float16_finds_its_scale_skips_overflows_and_follows_float32(tmp_path: Path) -> None:

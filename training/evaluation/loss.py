@@ -9,7 +9,6 @@ from common.errors import InputError
 from training.dataset.corpus import Samples
 from training.evaluation.scoring import BATCH, perplexity, sum_of_losses
 from training.model import GPT2, summed_loss
-from training.precision import autocast
 
 
 @torch.no_grad()
@@ -17,12 +16,11 @@ def evaluate(model: GPT2, samples: Samples) -> dict[str, Any]:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included."""
     tail = samples.tail()
     predicted = samples.per_epoch * samples.seq_len
-    total = sum_of_losses(model, samples, samples.per_epoch, BATCH, "auto")
+    total = sum_of_losses(model, samples, samples.per_epoch, BATCH)
     if len(tail) > 1:
         device = next(model.parameters()).device
         tokens = torch.from_numpy(tail).to(device)[None]
-        with autocast("auto", device):
-            total += float(summed_loss(model.eval()(tokens[:, :-1]), tokens[:, 1:]))
+        total += float(summed_loss(model.eval()(tokens[:, :-1]), tokens[:, 1:]))
         predicted += len(tail) - 1
     if not predicted:
         raise InputError(f"{samples.corpus.prefix}: fewer than two tokens to evaluate; choose another file or part")

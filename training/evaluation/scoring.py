@@ -16,7 +16,6 @@ from common.progress import Meter
 from common.workers import batched, threaded_map
 from training.dataset.batches import BatchForm, Readable, read_batch
 from training.model import GPT2, summed_loss
-from training.precision import autocast
 
 BATCH = 8  # windows per forward pass
 
@@ -27,7 +26,7 @@ def perplexity(loss: float) -> float:
 
 
 @torch.no_grad()
-def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int, precision: str) -> float:
+def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int) -> float:
     """Loss in nats summed over all tokens of the first `count` samples."""
     device = next(model.parameters()).device
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -37,8 +36,7 @@ def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int, p
     with closing(threaded_map(read, numbers, 1)) as batches:
         for batch in batches:
             tokens, targets = batch.tokens.to(device), batch.targets.to(device)
-            with autocast(precision, device):
-                total += summed_loss(model(tokens), targets).double()
+            total += summed_loss(model(tokens), targets).double()
     return float(total)
 
 
@@ -85,8 +83,7 @@ def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: 
 def logits_at(model: GPT2, tokens: Tensor, selected: Tensor) -> Tensor:
     """(B, T) token ids, (B, T) bool -> (n, V) float32 logits at the n selected positions, in row order.
 
-    The blocks run in the device's default precision, the head in float32: in bfloat16 the top logits would tie.
+    The blocks run in the model's `dtype`, the head in float32: in bfloat16 the top logits would tie.
     """
-    with autocast("auto", tokens.device):
-        x = model.eval().blocks(model.embed(tokens))  # (B, T, C)
+    x = model.eval().blocks(model.embed(tokens))  # (B, T, C)
     return model.logits(x[selected].float())

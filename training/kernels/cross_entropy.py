@@ -43,27 +43,42 @@ def backward_(logits: Tensor, targets: Tensor, log_sum_exp: Tensor, gradient: Te
 
 
 def reference_statistics(logits: Tensor, targets: Tensor, first: int, rows: int) -> Tensor:
-    """`statistics` in PyTorch; in float64 if logits are."""
-    values = logits[:, :rows].to(torch.promote_types(logits.dtype, torch.float32))
-    highest = values.new_full((len(values),), _LOWEST)
+    """`statistics` in PyTorch; in float64 if logits are. A copy of a few rows exists at a time."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    highest = logits.new_full((len(logits),), _LOWEST, dtype=dtype)
+    total = torch.zeros_like(highest)
     if rows:
-        highest = torch.maximum(values.amax(1), highest)
-    total = (values - highest[:, None]).exp().sum(1)
+        for part in _parts(logits):
+            values = logits[part, :rows].to(dtype)
+            highest[part] = values.amax(1).clamp_(min=_LOWEST)
+            total[part] = (values - highest[part, None]).exp_().sum(1)
     local = targets - first
     here = (local >= 0) & (local < rows)
-    logit = logits.gather(1, torch.where(here, local, 0)[:, None])[:, 0].to(values.dtype)
+    logit = logits.gather(1, torch.where(here, local, 0)[:, None])[:, 0].to(dtype)
     return torch.stack([highest, total, torch.where(here, logit, 0)], dim=1)
+
+
+def _parts(logits: Tensor) -> list[slice]:
+    """Slices of rows: on a CPU as many as fit its cache, on a GPU enough to keep it busy."""
+    size = max(1, (1 << 26 if logits.is_cuda else 1 << 18) // max(1, logits.shape[1]))
+    return [slice(start, start + size) for start in range(0, len(logits), size)]
 
 
 def reference_backward_(
     logits: Tensor, targets: Tensor, log_sum_exp: Tensor, gradient: Tensor, first: int, rows: int
 ) -> None:
-    """`backward_` in PyTorch."""
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    is_target = columns == (targets - first)[:, None]  # (N, V)
-    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    found = ((values - log_sum_exp[:, None]).exp() - is_target.to(values.dtype)) * gradient[:, None]
-    logits.copy_(torch.where((columns < rows) & (targets != IGNORED)[:, None], found, 0))
+    """`backward_` in PyTorch. A copy of a few rows exists at a time."""
+    local = targets - first
+    here = (local >= 0) & (local < rows)
+    factor = gradient.masked_fill(targets == IGNORED, 0)
+    for part in _parts(logits):
+        values = logits[part, :rows].to(torch.promote_types(logits.dtype, torch.float32))  # float32: no copy
+        values.sub_(log_sum_exp[part, None]).exp_()
+        if rows:
+            values.scatter_add_(1, torch.where(here, local, 0)[part, None], -here[part, None].to(values.dtype))
+        values.mul_(factor[part, None])
+        logits[part, :rows] = values
+    logits[:, rows:] = 0
 
 
 @torch.library.custom_op("gpt2::cross_entropy_statistics", mutates_args=())

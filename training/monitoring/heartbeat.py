@@ -36,6 +36,7 @@ class Heartbeat:
         self._about = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
         self._interval = min(_REFRESH, silence / 4 or _REFRESH)
         self._ended = threading.Event()
+        self._failed = False
 
     def __enter__(self) -> "Heartbeat":
         if self.rank == 0:
@@ -48,6 +49,7 @@ class Heartbeat:
         self._path = Path(self._stacks.name).with_suffix(".json")
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self.beat(0, "start")
+        self._write()
         self._thread = threading.Thread(target=self._refresh, name="heartbeat", daemon=True)
         self._thread.start()
         return self
@@ -74,20 +76,23 @@ class Heartbeat:
         if self.silence:
             faulthandler.dump_traceback_later(self.silence, repeat=True, file=self._stacks)
 
+    def _write(self) -> float:
+        """Write the newest beat to the file; returns its time. Warns once if that fails."""
+        beaten, iteration, doing = self._beat
+        life = json.dumps({**self._about, "iteration": iteration, "doing": doing, "time": time.time()})
+        try:
+            os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
+        except OSError as error:
+            if not self._failed:
+                warn(f"{self._path}: {error.strerror}; no sign of life of this process")
+            self._failed = True
+        return beaten
+
     def _refresh(self) -> None:
         """The thread: rewrite the file; rank 0 warns once per silence which ranks are behind."""
-        warned, failed = 0.0, False
-        while True:
-            beaten, iteration, doing = self._beat
-            life = json.dumps({**self._about, "iteration": iteration, "doing": doing, "time": time.time()})
-            try:
-                os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
-            except OSError as error:
-                if not failed:
-                    warn(f"{self._path}: {error.strerror}; no sign of life of this process")
-                failed = True
-            if self._ended.wait(self._interval):
-                return
+        warned = 0.0
+        while not self._ended.wait(self._interval):
+            beaten = self._write()
             silent = self.silence and time.monotonic() - beaten >= self.silence and beaten == self._beat[0]
             if self.rank == 0 and silent and warned != beaten:
                 warned = beaten

@@ -11,13 +11,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.settings import Experiment, ParallelSettings
+from training.loss import CHUNKS, LossHead, peak_bytes
 from training.model import GPT2, initial_value
 from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, true_shape
 from training.parallel.pipeline import Stage, stage_layers
 from training.parallel.recompute import recompute
 from training.parallel.tensor_parallel import split_matrices
-from training.parallel.vocabulary import PaddedHead, vocab_bias, with_padded_vocabulary
+from training.parallel.vocabulary import padded_vocab_size, with_padded_vocabulary
+from training.precision import precision_type
 
 
 def make_mesh(parallel: ParallelSettings, device_type: str) -> DeviceMesh | None:
@@ -43,11 +45,37 @@ def parallelize(stage: Stage, mesh: DeviceMesh | None, experiment: Experiment, d
     if experiment.train.recompute != "none":
         for block in blocks:
             recompute(block, experiment.train.recompute)
-    if experiment.train.compile if experiment.train.compile is not None else device.type == "cuda":
-        for block in blocks:
-            block.compile()
+    compile_stage(stage, compile_mode(experiment, device))
     if mesh is not None and parallel.data > 1:
-        apply_data_parallel(stage, blocks, mesh["dp"], parallel)
+        apply_data_parallel(stage, blocks, mesh["dp"], parallel, stage.model.dtype)
+
+
+def compile_mode(experiment: Experiment, device: torch.device) -> str:
+    """none, blocks or model."""
+    mode = experiment.train.compile
+    return mode if mode != "auto" else "blocks" if device.type == "cuda" else "none"
+
+
+def compile_stage(stage: Stage, mode: str) -> None:
+    """Compile a stage in place: `blocks` each layer, the embedding and the loss, `model` everything as one graph."""
+    if mode == "model":
+        stage.compile()
+    if mode == "blocks":
+        for block in stage.model.h.values():
+            block.compile()
+        for name in ("embed", "loss"):
+            setattr(stage, name, torch.compile(getattr(stage, name)))
+
+
+def loss_chunks(experiment: Experiment, device: torch.device) -> int:
+    """The number of parts in which the loss is computed."""
+    if experiment.train.loss != "auto" or device.type != "cuda":
+        return CHUNKS if experiment.train.loss == "chunked" else 1
+    rows = padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor) // experiment.parallel.tensor
+    tokens = experiment.train.micro_batch_size * experiment.model.seq_len
+    element = precision_type(experiment.train.precision, device).itemsize
+    whole = peak_bytes(tokens, experiment.model.n_embd, rows, element, chunks=1, compiled=True)
+    return CHUNKS if whole > torch.cuda.get_device_properties(device).total_memory / 4 else 1
 
 
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
@@ -63,18 +91,16 @@ def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.d
     stages = []
     for index in range(pipeline_rank, len(layers), parallel.pipeline):
         with torch.device("meta"):
-            model = GPT2(padded)
-            model.head = head = PaddedHead(padded.vocab_size)
-            stage = Stage(model, layers[index], index == 0, index == len(layers) - 1, experiment.train.precision)
+            model = GPT2(padded, precision_type(experiment.train.precision, device))
+            head: nn.Module = LossHead(vocab_size, loss_chunks(experiment, device))
+            model.head = head  # type: ignore[assignment]
+            stage = Stage(model, layers[index], index == 0, index == len(layers) - 1)
         parallelize(stage, mesh, experiment, device)
         stage.to_empty(device="cpu" if parallel.offload else device)
         with torch.no_grad():
             for name, parameter in stage.model.named_parameters():
                 shape = true_shape(name, parameter, vocab_size)
                 copy_shard_(parameter, initial_value(name, shape, experiment.model, experiment.train.seed))
-            if stage.last:
-                head.to_empty(device=device)  # only parameters are offloaded
-                copy_shard_(head.vocab_bias, vocab_bias(vocab_size, padded.vocab_size))
         stages.append(stage)
     return stages
 

@@ -18,9 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from common.settings import Experiment
 from training.dataset.batches import Batch
-from training.model import GPT2, summed_loss
-from training.parallel.dtensor import local_shard
-from training.precision import autocast
+from training.model import GPT2
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:
@@ -35,13 +33,11 @@ def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> floa
 
 
 class Stage(nn.Module):
-    """A GPT-2 reduced to the layers of one stage."""
+    """A GPT-2 reduced to the layers of one stage; `model.head` of the last stage is a LossHead."""
 
-    def __init__(
-        self, model: GPT2, layers: range, first: bool = True, last: bool = True, precision: str = "float32"
-    ) -> None:
+    def __init__(self, model: GPT2, layers: range, first: bool = True, last: bool = True) -> None:
         super().__init__()
-        self.model, self.first, self.last, self.precision = model, first, last, precision
+        self.model, self.first, self.last = model, first, last
         removed = [f"h.{layer}" for layer in model.h if int(layer) not in layers]
         removed += ["wpe"] * (not first) + ["ln_f", "head"] * (not last) + ["wte"] * (not first and not last)
         for name in removed:
@@ -50,14 +46,19 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,)."""
-        with autocast(self.precision, x.device):
-            if self.first:
-                x = self.model.embed(x, positions)
-            x = self.model.blocks(x)
-            if not self.last:
-                return x
-            assert targets is not None
-            return local_shard(summed_loss(self.model.logits(x), targets)).reshape(1)
+        if self.first:
+            x = self.embed(x, positions)
+        x = self.model.blocks(x)
+        return self.loss(x, targets) if self.last else x
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """(B, T), (B, T) or None -> (B, T, C)."""
+        return self.model.embed(tokens, positions)
+
+    def loss(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        """(B, T, C), (B, T) -> the summed loss, shape (1,)."""
+        loss: Tensor = self.model.head(self.model.ln_f(x), self.model.wte.weight, targets)
+        return loss.reshape(1)
 
 
 class Pipeline:
@@ -67,9 +68,8 @@ class Pipeline:
         parallel, rank = experiment.parallel, mesh.get_local_rank("pp")
         micro, slices = experiment.train.micro_batch_size, parallel.tensor if parallel.sequence_parallel else 1
         tokens = torch.empty(micro, experiment.model.seq_len, dtype=torch.long, device="meta")
-        hidden = torch.empty(
-            micro, experiment.model.seq_len // slices, experiment.model.n_embd, device="meta", requires_grad=True
-        )
+        shape = (micro, experiment.model.seq_len // slices, experiment.model.n_embd)
+        hidden = torch.empty(shape, dtype=stages[0].model.dtype, device="meta", requires_grad=True)
         parts = [
             PipelineStage(
                 stage,

@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
+from training.loss import LossHead, Vocabulary
 from training.parallel.dtensor import local_shard
+from training.parallel.vocabulary import padded_vocab_size
 
 
 class PlainActivations(ParallelStyle):
@@ -68,16 +70,21 @@ class VocabParallelEmbedding(PlainActivations):
         return module
 
 
-class VocabParallelHead(PlainActivations):
-    """The head on its shard of the vocabulary: plain input; the logits stay a DTensor sharded over the vocabulary."""
+class VocabParallelLoss(PlainActivations):
+    """The loss: each rank computes the logits of its shard of the vocabulary, and the gradients of `x` are summed."""
 
     def _enter(self, _module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
-        x, weight = inputs  # the weight is wte's, already Shard(0)
-        return DTensor.from_local(x, mesh, [self.placement]).redistribute(placements=[Replicate()]), weight
+        x, weight, targets = inputs  # the weight is wte's, already Shard(0)
+        whole = DTensor.from_local(x, mesh, [self.placement]).redistribute(placements=[Replicate()])
+        return whole.to_local(grad_placements=[Partial()]), local_shard(weight), targets
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        bias = distribute_tensor(module.get_buffer("vocab_bias"), device_mesh, [Shard(0)])
-        module.register_buffer("vocab_bias", bias, persistent=False)
+        assert isinstance(module, LossHead)
+        true, ranks = module.vocabulary.rows, device_mesh.size()
+        held = padded_vocab_size(true, ranks) // ranks
+        first = held * device_mesh.get_local_rank()
+        rows = max(0, min(held, true - first))
+        module.vocabulary = Vocabulary(first, rows, device_mesh.get_group().group_name)
         return distribute_module(module, device_mesh, input_fn=self._enter)
 
 
@@ -94,7 +101,7 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) 
         "h.*.mlp.c_fc": ColwiseParallel(input_layouts=placement),
         "h.*.mlp.c_proj": RowwiseParallel(output_layouts=placement),
         "ln_f": PlainActivations(placement),
-        "head": VocabParallelHead(placement),
+        "head": VocabParallelLoss(placement),
     }
     parts = {name for name, _ in model.named_children()}
     parallelize_module(model, mesh, {key: style for key, style in plan.items() if key.partition(".")[0] in parts})

@@ -1,14 +1,10 @@
-"""Vocabulary padding: a layout holds more embedding rows than there are tokens, and no padding row reaches a softmax.
+"""Vocabulary padding: a layout holds more embedding rows than there are tokens.
 
-The model and the checkpoints know the true vocabulary only; padding is added when a layout is built.
+The model and the checkpoints know the true vocabulary only; padding is added when a layout is built, and no padding row
+reaches the loss's softmax (`training.loss`).
 """
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from common.settings import ModelSettings
-from training.model import Head
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
@@ -20,25 +16,3 @@ def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
 def with_padded_vocabulary(model: ModelSettings, tensor_parallel: int) -> ModelSettings:
     """The settings of a model that carries the padding rows of a layout."""
     return model.model_copy(update={"vocab_size": padded_vocab_size(model.vocab_size, tensor_parallel)})
-
-
-class PaddedHead(Head):
-    """Head whose logits are -inf for padding rows."""
-
-    vocab_bias: Tensor
-    """(V,) 0 for true rows, -inf for padding rows."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.register_buffer("vocab_bias", torch.zeros(rows), persistent=False)
-
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """(B, T, C), (V, C) -> (B, T, V)."""
-        return F.linear(x, weight, self.vocab_bias)
-
-
-def vocab_bias(vocab_size: int, rows: int) -> Tensor:
-    """The values of `PaddedHead.vocab_bias`, shape (rows,)."""
-    bias = torch.zeros(rows)
-    bias[vocab_size:] = -torch.inf
-    return bias

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import ModelSettings
+from training.loss import LossHead
 from training.model import GPT2
 from training.parallel.pipeline import Stage, bubble_share, stage_layers
 
@@ -28,9 +29,11 @@ def test_stages_in_sequence_equal_the_model() -> None:
     settings = ModelSettings(n_layer=3, n_head=2, n_embd=8, seq_len=6, vocab_size=20)
     torch.manual_seed(0)
     whole = GPT2(settings).eval()
+    whole.head = LossHead(settings.vocab_size)
     stages = []
     for number, layers in enumerate(stage_layers(3, 3)):
         model = GPT2(settings)
+        model.head = LossHead(settings.vocab_size)
         model.load_state_dict(whole.state_dict())
         stages.append(Stage(model, layers, number == 0, number == 2).eval())
     assert [sorted(dict(stage.model.named_children())) for stage in stages] == [

@@ -1,12 +1,14 @@
 """Dropout's streams: equal outside split regions, different inside, and the same after any restart."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from common.settings import ModelSettings
-from training.model import GPT2
-from training.parallel.randomness import RandomStreams
+from training.model import GPT2, AttentionCore
+from training.parallel.randomness import RandomStreams, rank_uniform
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=32, dropout=0.5)
 
@@ -14,15 +16,12 @@ SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=3
 def draws(
     data_rank: int, tensor_rank: int, iteration: int, seed: int = 1, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers drawn inside the attention cores and outside of them, in one forward pass of one rank."""
-    model = GPT2(SETTINGS).to(device)
-    streams = RandomStreams(seed, (0, data_rank), torch.device(device, 0) if device == "cuda" else torch.device("cpu"))
-    streams.attach(model, tensor_rank)
-    inside: list[torch.Tensor] = []
-    for block in model.h.values():
-        block.attn.core.forward = lambda q, k, v: inside.append(torch.rand(4, device=device)) or v
-    streams.start_iteration(iteration)
-    model(torch.zeros(1, 8, dtype=torch.long, device=device))
+    """Numbers drawn inside split regions and outside of them by one rank."""
+    RandomStreams(seed, (0, data_rank)).start_iteration(iteration)
+    like = torch.zeros(4, device=device)
+    inside = [rank_uniform(like, tensor_rank)]
+    torch.rand(3, device=device)
+    inside.append(rank_uniform(like, tensor_rank))
     return torch.cat(inside), torch.rand(4, device=device)
 
 
@@ -46,15 +45,37 @@ def test_numbers_depend_on_the_iteration_not_on_earlier_draws() -> None:
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
-def test_a_recomputed_layer_draws_the_same_numbers_in_its_split_region() -> None:
-    model = GPT2(SETTINGS)
-    streams = RandomStreams(1, (0, 0), torch.device("cpu"))
-    streams.attach(model, 1)
-    seen: list[torch.Tensor] = []
-    core = model.h["0"].attn.core
-    real = core.forward
-    core.forward = lambda *qkv: (seen.append(real(*qkv)), seen[-1])[1]
+def attached(tensor_rank: int, dropout: float = 0.5, device: str = "cpu") -> GPT2:
+    torch.manual_seed(0)
+    model = GPT2(SETTINGS.model_copy(update={"dropout": dropout})).to(device)
+    streams = RandomStreams(1, (0, 0))
+    streams.attach(model, tensor_rank)
     streams.start_iteration(3)
-    x = torch.randn(1, 8, 16, requires_grad=True)
-    checkpoint(model.h["0"], x, use_reentrant=False).sum().backward()
-    assert len(seen) == 2 and torch.equal(*seen)
+    return model
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_recomputed_layer_draws_the_same_numbers_in_its_split_region(device: str) -> None:
+    gradients = []
+    for run in (lambda block, x: block(x), partial(checkpoint, use_reentrant=False)):
+        model = attached(1, device=device)
+        x = torch.ones(1, 8, 16, device=device).requires_grad_()
+        run(model.h["0"], x).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) -> None:
+    core = attached(1, device=device).h["0"].attn.core
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(64, 2, 8, 8, generator=generator).to(device) for _ in range(3))
+    expected = AttentionCore(0.0)(q, k, v)
+    found = torch.stack([core(q, k, v) for _ in range(64)])
+    assert (found[:, :, :, 0] == 0).all(dim=-1).float().mean() == pytest.approx(0.5, abs=0.03)  # attends to itself only
+    assert torch.allclose(found.mean(dim=0).mean(), expected.mean(), atol=0.01)
+    assert torch.allclose(core.eval()(q, k, v), expected, atol=1e-5)
+
+
+def test_without_dropout_attention_is_left_as_it_is() -> None:
+    assert "forward" not in vars(attached(1, dropout=0.0).h["0"].attn.core)
