@@ -3,10 +3,10 @@
 #include "common.cuh"
 
 namespace {
-__global__ void nothing() {}
+__global__ void probe() {}
 }  // namespace
 
-extern "C" int kernels_probe(void* stream) { return launch(nothing, 1, 32, 0, stream); }
+extern "C" int kernels_probe(void* stream) { return launch(probe, 1, 32, 0, stream); }
 
 extern "C" const char* kernels_error(int code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); }
 
