@@ -29,7 +29,7 @@ FOLDER_VARIABLE = "URLS_TO_GPT2_KERNELS"
 DEFAULT_ARCHITECTURES = (75, 80, 90)
 """Compute capabilities to build for where no device is: Turing, Ampere, Hopper, and PTX for what comes later."""
 
-_FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC")
+_FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC", "-Xptxas", "-v")
 _HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
 _LIMIT = 600.0  # seconds, for a compilation and for waiting for one: it takes half a minute on a slow machine
 _POLL = 0.1
@@ -52,6 +52,11 @@ class Compiler:
         """Where its library is, or will be: the name ends with a hash of all that it depends on."""
         key = _digest(_source_key(), self.version(), self.path, *self.flags)
         return folder / f"{_stem()}{self.target}-{key}.so"
+
+
+def log_of(library: Path) -> Path:
+    """What the compiler said when it made a library: with nvcc, the registers of every kernel."""
+    return library.with_suffix(".log")
 
 
 def cache_folder() -> Path:
@@ -154,6 +159,7 @@ def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
                 except KernelError as error:
                     failure.write_text(f"{time.time_ns()}\n{error}", encoding="utf-8")
                     raise
+                os.replace(Path(scratch, "log"), log_of(library))
                 os.replace(Path(scratch, "library.so"), library)
             failure.unlink(missing_ok=True)
     except OSError as error:

@@ -7,7 +7,8 @@ where it is selected and its tensor is on a device that has a library; everywher
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -64,9 +65,25 @@ def select(names: Iterable[str]) -> None:
     _selected = frozenset(names)
 
 
+@contextmanager
+def using(names: Iterable[str]) -> Iterator[None]:
+    """`select` inside `with`."""
+    before = _selected
+    select(names)
+    try:
+        yield
+    finally:
+        select(before)
+
+
 def selected(name: str, tensor: Tensor) -> bool:
     """Whether the kernel `name` is used for such a tensor; a constant for torch.compile."""
     return name in _selected and tensor.device.type in _devices and tensor.dtype in _DTYPE_CODES
+
+
+def loaded(device: torch.device) -> bool:
+    """Whether kernels are loaded for such a device."""
+    return device.type in _devices
 
 
 def capability() -> int:

@@ -96,7 +96,7 @@ def test_a_library_is_built_once(fake: Callable[[str], Path]) -> None:
     assert len(calls.read_text().splitlines()) == 1
     assert build(nvcc([80])) != library
     assert len(calls.read_text().splitlines()) == 2
-    assert names(library.parent) == [".lock", ".lock", ".so", ".so"]
+    assert names(library.parent) == [".lock", ".lock", ".log", ".log", ".so", ".so"]
 
 
 def test_another_source_is_another_library(
@@ -145,7 +145,7 @@ def test_a_failed_build_gives_the_first_error_and_who_waited_does_not_build_agai
     assert names(cache_folder()) == [".failed", ".lock"]
     fake("")
     build(nvcc())  # a later one tries again
-    assert names(cache_folder()) == [".lock", ".so"]
+    assert names(cache_folder()) == [".lock", ".log", ".so"]
 
 
 def test_a_killed_builder_leaves_no_lock(fake: Callable[[str], Path]) -> None:
@@ -160,7 +160,7 @@ def test_a_killed_builder_leaves_no_lock(fake: Callable[[str], Path]) -> None:
     start = time.monotonic()
     build(nvcc())
     assert time.monotonic() - start < 1.5
-    assert names(cache_folder()) == [".lock", ".so"]
+    assert names(cache_folder()) == [".lock", ".log", ".so"]
 
 
 def test_a_lock_is_waited_for_no_longer_than_the_limit(fake: Callable[[str], Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ DEVICE int64_t unmasked(int64_t row, int64_t length, int64_t columns) { return r
 
 template <typename T, int N>
 __global__ void __launch_bounds__(WARPS * 32)
-    forward(const T* __restrict__ scores, T* __restrict__ out, int64_t rows, int64_t length, int64_t columns, float scale) {
+    softmax(const T* __restrict__ scores, T* __restrict__ out, int64_t rows, int64_t length, int64_t columns, float scale) {
     const int64_t row = row_of_warp();
     const int lane = threadIdx.x % 32;
     if (row >= rows) return;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(WARPS * 32)
 // `out` may be `gradient`.
 template <typename T, int N>
 __global__ void __launch_bounds__(WARPS * 32)
-    backward(const T* __restrict__ probabilities, const T* gradient, T* out, int64_t rows, int64_t length,
+    softmax_gradient(const T* __restrict__ probabilities, const T* gradient, T* out, int64_t rows, int64_t length,
              int64_t columns, float scale) {
     const int64_t row = row_of_warp();
     const int lane = threadIdx.x % 32;
@@ -91,7 +91,7 @@ extern "C" int causal_softmax_forward(const void* scores, void* out, int64_t row
     if (length > columns) return cudaErrorInvalidValue;
     DISPATCH(dtype, {
         const bool wide = aligned<T>(scores, columns) && aligned<T>(out);
-        return launch(wide ? forward<T, PACK<T>> : forward<T, 1>, blocks(rows), WARPS * 32, 0, stream,
+        return launch(wide ? softmax<T, PACK<T>> : softmax<T, 1>, blocks(rows), WARPS * 32, 0, stream,
                       static_cast<const T*>(scores), static_cast<T*>(out), rows, length, columns, scale);
     });
 }
@@ -101,7 +101,7 @@ extern "C" int causal_softmax_backward(const void* probabilities, const void* gr
     if (length > columns) return cudaErrorInvalidValue;
     DISPATCH(dtype, {
         const bool wide = aligned<T>(probabilities, columns) && aligned<T>(gradient) && aligned<T>(out);
-        return launch(wide ? backward<T, PACK<T>> : backward<T, 1>, blocks(rows), WARPS * 32, 0, stream,
+        return launch(wide ? softmax_gradient<T, PACK<T>> : softmax_gradient<T, 1>, blocks(rows), WARPS * 32, 0, stream,
                       static_cast<const T*>(probabilities), static_cast<const T*>(gradient), static_cast<T*>(out), rows,
                       length, columns, scale);
     });
