@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,8 +28,9 @@ PAIRS = (
     (torch.float32, torch.float16),
     (torch.float32, torch.bfloat16),
 )
-# rows, columns: one element, scalar tails, one and several warps, more columns than a block's registers hold
-SIZES = ((1, 1), (3, 7), (5, 8), (2, 520), (13, 264), (2, 4104))
+# rows, columns: one element, scalar tails, one and several warps, more columns than a block's registers hold, any
+RANDOM = Random(15)
+SIZES = ((1, 1), (3, 7), (5, 8), (2, 520), (13, 264), (2, 4104), (RANDOM.randrange(30), RANDOM.randrange(1, 900)))
 EPS = 1e-5
 SEED = torch.tensor([-(2**40) - 3, 2**35 + 1])
 
