@@ -185,14 +185,14 @@ def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
     def forward(gradients: list[Tensor]) -> tuple[Tensor, ...]:
         return (sum_of_squares(gradients),)
 
-    def peer(gradients: list[Tensor]) -> Tensor:
+    def peer(gradients: list[Tensor]) -> object:
         return torch.stack(torch._foreach_norm(gradients)).norm()
 
     return Case("sum_of_squares", make, forward, 4 * sum(sizes), peer)
 
 
 def _adamw(shapes: Shapes, device: torch.device) -> Case:
-    sizes, rates = shapes.parameters(), {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+    sizes = shapes.parameters()
 
     def make() -> tuple[Any, ...]:
         random = _Random(device)
@@ -203,7 +203,10 @@ def _adamw(shapes: Shapes, device: torch.device) -> Case:
     def forward(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> tuple[Tensor, ...]:
         first, second, factor = moments
         decays = [0.1] * len(sizes)
-        adamw_(parameters, gradients, first, second, rate=1e-4, weight_decays=decays, step=10, factor=factor, **rates)
+        adamw_(
+            parameters, gradients, first, second, rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decays=decays,
+            step=10, factor=factor,
+        )  # fmt: skip
         return (*parameters, *first, *second)
 
     def peer(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> None:
@@ -211,8 +214,8 @@ def _adamw(shapes: Shapes, device: torch.device) -> Case:
         steps = [torch.tensor(10.0, device=device)] * len(sizes)
         torch._foreach_mul_(gradients, factor)
         torch._fused_adamw_(
-            parameters, gradients, first, second, [], steps, lr=1e-4, weight_decay=0.1, amsgrad=False, maximize=False,
-            **rates,
+            parameters, gradients, first, second, [], steps, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
+            amsgrad=False, maximize=False,
         )  # fmt: skip
 
     # parameter, gradient, moments read; parameter, moments written
