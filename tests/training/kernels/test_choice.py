@@ -13,7 +13,15 @@ from training.kernels.cases import Case, Shapes, cases, verify
 from training.kernels.choice import KERNELS, Row, Table, choose, measure
 
 SMALL = Shapes(
-    samples=2, seq_len=24, n_embd=32, n_head=2, vocabulary=90, padded_vocabulary=96, dropout=0.1, dtype="float32"
+    samples=2,
+    seq_len=24,
+    n_layer=2,
+    n_embd=32,
+    n_head=2,
+    vocabulary=90,
+    padded_vocabulary=96,
+    dropout=0.1,
+    dtype="float32",
 )
 
 
