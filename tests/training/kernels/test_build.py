@@ -46,16 +46,19 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 BUILDER = """
-import sys, time
+import fcntl, sys
 from pathlib import Path
 from common.errors import KernelError
 from training.kernels.build import build, nvcc
 
-sleep = time.sleep
-def wait(seconds):  # it has found the lock taken
-    Path(sys.argv[1]).touch()
-    sleep(seconds)
-time.sleep = wait
+flock = fcntl.flock
+def lock(*arguments):
+    try:
+        flock(*arguments)
+    except BlockingIOError:
+        Path(sys.argv[1]).touch()
+        raise
+fcntl.flock = lock
 try:
     print(build(nvcc()))
 except KernelError as error:
@@ -64,7 +67,7 @@ except KernelError as error:
 
 
 def builder(waiting: Path = Path(os.devnull)) -> "subprocess.Popen[str]":
-    """Another process that builds; prints the library's path or the error, and touches a file when it waits."""
+    """Another process that builds; prints the library's path or the error, and touches a file when it finds the lock taken."""
     return subprocess.Popen([sys.executable, "-c", BUILDER, waiting], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
