@@ -84,7 +84,7 @@ class Rows:
         """What is saved, by name."""
         from training.checkpoint import state_tensors
 
-        return state_tensors(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
+        return state_tensors(self.session.parameters, self.session.optimizer)
 
     def actions(self) -> list[dict[str, Callable[[], None]]]:
         """A save by label, and the load of what it wrote; ratios refer to the first one."""

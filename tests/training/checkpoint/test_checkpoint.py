@@ -14,6 +14,7 @@ import pytest
 import torch
 import xxhash
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from common.config import load_settings
@@ -199,6 +200,25 @@ def test_a_large_file_is_on_its_way_to_the_disk_before_it_is_closed(
     assert all(before[0] + before[1] == after[0] for before, after in pairwise(asked))
     assert file.entry() == {"size": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)}
     assert (tmp_path / "file").read_bytes() == data
+
+
+def test_each_rank_writes_its_own_true_rows_and_reads_them_back(tmp_path: Path) -> None:
+    """512 rows over 2 x 2 ranks, 257 of them true: the last rank has none. A single process reads the same numbers."""
+    config = make_run(tmp_path, parallel={"tensor": 2, "data": 2, "zero_stage": 1}, train={"iterations": 1})
+    launch_ok(4, "tests.training.worker", config, tmp_path / "seen", "--save-at", 1)
+    folder = tmp_path / "models" / "tiny" / "iter_0000001"
+    manifest = checkpoint.read_manifest(folder)
+    for key in ("model.wte.weight", "exp_avg.wte.weight", "exp_avg_sq.wte.weight"):
+        stored = read_metadata(folder).state_dict_metadata[key]
+        assert isinstance(stored, TensorStorageMetadata) and stored.size == (257, 32)
+        assert sorted((chunk.offsets[0], chunk.sizes[0]) for chunk in stored.chunks) == [(0, 128), (128, 128), (256, 1)]
+    alone = open_session(make_plan(settings_of(make_run(tmp_path / "alone")), "tiny"), ALONE)
+    with torch.no_grad():
+        alone.parameters["wte.weight"].fill_(7)
+    checkpoint.load(manifest, alone.parameters, alone.optimizer)
+    rows = alone.parameters["wte.weight"]
+    assert torch.equal(rows[:257], checkpoint.load_weights(manifest)["wte.weight"]) and rows[256].any()
+    assert not rows[257:].any() and alone.optimizer.state[rows]["exp_avg"][:257].any(1).sum() > 20
 
 
 @pytest.mark.slow
