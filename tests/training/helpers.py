@@ -239,9 +239,9 @@ def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
         time.sleep(0.005)
 
 
-def launch_ok(size: int, module: str, *arguments: object) -> list[Finished]:
+def launch_ok(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
     """`launch`, asserting that every process exits with 0."""
-    results = launch(size, module, *arguments)
+    results = launch(size, module, *arguments, timeout=timeout)
     for result in results:
         assert result.returncode == 0, result.stdout + result.stderr
     return results
