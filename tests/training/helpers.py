@@ -104,7 +104,7 @@ def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
     """A checkpoint in a model folder, as a run writes it (a collective call)."""
-    tensors = checkpoint.state_tensors(parameters, optimizer, plan.experiment.model.vocab_size)
+    tensors = checkpoint.state_tensors(parameters, optimizer)
     folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(
         folder,

@@ -7,13 +7,17 @@ where it is selected and its tensor is on a device that has a library; everywher
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from common.console import warn
 from common.errors import KernelError
+from training.kernels.build import build, find_library, nvcc
 
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as DISPATCH in csrc/common.cuh
 
@@ -41,6 +45,7 @@ def call(name: str, device: torch.device, *arguments: Tensor | int | float | cty
     converted = [_convert(name, argument) for argument in arguments]
     if device.type == "cuda":
         with torch.cuda.device(device):
+            library.kernels_device(torch.cuda.current_device())
             stream = torch.cuda.current_stream(device).cuda_stream
             error = getattr(library, name)(*converted, ctypes.c_void_p(stream))
     else:
@@ -61,9 +66,50 @@ def select(names: Iterable[str]) -> None:
     _selected = frozenset(names)
 
 
+@contextmanager
+def using(names: Iterable[str]) -> Iterator[None]:
+    """`select` inside `with`."""
+    before = _selected
+    select(names)
+    try:
+        yield
+    finally:
+        select(before)
+
+
 def selected(name: str, tensor: Tensor) -> bool:
     """Whether the kernel `name` is used for such a tensor; a constant for torch.compile."""
     return name in _selected and tensor.device.type in _devices and tensor.dtype in _DTYPE_CODES
+
+
+def loaded(device: torch.device) -> bool:
+    """Whether kernels are loaded for such a device."""
+    return device.type in _devices
+
+
+def capability() -> int:
+    """The compute capability of the current CUDA device: 90 for sm_90."""
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+@cache
+def prepare(report: bool = True) -> str:
+    """Load the kernels for the current CUDA device, compiling them first if need be. Returns "", or why they cannot be.
+
+    Tried once per process. A failure is warned about (`report`; not where there is no device), and then every op
+    runs its reference in PyTorch.
+    """
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    try:
+        number = capability()
+        use_library(find_library([number]) or build(nvcc([number])))
+    except KernelError as error:
+        if report:
+            warn(f"no CUDA kernels, PyTorch's operations are used instead: {error}")
+        return str(error)
+    return ""
 
 
 def use_library(path: Path) -> None:
@@ -72,7 +118,7 @@ def use_library(path: Path) -> None:
     Raises KernelError if the file cannot be loaded, or its kernels do not run on the current device.
     """
     library = _load(path)
-    error = library.kernels_probe(None)
+    error = library.kernels_device(torch.cuda.current_device()) or library.kernels_probe(None)
     if error != 0:
         raise KernelError(f"{path}: kernels do not run on this device: {error_name(library, error)}")
     _use("cuda", library)

@@ -35,8 +35,9 @@ class RandomStreams:
 
     def attach(self, model: nn.Module, tensor_rank: int) -> None:
         """Let the dropout of attention weights, the only one inside a split region, draw this rank's numbers."""
-        for attention in (module for module in model.modules() if isinstance(module, Attention) and module.dropout):
-            attention.core = RankAttentionCore(attention.dropout, tensor_rank)
+        for attention in (module for module in model.modules() if isinstance(module, Attention)):
+            if attention.core.dropout:
+                attention.core = RankAttentionCore(attention.core.dropout, tensor_rank)
 
     def start_iteration(self, iteration: int) -> None:
         """Seed the main stream for one optimiser step."""

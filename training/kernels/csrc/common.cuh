@@ -47,7 +47,7 @@ DEVICE void from_float(float x, __nv_bfloat16& out) { out = __float2bfloat16(x);
             return cudaErrorInvalidValue; \
     }
 
-// Loads and stores of N neighbours at once: one access of N * sizeof(T) bytes, to which the address must be aligned.
+// Loads and stores of N neighbours, in accesses of at most 16 bytes, to which the address must be aligned.
 
 template <typename T>
 constexpr int PACK = 16 / sizeof(T);  // elements in 16 bytes
@@ -57,19 +57,55 @@ struct alignas(sizeof(T) * N) Pack {
     T at[N];
 };
 
+// Copies of a Pack. Left to itself, nvcc splits some 16-byte stores into their elements.
+template <typename P>
+DEVICE void copy_to(void* to, const P& pack) {
+#ifdef __CUDACC__
+    if constexpr (sizeof(P) == 16) {
+        uint4 word;
+        memcpy(&word, &pack, 16);
+        return __stwb(static_cast<uint4*>(to), word);
+    }
+#endif
+    *static_cast<P*>(to) = pack;
+}
+
+// N elements as they are in memory; loaded long before they are needed, they take few registers.
+template <typename T, int N>
+struct Packs {
+    static constexpr int M = N < PACK<T> ? N : PACK<T>;
+    Pack<T, M> packs[N / M];
+
+    DEVICE void load(const T* from) {
+#pragma unroll
+        for (int i = 0; i < N / M; ++i) packs[i] = *reinterpret_cast<const Pack<T, M>*>(from + i * M);
+    }
+    DEVICE void store(T* to) const {
+#pragma unroll
+        for (int i = 0; i < N / M; ++i) copy_to(to + i * M, packs[i]);
+    }
+    DEVICE void to_floats(float (&values)[N]) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) values[i] = to_float(packs[i / M].at[i % M]);
+    }
+    DEVICE void from_floats(const float (&values)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) from_float(values[i], packs[i / M].at[i % M]);
+    }
+};
+
 template <int N, typename T>
 DEVICE void load(const T* from, float (&values)[N]) {
-    const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(from);
-#pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = to_float(pack.at[i]);
+    Packs<T, N> packs;
+    packs.load(from);
+    packs.to_floats(values);
 }
 
 template <int N, typename T>
 DEVICE void store(T* to, const float (&values)[N]) {
-    Pack<T, N> pack;
-#pragma unroll
-    for (int i = 0; i < N; ++i) from_float(values[i], pack.at[i]);
-    *reinterpret_cast<Pack<T, N>*>(to) = pack;
+    Packs<T, N> packs;
+    packs.from_floats(values);
+    packs.store(to);
 }
 
 // Whether rows of `columns` elements from `data` all begin at a multiple of 16 bytes.
@@ -164,3 +200,56 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, voi
     return host::run([=] { kernel(static_cast<P>(arguments)...); }, grid, block, shared_bytes);
 #endif
 }
+
+// Dropout: the elements to keep are a function of (seed, offset, index of the element in memory); see philox.py.
+
+constexpr int DRAWS = 1 << 16;  // values that a draw of 16 bits may have
+
+// Philox4x32-10 (Salmon et al. 2011): 128 bits from a counter of 128 and a key of 64.
+DEVICE void philox(uint32_t (&counter)[4], uint32_t key0, uint32_t key1) {
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const uint32_t high0 = __umulhi(0xD2511F53u, counter[0]), low0 = 0xD2511F53u * counter[0];
+        const uint32_t high1 = __umulhi(0xCD9E8D57u, counter[2]), low1 = 0xCD9E8D57u * counter[2];
+        counter[0] = high1 ^ counter[1] ^ key0;
+        counter[1] = low1;
+        counter[2] = high0 ^ counter[3] ^ key1;
+        counter[3] = low0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+}
+
+struct Dropout {
+    uint64_t seed = 0, offset = 0;
+    uint32_t kept;  // of DRAWS; all: no dropout, and no seed is read
+    float scale;
+
+    DEVICE Dropout(const int64_t* seed_and_offset, int64_t kept)
+        : kept(static_cast<uint32_t>(kept)), scale(DRAWS / static_cast<float>(kept)) {
+        if (kept == DRAWS) return;
+        seed = seed_and_offset[0];
+        offset = seed_and_offset[1];
+    }
+
+    // Applies dropout to the elements from `index` on: to 8, where index is a multiple of 8, or to 1.
+    template <int N>
+    DEVICE void apply(float (&values)[N], int64_t index) const {
+        static_assert(N == 8 || N == 1);
+        if (kept == DRAWS) return;
+        const uint64_t group = static_cast<uint64_t>(index) / 8;
+        uint32_t words[4] = {static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
+                             static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
+        philox(words, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+        if constexpr (N == 8) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[i] = keep(words[i / 2] >> i % 2 * 16, values[i]);
+        } else {
+            const int i = static_cast<int>(index % 8);
+            const uint32_t low = i / 2 % 2 ? words[1] : words[0], high = i / 2 % 2 ? words[3] : words[2];
+            values[0] = keep((i < 4 ? low : high) >> i % 2 * 16, values[0]);
+        }
+    }
+
+    DEVICE float keep(uint32_t draw, float value) const { return (draw & 0xffffu) < kept ? value * scale : 0.0f; }
+};

@@ -11,7 +11,7 @@ constexpr int THREADS = 512;
 
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
-    statistics(const T* __restrict__ logits, const int64_t* __restrict__ targets, float* __restrict__ out,
+    logit_statistics(const T* __restrict__ logits, const int64_t* __restrict__ targets, float* __restrict__ out,
                int64_t columns, int64_t first, int64_t rows) {
     const T* row = logits + blockIdx.x * columns;
     Online found = Online::none();
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
-    backward(T* __restrict__ logits, const int64_t* __restrict__ targets, const float* __restrict__ log_sum_exp,
+    logit_gradient(T* __restrict__ logits, const int64_t* __restrict__ targets, const float* __restrict__ log_sum_exp,
              const float* __restrict__ gradient, int64_t columns, int64_t first, int64_t rows, int64_t ignored) {
     T* row = logits + blockIdx.x * columns;
     const int64_t label = targets[blockIdx.x], target = label - first;
@@ -60,7 +60,7 @@ extern "C" int cross_entropy_statistics(const void* logits, const void* targets,
                                         int64_t columns, int64_t first, int64_t rows, int dtype, void* stream) {
     if (rows < 0 || rows > columns) return cudaErrorInvalidValue;
     DISPATCH(dtype, {
-        const auto kernel = aligned<T>(logits, columns) ? statistics<T, PACK<T>> : statistics<T, 1>;
+        const auto kernel = aligned<T>(logits, columns) ? logit_statistics<T, PACK<T>> : logit_statistics<T, 1>;
         return launch(kernel, dim3(count), THREADS, 0, stream, static_cast<const T*>(logits),
                       static_cast<const int64_t*>(targets), static_cast<float*>(out), columns, first, rows);
     });
@@ -71,7 +71,7 @@ extern "C" int cross_entropy_backward(void* logits, const void* targets, const v
                                       int dtype, void* stream) {
     if (rows < 0 || rows > columns) return cudaErrorInvalidValue;
     DISPATCH(dtype, {
-        const auto kernel = aligned<T>(logits, columns) ? backward<T, PACK<T>> : backward<T, 1>;
+        const auto kernel = aligned<T>(logits, columns) ? logit_gradient<T, PACK<T>> : logit_gradient<T, 1>;
         return launch(kernel, dim3(count), THREADS, 0, stream, static_cast<T*>(logits),
                       static_cast<const int64_t*>(targets), static_cast<const float*>(log_sum_exp),
                       static_cast<const float*>(gradient), columns, first, rows, ignored);

@@ -1,0 +1,45 @@
+"""What kernels need of a GPU, as the compiler reports it: no kernel spills registers to memory."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from common.errors import KernelError
+from tests.conftest import ROOT
+from tests.training.kernels.conftest import built
+from training.kernels.build import log_of, nvcc
+from training.kernels.resources import read_log
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'two' for 'sm_90'
+ptxas info    : Function properties for two
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem, 416 bytes cmem[0]
+ptxas info    : Compiling entry function 'two' for 'sm_80'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 256 bytes smem, 416 bytes cmem[0]
+ptxas info    : Compiling entry function 'one' for 'sm_80'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 4 registers, used 0 barriers, 352 bytes cmem[0]
+"""
+
+
+def test_a_log_becomes_a_row_per_kernel(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOG)
+    assert read_log(tmp_path / "log") == [("one", "4", "0", "0"), ("two", "40/255", "256", "0/20")]
+
+
+def test_all_sources_compile_for_three_architectures_and_no_kernel_spills() -> None:
+    try:
+        compiler = nvcc()
+    except KernelError as error:
+        pytest.skip(str(error))
+    log = log_of(built(compiler))
+    text = log.read_text()
+    assert re.findall(r"[1-9]\d* bytes spill", text) == [] and "warning" not in text
+    compiled = {name: set(re.findall(rf"function '(\w+)' for '{name}'", text)) for name in ("sm_75", "sm_80", "sm_90")}
+    assert len(compiled["sm_75"]) > 50 and compiled["sm_75"] == compiled["sm_80"] == compiled["sm_90"]
+    documented = (ROOT / "docs/kernels.md").read_text(encoding="utf-8")
+    assert [row.kernel for row in read_log(log) if f"`{row.kernel}`" not in documented] == []

@@ -1,0 +1,188 @@
+"""The optimiser's passes over all parameters: the gradients' sum of squares, and AdamW with unscaling and clipping.
+
+    total, not_finite = sum_of_squares(gradients)  # on the device, one pass
+    factor = (clip / total.sqrt()).clamp(max=1.0).float()
+    adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, rate=3e-4, beta1=0.9, beta2=0.95, eps=1e-8,
+           weight_decays=[0.1] * len(parameters), step=1, factor=factor)
+
+The kernels take thousands of tensors in one launch: each is cut into chunks, and a table in device memory says which
+chunk is whose. Sums have a fixed order, so results repeat bitwise.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from training.kernels import library
+from training.kernels.library import dtype_code
+from training.kernels.shapes import form
+
+CHUNK = 65_536  # elements per block, as in csrc/adamw.cu
+
+
+def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of all elements, and how many are not finite: (2,) float64.
+
+    All tensors have one type and device. An element that is not finite makes the sum Inf or NaN.
+    """
+    if tensors and library.selected("sum_of_squares", tensors[0]):
+        result: Tensor = torch.ops.gpt2.sum_of_squares(list(tensors))
+        return result
+    return reference_sum_of_squares(tensors)
+
+
+def reference_sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """`sum_of_squares` in plain PyTorch."""
+    device = tensors[0].device if tensors else None
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for tensor in tensors:
+        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        total += torch.stack([wide.square().sum().double(), (~wide.isfinite()).sum().double()])
+    return total
+
+
+def adamw_(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    *,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decays: Sequence[float],
+    step: int,
+    factor: Tensor,
+) -> None:
+    """One step of AdamW (Loshchilov and Hutter 2019) in place, with the gradients times `factor`, float32 of shape ().
+
+    Parameters and moments are float32; gradients are float32 or 16-bit, all of one type, and are not changed. `step`
+    counts from 1. Each tensor has its own weight decay.
+    """
+    run = reference_adamw_
+    if parameters and library.selected("adamw", parameters[0]):
+        run = torch.ops.gpt2.adamw_
+    run(
+        list(parameters), list(gradients), list(exp_avgs), list(exp_avg_sqs),
+        rate, beta1, beta2, eps, list(weight_decays), step, factor,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def reference_adamw_(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decays: Sequence[float],
+    step: int,
+    factor: Tensor,
+) -> None:
+    """`adamw_` in plain PyTorch."""
+    size, root2 = rate / (1 - beta1**step), math.sqrt(1 - beta2**step)
+    rows = zip(parameters, gradients, exp_avgs, exp_avg_sqs, weight_decays, strict=True)
+    for parameter, gradient, exp_avg, exp_avg_sq, weight_decay in rows:
+        gradient = gradient.to(parameter.dtype) * factor
+        parameter.mul_(1 - rate * weight_decay)
+        exp_avg.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        parameter.addcdiv_(exp_avg, (exp_avg_sq.sqrt() / root2).add_(eps), value=-size)
+
+
+@torch.library.custom_op("gpt2::sum_of_squares", mutates_args=())
+def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
+    device, dtype = tensors[0].device, tensors[0].dtype
+    tensors = [tensor.contiguous() for tensor in tensors]
+    _check(tensors, device, dtype)
+    sizes, chunks = _chunks(tuple(tensor.numel() for tensor in tensors), device)
+    partial = torch.empty(len(chunks), 2, device=device)
+    out = torch.empty(2, dtype=torch.float64, device=device)
+    library.call(
+        "sum_of_squares", device,
+        _pointers(tensors, device), sizes, chunks, partial, out, len(chunks), dtype_code(dtype),
+    )  # fmt: skip
+    return out
+
+
+@_sum_of_squares.register_fake
+def _(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].new_empty(2, dtype=torch.float64)
+
+
+@torch.library.custom_op("gpt2::adamw_", mutates_args={"parameters", "exp_avgs", "exp_avg_sqs"})
+def _adamw_(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decays: list[float],
+    step: int,
+    factor: Tensor,
+) -> None:
+    device, dtype = parameters[0].device, gradients[0].dtype
+    gradients = [gradient.contiguous() for gradient in gradients]
+    counts = tuple(parameter.numel() for parameter in parameters)
+    for tensors in (parameters, gradients, exp_avgs, exp_avg_sqs):
+        _check(tensors, device, dtype if tensors is gradients else torch.float32)
+        if tuple(tensor.numel() for tensor in tensors) != counts:
+            raise ValueError("parameters, gradients and moments must have the same sizes")
+    if len(weight_decays) != len(parameters):
+        raise ValueError(f"{len(weight_decays)} weight decays for {len(parameters)} parameters")
+    _check([factor], device, torch.float32)
+    sizes, chunks = _chunks(counts, device)
+    library.call(
+        "adamw", device,
+        _pointers([*parameters, *gradients, *exp_avgs, *exp_avg_sqs], device), sizes, chunks,
+        _floats(tuple(weight_decays), device), factor, len(parameters), len(chunks),
+        rate, rate / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(1 - beta2**step), eps,
+        dtype_code(dtype),
+    )  # fmt: skip
+
+
+def _check(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ValueError for a tensor that the kernels would misread."""
+    for tensor in tensors:
+        if tensor.device != device or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(f"{form(tensor)} on {tensor.device}: must be a contiguous {dtype} on {device}")
+
+
+def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    return _addresses(tuple(tensor.data_ptr() for tensor in tensors), device)
+
+
+# Tables are functions of plain numbers, so a step that finds the tensors where they were copies nothing.
+
+
+@lru_cache(maxsize=16)
+def _addresses(pointers: tuple[int, ...], device: torch.device) -> Tensor:
+    return _to_device(torch.tensor(pointers, dtype=torch.int64), device)
+
+
+@lru_cache(maxsize=16)
+def _floats(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return _to_device(torch.tensor(values, dtype=torch.float32), device)
+
+
+@lru_cache(maxsize=16)
+def _chunks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The sizes (tensors,), and for each chunk its tensor and its first element (chunks, 2), int64."""
+    starts = [(index, first) for index, size in enumerate(sizes) for first in range(0, size, CHUNK)]
+    table = torch.tensor(starts, dtype=torch.int64).view(-1, 2)
+    return _to_device(torch.tensor(sizes, dtype=torch.int64), device), _to_device(table, device)
+
+
+def _to_device(table: Tensor, device: torch.device) -> Tensor:
+    """Copied without waiting for the device."""
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table

@@ -1,0 +1,79 @@
+"""GELU of x + bias in its tanh form (Hendrycks and Gimpel 2016).
+
+x may be float32, float16 or bfloat16; bias has x's type or float32. The kernels compute in float32 and round once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.kernels import library
+from training.kernels.library import dtype_code
+from training.kernels.shapes import check_columns, check_pair, rows_of, strips
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """gelu(x + bias): (…, C), (C,) -> (…, C) of x's type."""
+    if library.selected("bias_gelu", x):
+        result: Tensor = torch.ops.gpt2.bias_gelu(x, bias)
+        return result
+    return reference_bias_gelu(x, bias)
+
+
+def reference_bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """`bias_gelu` in plain PyTorch."""
+    return F.gelu(x + bias, approximate="tanh").to(x.dtype)
+
+
+@torch.library.custom_op("gpt2::bias_gelu", mutates_args=())
+def _forward(x: Tensor, bias: Tensor) -> Tensor:
+    check_pair(bias, x)
+    check_columns(x, bias, bias.dtype)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    library.call(
+        "bias_gelu", x.device,
+        x.contiguous(), bias.contiguous(), out,
+        rows_of(x), x.shape[-1], dtype_code(bias.dtype), dtype_code(x.dtype),
+    )  # fmt: skip
+    return out
+
+
+@_forward.register_fake
+def _(x: Tensor, bias: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("gpt2::bias_gelu_backward", mutates_args=())
+def _backward(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and bias."""
+    rows, columns = rows_of(x), x.shape[-1]
+    d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    d_bias = torch.empty_like(bias, memory_format=torch.contiguous_format)
+    partial = x.new_empty(strips(rows, columns), columns, dtype=torch.float32)
+    library.call(
+        "bias_gelu_backward", x.device,
+        gradient.contiguous(), x.contiguous(), bias.contiguous(), d_x, d_bias, partial,
+        rows, columns, len(partial), dtype_code(bias.dtype), dtype_code(x.dtype),
+    )  # fmt: skip
+    return d_x, d_bias
+
+
+@_backward.register_fake
+def _(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    d_x, d_bias = (torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, bias))
+    return d_x, d_bias
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    x, bias = ctx.saved_tensors
+    d_x, d_bias = _backward(gradient, x, bias)
+    return d_x, d_bias
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
