@@ -136,7 +136,7 @@ class _Chunked(torch.autograd.Function):
             part, wanted, of_part = (tensor[start : start + size] for tensor in (x, targets, of_x))
             logits = F.linear(part, matrix)
             losses, log_sum_exp = _losses(logits, wanted, vocabulary)
-            total += losses.sum()
+            total = total + losses.sum()  # in place, torch 2.11 would compile a loss without a gradient
             if differentiate:
                 backward_(logits, wanted, log_sum_exp, ones[: len(part)], vocabulary.first, vocabulary.rows)
                 torch.mm(logits, matrix, out=of_part)

@@ -50,6 +50,18 @@ def test_each_form_gives_the_loss_and_its_gradients(
     assert not weight.grad[TRUE:].any() and x.grad.dtype == dtype  # type: ignore[index, union-attr]
 
 
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
+def test_a_compiled_loss_has_the_same_gradients(chunks: int) -> None:
+    x, weight, targets = problem(torch.float32)
+    torch._dynamo.reset()
+    torch.compile(LossHead(TRUE, chunks), backend="aot_eager", fullgraph=True)(x, weight, targets).backward()
+    _, of_x, of_weight = expected(torch.float32)
+    for gradient, wanted in ((x.grad, of_x), (weight.grad, of_weight)):
+        assert gradient is not None
+        assert float((gradient.double() - wanted).norm() / wanted.norm()) < 1e-6
+
+
 def test_only_ignored_targets_give_no_loss_and_no_gradient() -> None:
     x, weight, targets = problem(torch.float32)
     found = LossHead(TRUE)(x, weight, torch.full_like(targets, IGNORED))
