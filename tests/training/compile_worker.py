@@ -15,6 +15,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
 from tests.training.helpers import open_session, settings_of, step_batches
+from training.checkpoint.replicas import compare_replicas
 from training.parallel.launch import read_launch
 from training.parallel.process_group import World, started
 from training.plan import make_plan
@@ -66,6 +67,7 @@ def course(config: Path, world: World, mode: str) -> dict[str, Any]:
         "valid graphs": sorted(filter(None, runs)),
         "breaks": [*counters["graph_break"], *counters["unimplemented"]],
         "skipped frames": frames["total"] - frames["ok"],
+        "drifted": [*compare_replicas(session.parameters).drifted],
     }
 
 

@@ -72,6 +72,7 @@ def run(cases: list[Case], folder: Path) -> dict[Case, list[dict[str, Any]]]:
 def problems(case: Case, rank: int, eager: dict[str, Any], compiled: dict[str, Any]) -> list[str]:
     """What a rank's compiled course did wrong."""
     found = [f"graph break: {reason}" for reason in compiled["breaks"]]
+    found += [f"{name} differs between ranks: they drew other masks" for name in compiled["drifted"]]
     if compiled["skipped frames"]:
         found.append(f"{compiled['skipped frames']} frames fell back to eager")
     for part, steps in (("train", STEPS), ("valid", 1)):
