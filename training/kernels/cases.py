@@ -64,7 +64,7 @@ class Case:
     peer: Callable[..., object] | None = None
     """What PyTorch has for the same arguments where the op's reference is a loop; nothing is left to compile then."""
     plain: Callable[..., tuple[Tensor, ...]] | None = None
-    """What the model computes without the kernel, where the reference is slower: it keeps the kernel's mask or memory."""
+    """What the model computes without the kernel, where the reference is slower: it has the kernel's mask."""
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
