@@ -20,7 +20,7 @@ from common.seeds import derive_seed
 from training.model import Attention, AttentionCore
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so that different ranks have different seeds
-_DRAWS = torch.Tag.nondeterministic_seeded
+_DRAWS = (torch.Tag.nondeterministic_seeded,)
 _aten = torch.ops.aten
 
 
