@@ -40,9 +40,7 @@ class Shapes:
     padded_vocabulary: int = 50304
     dropout: float = 0.1
     dtype: str = "bfloat16"
-    """Of activations and logits."""
-    stream_dtype: str = "bfloat16"
-    """Of the residual stream."""
+    """Of activations, the residual stream and logits."""
 
     def parameters(self) -> list[int]:
         """The size of every parameter of the model."""
@@ -64,7 +62,7 @@ class Case:
     peer: Callable[..., object] | None = None
     """What PyTorch has for the same arguments where the op's reference is a loop; nothing is left to compile then."""
     plain: Callable[..., tuple[Tensor, ...]] | None = None
-    """What the model computes without the kernel, where the reference is slower: it keeps the kernel's mask or memory."""
+    """What the model computes without the kernel, where the reference is slower: it has the kernel's mask."""
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
@@ -132,22 +130,21 @@ def _causal_softmax(shapes: Shapes, device: torch.device) -> Case:
     return Case("causal_softmax", make, forward, size * 7 // 2)
 
 
-def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int, int]:
-    """x, branch, bias, weight, norm_bias, seed; and the bytes of the stream and of the branch."""
-    form, stream, branch = (shapes.samples, shapes.seq_len, shapes.n_embd), shapes.stream_dtype, shapes.dtype
+def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int]:
+    """x, branch, bias, weight, norm_bias, seed; and the bytes of x."""
+    form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), _dtype(shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
         random = _Random(device)
-        inputs = random.leaf(*form, dtype=_dtype(stream)), random.leaf(*form, dtype=_dtype(branch))
-        vectors = [random.leaf(shapes.n_embd, dtype=_dtype(stream)) for _ in range(3)]
+        inputs = [random.leaf(*form, dtype=dtype) for _ in range(2)]
+        vectors = [random.leaf(shapes.n_embd, dtype=dtype) for _ in range(3)]
         return (*inputs, *vectors, torch.tensor([1234, 0], device=device))
 
-    size = form[0] * form[1] * form[2]
-    return make, size * _dtype(stream).itemsize, size * _dtype(branch).itemsize
+    return make, form[0] * form[1] * form[2] * dtype.itemsize
 
 
 def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
-    make, stream, branch = _residual(shapes, device)
+    make, size = _residual(shapes, device)
 
     def some() -> tuple[Tensor, ...]:
         x, branch, bias, *_, seed = make()
@@ -160,11 +157,11 @@ def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
         return (x + F.dropout(branch + bias, shapes.dropout),)
 
     # x, branch, sum; gradient of the sum, of the branch
-    return Case("add_dropout", some, forward, 3 * stream + 2 * branch, plain=plain)
+    return Case("add_dropout", some, forward, 5 * size, plain=plain)
 
 
 def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
-    make, stream, branch = _residual(shapes, device)
+    make, size = _residual(shapes, device)
 
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
         x, branch, bias, weight, norm_bias, seed = inputs
@@ -176,7 +173,7 @@ def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
         return x, F.layer_norm(x, weight.shape, weight, norm_bias).to(branch.dtype)
 
     # x, branch, sum, normed; gradients of sum and normed, sum, gradients of x and branch
-    return Case("add_dropout_norm", make, forward, 5 * stream + 4 * branch, plain=plain)
+    return Case("add_dropout_norm", make, forward, 9 * size, plain=plain)
 
 
 def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
