@@ -25,7 +25,7 @@ ALLOWED = {
     "snakemake_scheduler_plugin_in_order": set[str](),
 }
 COMMANDS = {"train", "evaluate", "generate", "plan"}
-FOUNDATION = {"model", "optimizer", "precision", "model_folder", "leaving"}
+FOUNDATION = {"kernels", "model", "precision", "model_folder", "leaving"}
 
 
 def _layer(module: str) -> int:

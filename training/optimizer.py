@@ -5,9 +5,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.settings import TrainSettings
+from training.kernels import library
+from training.kernels.adamw import adamw_
+from training.parallel.dtensor import local_shard
 
 _FUSED = ("cpu", "cuda")  # devices with a fused AdamW kernel
 
@@ -90,7 +93,39 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> 
     return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
+def take_step(optimizer: torch.optim.AdamW, rate: float, factor: Tensor) -> None:
+    """One step at a learning rate with the gradients times `factor`, float32 of shape ()."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+    pairs = [(each, group) for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    gradients = [local_shard(parameter.grad) for parameter, _ in pairs]
+    if library.selected("adamw", gradients[0]):
+        _take_step_in_one_pass(optimizer, pairs, gradients, factor)
+    else:
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        optimizer.step()
+
+
+def _take_step_in_one_pass(
+    optimizer: torch.optim.AdamW,
+    pairs: list[tuple[nn.Parameter, dict[str, Any]]],
+    gradients: list[Tensor],
+    factor: Tensor,
+) -> None:
+    """`take_step` by our own kernel, which reads and writes each tensor once; parameters come with their groups."""
+    states, (_, group) = [optimizer.state[parameter] for parameter, _ in pairs], pairs[0]
+    group["taken"] = group.get("taken", steps_taken(optimizer)) + 1  # counted here: the device's count is far away
+    torch._foreach_add_([state["step"] for state in states], 1.0)
+    adamw_(
+        [local_shard(parameter.detach()) for parameter, _ in pairs],
+        gradients,
+        [local_shard(state["exp_avg"]) for state in states],
+        [local_shard(state["exp_avg_sq"]) for state in states],
+        rate=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        eps=group["eps"],
+        weight_decays=[own["weight_decay"] for _, own in pairs],
+        step=group["taken"],
+        factor=factor,
+    )

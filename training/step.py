@@ -19,12 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common.settings import Experiment
 from common.workers import batched, threaded_map
-from training.dataset.batches import Batch, BatchForm, masked, micro_batches, read_batch
+from training.dataset.batches import Batch, BatchForm, copied_ahead, masked, micro_batches, read_batch
 from training.dataset.blend import Blend
 from training.metrics.timers import Timers
-from training.optimizer import set_learning_rate
+from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
-from training.parallel.gradients import clip, global_norm, sync_gradients, unscale
+from training.parallel.gradients import clip_factor, global_norm, sync_gradients
 from training.parallel.layout import coordinates
 from training.parallel.pipeline import Pipeline, Stage
 from training.parallel.process_group import World
@@ -46,6 +46,8 @@ class Session:
     optimizer: torch.optim.AdamW
     streams: RandomStreams
     timers: Timers
+    compiled: bool
+    """Whether the first step compiles the model."""
 
 
 class Step(NamedTuple):
@@ -64,13 +66,14 @@ class Step(NamedTuple):
 def step_batches(session: Session, data: Blend, consumed: int) -> Generator[list[Batch], None, None]:
     """This process's micro-batches from sample `consumed` on, one list per optimiser step, without end.
 
-    Threads read two steps ahead. Close the iterator to stop them.
+    Threads read two steps ahead, and on a GPU one step ahead is copied there. Close the iterator to stop them.
     """
-    accumulation = session.experiment.accumulation
-    read = partial(read_batch, data, _batch_form(session, data, pinned=session.world.device.type == "cuda"))
+    accumulation, device = session.experiment.accumulation, session.world.device
+    read = partial(read_batch, data, _batch_form(session, data, pinned=device.type == "cuda"))
     samples = _sample_ranges(session, consumed)
     with closing(threaded_map(read, samples, session.experiment.train.readers, 2 * accumulation)) as batches:
-        yield from batched(batches, accumulation)
+        steps = batched(batches, accumulation)
+        yield from copied_ahead(steps, device) if device.type == "cuda" else steps
 
 
 def _batch_form(session: Session, data: Blend, pinned: bool = False) -> BatchForm:
@@ -111,15 +114,13 @@ def train_step(
         loss = run_micro_batches(session, batches, scale * parallel.data / targets, train=True)
     with session.timers("gradients"):
         sync_gradients(session.parameters, mesh)
-        unscale(session.parameters, scale)
-        norm = global_norm(session.parameters, mesh, session.world.device)
+        norm = global_norm(session.parameters, mesh, session.world.device) / scale
         step = _agree(session, _sum_over_all_ranks(session, loss) / (parallel.data * scale), norm, stop)
     if accepts is not None and not accepts(step.loss, step.grad_norm):
         return step._replace(taken=False)
     with session.timers("optimizer"):
-        clip(session.parameters, session.experiment.train.clip_grad, norm)
-        set_learning_rate(session.optimizer, rate)
-        session.optimizer.step()
+        factor = clip_factor(session.experiment.train.clip_grad, norm) / scale
+        take_step(session.optimizer, rate, factor.float())
         session.optimizer.zero_grad()
     return step
 

@@ -31,9 +31,10 @@ from training.monitoring.guard import Guard
 from training.monitoring.heartbeat import Heartbeat
 from training.monitoring.run_claim import RunClaim
 from training.monitoring.stop import LEAVE, SAVE, Stop
+from training.operations import choose_operations
 from training.optimizer import learning_rate, make_optimizer, rate_change, steps_taken
 from training.parallel.collectives import all_gather, run_on_all_ranks
-from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
+from training.parallel.layout import build_model, compile_mode, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline
 from training.parallel.preflight import preflight
 from training.parallel.process_group import World
@@ -79,6 +80,7 @@ def run_training(
     with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
         mesh = make_mesh(experiment.parallel, world.device.type)
         preflight(world, mesh, experiment, folder)
+        choose_operations(experiment, world, folder)
         session = open_session(experiment, world, mesh)
         progress = _load(session, newest)
         with (
@@ -129,7 +131,9 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
             streams.attach(stage, tp)
     parameters = named_parameters(stages)
     optimizer = make_optimizer(parameters.values(), experiment.train)
-    return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))
+    compiled = compile_mode(experiment, world.device) != "none"
+    timers = Timers(world.device)
+    return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, timers, compiled)
 
 
 def _load(session: Session, newest: Manifest | None) -> Progress:
@@ -162,6 +166,7 @@ class Trainer:
     writer: CheckpointWriter
     logger: MetricsLogger
     progress: Progress
+    first_step_reported: bool = False
 
     def run(self, batches: Iterator[list[Batch]]) -> None:
         """Step, report, validate and save until the last iteration, or until asked to stop."""
@@ -192,7 +197,12 @@ class Trainer:
         batch = next(batches)
         waited = time.perf_counter() - asked
         self.heartbeat.beat(iteration, "step")
+        begun = time.perf_counter()
         step = train_step(session, iteration, batch, rate, guard.scale, guard.accepts, self.stop.poll())
+        if session.compiled and not self.first_step_reported:
+            self.first_step_reported = True
+            if session.world.rank == 0:
+                say(f"iteration {iteration} took {time.perf_counter() - begun:.0f} s, nearly all of it compilation")
         guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
             self.claim.require_on_all_ranks()

@@ -79,6 +79,9 @@ class TrainSettings(Section):
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """Compute the logits of a micro-batch at once, or an eighth at a time: slower, but without the memory for them.
     auto: chunked if whole logits and their gradient would take more than a quarter of the GPU's memory."""
+    kernels: Literal["auto", "on", "off"] = "auto"
+    """CUDA kernels of our own, on GPUs. auto: those that were measured to beat PyTorch's compiler (docs/kernels.md);
+    on: all; off: none."""
     deterministic: bool = False
     """Use only operations that give the same bits in every run on GPUs; slower. On CPUs they always do."""
     initial_loss_scale: Annotated[float, Field(gt=0, le=2.0**126)] = 2.0**32
@@ -135,7 +138,11 @@ class TrainSettings(Section):
         return split
 
     @model_validator(mode="after")
-    def _rates_fall(self) -> Self:
+    def _keys_agree(self) -> Self:
+        if self.deterministic and self.attention in ("cudnn", "efficient"):
+            raise ValueError(
+                f"deterministic, but attention {self.attention} is not; set attention to flash, math or auto"
+            )
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; lower it to lr or less")
         if self.decay_iterations and self.lr_decay == "constant":

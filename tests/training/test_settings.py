@@ -59,6 +59,8 @@ INTERLEAVED = {"pipeline": 2, "schedule": "interleaved_1f1b", "virtual_stages": 
         ("train", {"eval_batches": 0}, "train.eval_batches: Input should be greater than 0"),
         ("train", {"save_interval": 2**80}, "train.save_interval"),
         ("train", {"warmup_iterations": 11}, "models.m.train.warmup_iterations 11 is longer than the run, 10"),
+        ("train", {"deterministic": True, "attention": "cudnn"}, "set attention to flash, math or auto"),
+        ("train", {"compile": "all"}, "train.compile: Input should be 'auto', 'none', 'blocks' or 'model'"),
         ("model", {"n_layer": 10**9}, "model.n_layer"),
         ("model", {"n_embd": 2**40}, "model.n_embd"),
         ("watch", {"spike": float("inf")}, "watch.spike: Input should be a finite number"),
@@ -77,6 +79,18 @@ def test_a_wrong_value_is_one_line_that_names_its_key(
     with pytest.raises(ConfigError) as error:
         validate(raw, "config.yaml")
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("written", "read"), [(True, "blocks"), (False, "none"), (None, "auto"), ("model", "model")])
+def test_compile_was_a_switch(prefix: Path, written: object, read: str) -> None:
+    raw = configuration(prefix, train={"iterations": 10, "compile": written})
+    assert validate(raw, "config.yaml").models["m"].train.compile == read
+
+
+def test_one_graph_of_the_model_needs_whole_parameters(prefix: Path) -> None:
+    raw = configuration(prefix, train={"iterations": 10, "compile": "model"}, parallel={"data": 2})
+    with pytest.raises(ConfigError, match="is above 1 and gathers parameters"):
+        validate(raw, "config.yaml")
 
 
 def test_a_split_on_the_command_line_obeys_the_same_rules() -> None:

@@ -7,7 +7,7 @@
 `threaded_map` is in `common.workers`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -80,6 +80,28 @@ def read_batch(samples: Readable, form: BatchForm, numbers: Sequence[int]) -> Ba
         counted -= int(np.count_nonzero(ends))
     batch = Batch(torch.from_numpy(inputs.copy()), torch.from_numpy(targets), positions, counted)
     return batch.map(Tensor.pin_memory) if form.pinned else batch
+
+
+def copied_ahead(steps: Iterable[list[Batch]], device: torch.device) -> Iterator[list[Batch]]:
+    """The batches of each step on a GPU, copied from pinned memory while the step before is computed."""
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    copied: list[Batch] | None = None
+
+    def ready(step: list[Batch]) -> list[Batch]:
+        stream = torch.cuda.current_stream(device)
+        stream.wait_stream(side)
+        for tensor in (tensor for batch in step for tensor in batch[:3] if tensor is not None):
+            tensor.record_stream(stream)  # its memory is not reused before this stream has read it
+        return step
+
+    for step in steps:
+        with torch.cuda.stream(side):
+            following = [batch.to(device) for batch in step]
+        if copied is not None:
+            yield ready(copied)
+        copied = following
+    if copied is not None:
+        yield ready(copied)
 
 
 def masked(batch: Batch, samples: int) -> Batch:

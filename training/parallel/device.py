@@ -46,9 +46,14 @@ def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.e
 
 
 def set_threads(launch: Launch, cpus_per_task: int) -> None:
-    """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later; see `threads_of`."""
+    """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later; see `threads_of`.
+
+    Called before torch is imported, it also sets how torch manages GPU memory, unless the environment does.
+    """
     threads = threads_of(launch, cpus_per_task)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    # without it, blocks of many sizes leave gaps in a GPU's memory that no other size can use
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
     torch.set_num_threads(threads)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from training.kernels import adamw as kernels
+from training.kernels import library
 from training.parallel.dtensor import local_shard
 
 _CHUNK = 1 << 14  # elements
@@ -36,14 +38,6 @@ def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | No
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     mine += theirs
-
-
-def unscale(parameters: Mapping[str, nn.Parameter], scale: float) -> None:
-    """Divide all gradients by the loss scale."""
-    if scale != 1:
-        for parameter in parameters.values():
-            if parameter.grad is not None:
-                local_shard(parameter.grad).mul_(1 / scale)
 
 
 def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, device: torch.device) -> Tensor:
@@ -74,6 +68,8 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     ms at 124M parameters on two cores; float64 throughout would cost half a second. GPUs sum in a tree, which is
     accurate enough.
     """
+    if tensors and library.selected("sum_of_squares", tensors[0]):
+        return kernels.sum_of_squares(tensors)[0]
     chunks = [chunk for tensor in tensors for chunk in _chunks(tensor) if chunk.numel()]
     if not chunks:
         return torch.zeros((), dtype=torch.float64)
@@ -96,9 +92,9 @@ def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:
     return copies
 
 
-def clip(parameters: Mapping[str, nn.Parameter], largest: float, norm: Tensor) -> None:
-    """Scale the gradients, whose global norm is `norm`, down to a norm of at most `largest`."""
-    torch.nn.utils.clip_grads_with_norm_(parameters.values(), largest, norm.float())  # the gradients' type
+def clip_factor(largest: float, norm: Tensor) -> Tensor:
+    """The factor that scales gradients of the global norm `norm` down to a norm of at most `largest`, shape ()."""
+    return (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
 
 
 def _pipeline_axis(mesh: DeviceMesh | None) -> DeviceMesh | None:

@@ -1,0 +1,80 @@
+"""The choice of operations is made once, recorded, and used again; without a GPU there is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import ConfigError
+from tests.training.helpers import make_run, settings_of
+from training import attention, operations
+from training.attention import fastest
+from training.parallel.process_group import World
+from training.plan import make_plan
+
+GPU = World(0, 1, torch.device("cuda", 0))
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A GPU of which only the name is known and attention is timed by a table; returns what was put to use."""
+    used: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "GPU")
+    monkeypatch.setattr(operations, "precision_type", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(operations.library, "prepare", lambda: "")
+    monkeypatch.setattr(operations.library, "select", lambda names: used.append(f"kernels {sorted(names)}"))
+    monkeypatch.setattr(attention, "use", used.append)
+    monkeypatch.setattr(attention, "measure", lambda *_: {"cudnn": 1.0, "flash": 1.5, "math": 9.0})
+    return used
+
+
+def choose(folder: Path, **train: Any) -> None:
+    experiment = make_plan(settings_of(make_run(folder / "run", train=train)), "tiny").experiment
+    operations.choose_operations(experiment, GPU, folder)
+
+
+def test_the_fastest_attention_is_recorded_and_used_again(
+    tmp_path: Path, fake_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(tmp_path)
+    recorded = json.loads((tmp_path / "operations.json").read_text())
+    assert recorded["attention"] == "cudnn" and recorded["milliseconds"]["flash"] == 1.5
+    monkeypatch.setattr(attention, "measure", lambda *_: {"flash": 0.1})
+    choose(tmp_path)
+    assert fake_gpu == ["cudnn", "kernels []"] * 2
+    choose(tmp_path, micro_batch_size=4, global_batch_size=8)  # other shapes: measured again
+    assert fake_gpu[-2:] == ["flash", "kernels []"]
+
+
+def test_a_damaged_record_is_replaced(tmp_path: Path, fake_gpu: list[str]) -> None:
+    (tmp_path / "operations.json").write_text("{")
+    choose(tmp_path)
+    assert json.loads((tmp_path / "operations.json").read_text())["attention"] == "cudnn" == fake_gpu[0]
+
+
+def test_a_named_kernel_is_used_without_a_measurement(tmp_path: Path, fake_gpu: list[str]) -> None:
+    choose(tmp_path, attention="math", kernels="on")
+    assert fake_gpu[0] == "math" and "cross_entropy" in fake_gpu[1]
+
+
+def test_a_deterministic_run_chooses_among_kernels_that_repeat() -> None:
+    times = {"cudnn": 1.0, "efficient": 1.1, "flash": 1.5, "math": 9.0}
+    assert fastest(times) == "cudnn" and fastest(times, deterministic=True) == "flash"
+    with pytest.raises(ConfigError, match="no attention kernel"):
+        fastest({"cudnn": 1.0}, deterministic=True)
+
+
+def test_on_a_cpu_nothing_is_chosen(tmp_path: Path) -> None:
+    experiment = make_plan(settings_of(make_run(tmp_path / "run")), "tiny").experiment
+    operations.choose_operations(experiment, World(0, 1, torch.device("cpu")), tmp_path)
+    assert not (tmp_path / "operations.json").exists()
+
+
+def test_enabling_one_kernel_disables_the_others_and_can_be_undone() -> None:
+    before = attention._enabled()
+    attention.use("math")
+    assert attention._enabled() == [False, False, False, True]
+    attention._enable(before)
+    assert attention._enabled() == before
