@@ -17,10 +17,10 @@ COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
     "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "training.train",
     "training.evaluate",
-    "training.generate", "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs",
+    "training.generate", "training.kernels", "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs",
     "cluster.cancel", "cluster.preflight", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
 )  # fmt: skip
-PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "report", "demo")
+PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "training.kernels", "report", "demo")
 
 
 @pytest.mark.parametrize("module", COMMANDS)

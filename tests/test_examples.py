@@ -52,6 +52,7 @@ SKIPPED = {
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m demo\.build --output /tmp/site": "writes outside the folder; its twin runs",
+    r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_main.py has a stand-in",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
 MADE = {"convert.merge_mp": "merged", "convert.to_megatron": "megatron-tp2", "corpus.tokenize": "tokens"}

@@ -146,7 +146,7 @@ def _adamw_(
         "adamw", device,
         _pointers([*parameters, *gradients, *exp_avgs, *exp_avg_sqs], device), sizes, chunks,
         _floats(tuple(weight_decays), device), factor, len(parameters), len(chunks),
-        rate, rate / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, math.sqrt(1 - beta2**step), eps,
+        rate, rate / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(1 - beta2**step), eps,
         dtype_code(dtype),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ DEFAULT_ARCHITECTURES = (75, 80, 90)
 """Compute capabilities to build for where no device is: Turing, Ampere, Hopper, and PTX for what comes later."""
 
 _FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC", "-Xptxas", "-v")
-_HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
+_HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
 _LIMIT = 600.0  # seconds, for a compilation and for waiting for one: it takes half a minute on a slow machine
 _POLL = 0.1
 

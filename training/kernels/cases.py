@@ -6,16 +6,20 @@ for case in cases(Shapes(samples=8), torch.device("cuda")):
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.errors import KernelError
 from training.kernels import library
+from training.kernels.adamw import adamw_, sum_of_squares
 from training.kernels.cross_entropy import backward_, statistics
+from training.kernels.gelu import bias_gelu
+from training.kernels.residual import add_dropout, add_dropout_norm
 from training.kernels.softmax import causal_softmax
 
-_RATES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+_RATES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far a result may be from PyTorch's in the same dtype, by the largest value: a few roundings."""
 
 
@@ -26,6 +30,7 @@ class Shapes:
     samples: int = 8
     """Of a micro-batch."""
     seq_len: int = 1024
+    n_layer: int = 24
     n_embd: int = 1024
     n_head: int = 16
     """Heads of this process."""
@@ -35,11 +40,14 @@ class Shapes:
     dropout: float = 0.1
     dtype: str = "bfloat16"
     """Of activations and logits."""
+    stream_dtype: str = "float32"
+    """Of the residual stream; autocast leaves it float32."""
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's."""
-        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
+    def parameters(self) -> list[int]:
+        """The size of every parameter of the model."""
+        c = self.n_embd
+        layer = [c, c, 3 * c * c, 3 * c, c * c, c, c, c, 4 * c * c, 4 * c, 4 * c * c, c]
+        return [self.vocabulary * c, self.seq_len * c, *(layer * self.n_layer), c, c]
 
 
 @dataclass(frozen=True)
@@ -47,33 +55,47 @@ class Case:
     """One op on one shape, called by its public name: whether its kernel runs is a matter of `library.select`."""
 
     kernel: str
-    make: Callable[[], tuple[Tensor, ...]]
-    """New arguments, the same each time; those that require a gradient are differentiated."""
+    make: Callable[[], tuple[Any, ...]]
+    """New arguments, the same each time; tensors among them that require a gradient are differentiated."""
     forward: Callable[..., tuple[Tensor, ...]]
     bytes: int
     """What forward and backward must read and write at least."""
     peer: Callable[..., object] | None = None
-    """What PyTorch has for the same arguments, where that is faster than the op's reference."""
+    """What PyTorch has for the same arguments where the op's reference is a loop; nothing is left to compile then."""
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
-    """One case per kernel."""
-    yield _cross_entropy(shapes, device)
-    yield _causal_softmax(shapes, device)
+    """One case per kernel, in the order of `choice.KERNELS`."""
+    for make in (_cross_entropy, _causal_softmax, _add_dropout, _add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
+        yield make(shapes, device)
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(0)
+class _Random:
+    """Tensors of normal numbers, the same for the same calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.generator = device, torch.Generator(device).manual_seed(0)
+
+    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device, dtype=dtype)
+
+    def leaf(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """One that is differentiated."""
+        return self(*shape, dtype=dtype).requires_grad_()
+
+
+def _dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
 
 
 def _cross_entropy(shapes: Shapes, device: torch.device) -> Case:
     tokens, columns, rows = shapes.samples * shapes.seq_len, shapes.padded_vocabulary, shapes.vocabulary
+    dtype = _dtype(shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
-        generator = _generator(device)
-        logits = torch.randn(tokens, columns, generator=generator, device=device, dtype=shapes.torch_dtype)
-        targets = torch.randint(rows, (tokens,), generator=generator, device=device)
-        return logits, targets, torch.full((tokens,), 1 / tokens, device=device)
+        random = _Random(device)
+        targets = torch.randint(rows, (tokens,), generator=random.generator, device=device)
+        return random(tokens, columns, dtype=dtype), targets, torch.full((tokens,), 1 / tokens, device=device)
 
     def forward(logits: Tensor, targets: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
         found = statistics(logits, targets, 0, rows)
@@ -81,30 +103,129 @@ def _cross_entropy(shapes: Shapes, device: torch.device) -> Case:
         backward_(logits, targets, log_sum_exp, gradient, 0, rows)
         return log_sum_exp - found[:, 2], logits
 
-    # read, then read and written
-    return Case("cross_entropy", make, forward, 3 * tokens * columns * shapes.torch_dtype.itemsize)
+    # logits: read; read and written
+    return Case("cross_entropy", make, forward, 3 * tokens * columns * dtype.itemsize)
 
 
 def _causal_softmax(shapes: Shapes, device: torch.device) -> Case:
     form = (shapes.samples, shapes.n_head, shapes.seq_len, shapes.seq_len)
-    scale = (shapes.n_embd // shapes.n_head) ** -0.5
+    dtype, scale = _dtype(shapes.dtype), (shapes.n_embd // shapes.n_head) ** -0.5
 
     def make() -> tuple[Tensor, ...]:
-        scores = torch.randn(form, generator=_generator(device), device=device, dtype=shapes.torch_dtype)
-        return (scores.requires_grad_(),)
+        return (_Random(device).leaf(*form, dtype=dtype),)
 
     def forward(scores: Tensor) -> tuple[Tensor, ...]:
         return (causal_softmax(scores, scale),)
 
-    size = form[0] * form[1] * form[2] * form[3] * shapes.torch_dtype.itemsize
     # half of the scores read, all probabilities written; half of two tensors read, all of one written
-    return Case("causal_softmax", make, forward, int(3.5 * size))
+    size = form[0] * form[1] * form[2] * form[3] * dtype.itemsize
+    return Case("causal_softmax", make, forward, size * 7 // 2)
+
+
+def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int, int]:
+    """x, branch, bias, weight, norm_bias, seed; and the bytes of the stream and of the branch."""
+    form, stream, branch = (shapes.samples, shapes.seq_len, shapes.n_embd), shapes.stream_dtype, shapes.dtype
+
+    def make() -> tuple[Tensor, ...]:
+        random = _Random(device)
+        inputs = random.leaf(*form, dtype=_dtype(stream)), random.leaf(*form, dtype=_dtype(branch))
+        vectors = [random.leaf(shapes.n_embd, dtype=_dtype(stream)) for _ in range(3)]
+        return (*inputs, *vectors, torch.tensor([1234, 0], device=device))
+
+    size = form[0] * form[1] * form[2]
+    return make, size * _dtype(stream).itemsize, size * _dtype(branch).itemsize
+
+
+def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
+    make, stream, branch = _residual(shapes, device)
+
+    def some() -> tuple[Tensor, ...]:
+        x, branch, bias, *_, seed = make()
+        return x, branch, bias, seed
+
+    def forward(x: Tensor, branch: Tensor, bias: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
+        return (add_dropout(x, branch, bias, shapes.dropout, seed),)
+
+    # x, branch, sum; gradient of the sum, of the branch
+    return Case("add_dropout", some, forward, 3 * stream + 2 * branch)
+
+
+def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
+    make, stream, branch = _residual(shapes, device)
+
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        x, branch, bias, weight, norm_bias, seed = inputs
+        return add_dropout_norm(x, branch, bias, shapes.dropout, seed, weight, norm_bias, 1e-5)
+
+    # x, branch, sum, normed; gradients of sum and normed, sum, gradients of x and branch
+    return Case("add_dropout_norm", make, forward, 5 * stream + 4 * branch)
+
+
+def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
+    form, dtype = (shapes.samples, shapes.seq_len, 4 * shapes.n_embd), _dtype(shapes.dtype)
+
+    def make() -> tuple[Tensor, ...]:
+        random = _Random(device)
+        return random.leaf(*form, dtype=dtype), random.leaf(form[-1], dtype=dtype)
+
+    def forward(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return (bias_gelu(x, bias),)
+
+    # x, result; gradient, x, gradient of x
+    return Case("bias_gelu", make, forward, 5 * form[0] * form[1] * form[2] * dtype.itemsize)
+
+
+def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
+    sizes = shapes.parameters()
+
+    def make() -> tuple[list[Tensor]]:
+        random = _Random(device)
+        return ([random(size, dtype=torch.float32) for size in sizes],)
+
+    def forward(gradients: list[Tensor]) -> tuple[Tensor, ...]:
+        return (sum_of_squares(gradients),)
+
+    def peer(gradients: list[Tensor]) -> object:
+        return torch.stack(torch._foreach_norm(gradients)).norm()
+
+    return Case("sum_of_squares", make, forward, 4 * sum(sizes), peer)
+
+
+def _adamw(shapes: Shapes, device: torch.device) -> Case:
+    sizes = shapes.parameters()
+
+    def make() -> tuple[Any, ...]:
+        random = _Random(device)
+        lists = [[random(size, dtype=torch.float32) for size in sizes] for _ in range(4)]
+        squares = [tensor.square_() for tensor in lists.pop()]
+        return (*lists, squares, torch.tensor(0.5, device=device))
+
+    def forward(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> tuple[Tensor, ...]:
+        first, second, factor = moments
+        decays = [0.1] * len(sizes)
+        adamw_(
+            parameters, gradients, first, second, rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decays=decays,
+            step=10, factor=factor,
+        )  # fmt: skip
+        return (*parameters, *first, *second)
+
+    def peer(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> None:
+        first, second, factor = moments
+        steps = [torch.tensor(10.0, device=device)] * len(sizes)
+        torch._foreach_mul_(gradients, factor)
+        torch._fused_adamw_(
+            parameters, gradients, first, second, [], steps, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    # parameter, gradient, moments read; parameter, moments written
+    return Case("adamw", make, forward, 7 * 4 * sum(sizes), peer)
 
 
 def runner(case: Case, forward: Callable[..., tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
     """A function that runs forward and backward once: the outputs, then the gradients. Inputs are reused."""
     inputs = case.make()
-    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    leaves = [tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.requires_grad]
     slopes: list[Tensor] = []
 
     def run() -> tuple[Tensor, ...]:
@@ -112,9 +233,7 @@ def runner(case: Case, forward: Callable[..., tuple[Tensor, ...]]) -> Callable[[
         if not leaves:
             return outputs
         if not slopes:
-            slopes.extend(
-                torch.randn(o.shape, generator=_generator(o.device), device=o.device, dtype=o.dtype) for o in outputs
-            )
+            slopes.extend(_Random(output.device)(*output.shape, dtype=output.dtype) for output in outputs)
         return (*(output.detach() for output in outputs), *torch.autograd.grad(outputs, leaves, slopes))
 
     return run

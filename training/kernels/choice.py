@@ -23,7 +23,9 @@ from training.kernels.cases import Case, Shapes, cases, runner
 
 Mode = Literal["auto", "on", "off"]
 
-KERNELS = ("cross_entropy", "causal_softmax")
+KERNELS = (
+    "cross_entropy", "causal_softmax", "add_dropout", "add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw"
+)  # fmt: skip
 """Every kernel, by the name that its op asks for."""
 
 _WARM_UP, _REPEATS = 3, 20

@@ -45,6 +45,7 @@ def call(name: str, device: torch.device, *arguments: Tensor | int | float | cty
     converted = [_convert(name, argument) for argument in arguments]
     if device.type == "cuda":
         with torch.cuda.device(device):
+            library.kernels_device(torch.cuda.current_device())
             stream = torch.cuda.current_stream(device).cuda_stream
             error = getattr(library, name)(*converted, ctypes.c_void_p(stream))
     else:
@@ -117,7 +118,7 @@ def use_library(path: Path) -> None:
     Raises KernelError if the file cannot be loaded, or its kernels do not run on the current device.
     """
     library = _load(path)
-    error = library.kernels_probe(None)
+    error = library.kernels_device(torch.cuda.current_device()) or library.kernels_probe(None)
     if error != 0:
         raise KernelError(f"{path}: kernels do not run on this device: {error_name(library, error)}")
     _use("cuda", library)

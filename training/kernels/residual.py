@@ -19,7 +19,7 @@ from training.kernels.library import dtype_code
 from training.kernels.philox import DRAWS, dropout_mask, kept, scale
 from training.kernels.shapes import check_columns, check_pair, contiguous, form, rows_of, strips
 
-NORM_BLOCKS = 528  # of the LayerNorm's backward, each with its own partial sums: four for each of an H100's 132 SMs
+NORM_BLOCKS = 528  # of the LayerNorm's backward, each with partial sums: four for each of an H100's 132 SMs run at once
 
 
 def add_dropout(x: Tensor, branch: Tensor, bias: Tensor | None, p: float, seed: Tensor | None) -> Tensor:

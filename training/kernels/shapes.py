@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-_BLOCKS = 1056  # of a sum over rows: eight for each of an H100's 132 SMs, whatever the device, so that results repeat
+# Blocks of a sum over rows: five for each of an H100's 132 SMs, so many as run at once. The same on every device, so
+# that the order of a sum does not depend on it.
+_BLOCKS = 660
 _TILE_WIDTH, _TILE_HEIGHT = 256, 8  # of columns.cuh, where a thread takes eight columns
 
 
@@ -14,8 +16,8 @@ def rows_of(x: Tensor) -> int:
 
 def strips(rows: int, columns: int) -> int:
     """How many blocks share the rows of a sum over rows: the rows of its partial sums."""
-    tiles = -(-columns // _TILE_WIDTH)
-    return min(-(-rows // _TILE_HEIGHT), -(-_BLOCKS // max(1, tiles)))
+    tiles = max(1, -(-columns // _TILE_WIDTH))
+    return min(-(-rows // _TILE_HEIGHT), max(1, _BLOCKS // tiles))
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:

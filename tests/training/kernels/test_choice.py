@@ -9,11 +9,19 @@ import torch
 
 from common.errors import KernelError
 from training.kernels import choice, library
-from training.kernels.cases import Case, Shapes, cases, verify
+from training.kernels.cases import Case, Shapes, cases, runner, verify
 from training.kernels.choice import KERNELS, Row, Table, choose, measure
 
 SMALL = Shapes(
-    samples=2, seq_len=24, n_embd=32, n_head=2, vocabulary=90, padded_vocabulary=96, dropout=0.1, dtype="float32"
+    samples=2,
+    seq_len=24,
+    n_layer=2,
+    n_embd=32,
+    n_head=2,
+    vocabulary=90,
+    padded_vocabulary=96,
+    dropout=0.1,
+    dtype="float32",
 )
 
 
@@ -60,6 +68,19 @@ def test_a_choice_is_json() -> None:
 def test_every_kernel_has_a_case_in_which_it_agrees_with_pytorch(dtype: str, device: torch.device) -> None:
     found = {case.kernel: verify(case) for case in cases(replace(SMALL, dtype=dtype), device)}
     assert found == dict.fromkeys(KERNELS, "")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
+def test_every_op_is_compiled_whole_selected_or_not(ours: bool, device: torch.device) -> None:
+    for case in cases(SMALL, device):
+        if case.peer is None:
+            torch.compiler.reset()
+            with library.using([case.kernel] if ours else ()):
+                compiled = torch.compile(case.forward, backend="aot_eager", fullgraph=True)
+                found, expected = runner(case, compiled)(), runner(case, case.forward)()
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other)
 
 
 def test_a_wrong_kernel_is_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

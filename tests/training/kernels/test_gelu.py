@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ PAIRS = (
     (torch.float16, torch.float32),
     (torch.bfloat16, torch.float32),
 )
-# rows, columns: one element, scalar tails, several blocks of columns, several strips of rows
-SIZES = ((1, 1), (3, 7), (2, 520), (67, 72), (40, 33))
+# rows, columns: one element, scalar tails, several blocks of columns, several strips of rows, any
+RANDOM = Random(8)
+SIZES = ((1, 1), (3, 7), (2, 520), (67, 72), (40, 33), (RANDOM.randrange(90), RANDOM.randrange(1, 900)))
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -1,7 +1,10 @@
 """Loading and calling the kernels: what becomes of arguments and errors, when a kernel is used, and the fallback."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +32,9 @@ class Recorder:
         self.arguments: list[Any] = []
         self.result = result
 
-    def kernels_error(self, code: int) -> bytes:
-        return f"cudaError{code}".encode()
+    def kernels_device(self, index: int) -> int:
+        self.device = index
+        return 0
 
     def launcher(self, *arguments: Any) -> int:
         self.arguments = list(arguments)
@@ -49,6 +53,22 @@ def test_arguments_become_what_a_launcher_takes(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(flag, ctypes.c_int64) and flag.value == 1
     assert isinstance(number, ctypes.c_float) and number.value == 0.5
     assert isinstance(code, ctypes.c_int) and code.value == 2
+
+
+def test_a_launcher_gets_the_current_stream_and_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, entered = Recorder(), []
+
+    @contextmanager
+    def device(which: torch.device) -> Iterator[None]:
+        entered.append(which)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: entered[-1].index)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=100 + device.index))
+    monkeypatch.setitem(library._libraries, "cuda", recorder)  # type: ignore[arg-type]
+    call("launcher", torch.device("cuda", 3), 7)
+    assert recorder.device == 3 and [argument.value for argument in recorder.arguments] == [7, 103]
 
 
 def test_an_error_has_cudas_name(monkeypatch: pytest.MonkeyPatch) -> None:

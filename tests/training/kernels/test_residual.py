@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,8 +28,9 @@ PAIRS = (
     (torch.float32, torch.float16),
     (torch.float32, torch.bfloat16),
 )
-# rows, columns: one element, scalar tails, one and several warps, more columns than a block's registers hold
-SIZES = ((1, 1), (3, 7), (5, 8), (2, 520), (13, 264), (2, 4104))
+# rows, columns: one element, scalar tails, one and several warps, more columns than a block's registers hold, any
+RANDOM = Random(8)
+SIZES = ((1, 1), (3, 7), (5, 8), (2, 520), (13, 264), (2, 4104), (RANDOM.randrange(30), RANDOM.randrange(1, 900)))
 EPS = 1e-5
 SEED = torch.tensor([-(2**40) - 3, 2**35 + 1])
 
@@ -153,6 +155,16 @@ def test_kernels_keep_what_the_reference_keeps(columns: int, device: torch.devic
     other.backward(torch.ones_like(other))
     assert torch.equal(total.cpu(), expected) and torch.equal(other.cpu(), expected)
     assert ones.grad is not None and torch.equal(ones.grad.cpu(), 2 * expected)
+
+
+def test_the_limit_of_a_draw_is_exact(device: torch.device) -> None:
+    first = 0xE8D5  # the first draw of seed 0, offset 0: the low half of a known answer of Philox
+    ones, seed = torch.ones(8, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    for keeps, result in ((first, 0.0), (first + 1, 65536 / (first + 1))):
+        total = add_dropout(0 * ones, ones, None, 1 - keeps / 65536, seed)
+        assert float(total[0]) == pytest.approx(result, rel=1e-6)
+        mask = dropout_mask(torch.Size([8]), 1 - keeps / 65536, seed.cpu())
+        assert torch.equal(total.cpu() > 0, mask)
 
 
 @pytest.mark.parametrize("used", [0, 1])

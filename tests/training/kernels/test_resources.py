@@ -1,5 +1,6 @@
 """What kernels need of a GPU, as the compiler reports it: no kernel spills registers to memory."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,9 @@ def test_all_sources_compile_for_three_architectures_and_no_kernel_spills() -> N
     except KernelError as error:
         pytest.skip(str(error))
     log = log_of(built(compiler))
-    rows = read_log(log)
-    assert {row.kernel: row.spilled for row in rows if row.spilled != "0"} == {}
     text = log.read_text()
-    assert len(rows) > 10 and "warning" not in text
-    for name in ("sm_75", "sm_80", "sm_90"):
-        assert text.count(f"for '{name}'") == len(rows)
+    assert re.findall(r"[1-9]\d* bytes spill", text) == [] and "warning" not in text
+    compiled = {name: set(re.findall(rf"function '(\w+)' for '{name}'", text)) for name in ("sm_75", "sm_80", "sm_90")}
+    assert len(compiled["sm_75"]) > 50 and compiled["sm_75"] == compiled["sm_80"] == compiled["sm_90"]
     documented = (ROOT / "docs/kernels.md").read_text(encoding="utf-8")
-    assert [row.kernel for row in rows if f"`{row.kernel}`" not in documented] == []
+    assert [row.kernel for row in read_log(log) if f"`{row.kernel}`" not in documented] == []

@@ -20,7 +20,11 @@ struct Chunk {
 
     template <typename T>
     DEVICE T* data(const int64_t* pointers) const {
-        return reinterpret_cast<T*>(pointers[tensor]) + first;
+        T* start = reinterpret_cast<T*>(pointers[tensor]);
+#ifdef __CUDACC__
+        __builtin_assume(__isGlobal(start));  // as the compiler knows of a kernel's arguments
+#endif
+        return start + first;
     }
 };
 
@@ -85,9 +89,9 @@ __global__ void __launch_bounds__(SUM_THREADS)
     out[1] = totals.not_finite;
 }
 
-// Numbers of a step that the host computes in double. beta1_rest is 1 - beta1, root2 is sqrt(1 - beta2^step).
+// Numbers of a step that the host computes in double. beta1_rest is 1 - beta1, root is 1 / sqrt(1 - beta2^step).
 struct Step {
-    float rate, size, beta1, beta1_rest, beta2, beta2_rest, root2, eps;
+    float rate, size, beta1, beta1_rest, beta2, beta2_rest, root, eps;
 };
 
 struct State {
@@ -108,7 +112,7 @@ DEVICE void update(State state, const T* gradient, int64_t first, int64_t last, 
             p[k] -= decay * p[k];
             m[k] = step.beta1 * m[k] + step.beta1_rest * g[k];
             v[k] = step.beta2 * v[k] + step.beta2_rest * g[k] * g[k];
-            p[k] -= step.size * m[k] / (sqrtf(v[k]) / step.root2 + step.eps);
+            p[k] -= step.size * m[k] / (sqrtf(v[k]) * step.root + step.eps);
         }
         store<N>(state.parameter + i, p);
         store<N>(state.exp_avg + i, m);
@@ -148,8 +152,8 @@ extern "C" int sum_of_squares(const void* pointers, const void* sizes, const voi
 
 extern "C" int adamw(const void* pointers, const void* sizes, const void* chunks, const void* weight_decays,
                      const void* factor, int64_t tensors, int64_t count, float rate, float size, float beta1,
-                     float beta1_rest, float beta2, float beta2_rest, float root2, float eps, int dtype, void* stream) {
-    const Step step = {rate, size, beta1, beta1_rest, beta2, beta2_rest, root2, eps};
+                     float beta1_rest, float beta2, float beta2_rest, float root, float eps, int dtype, void* stream) {
+    const Step step = {rate, size, beta1, beta1_rest, beta2, beta2_rest, root, eps};
     DISPATCH(dtype, {
         return launch(adamw_chunk<T>, static_cast<unsigned>(count), THREADS, 0, stream,
                       static_cast<const int64_t*>(pointers), static_cast<const int64_t*>(sizes),

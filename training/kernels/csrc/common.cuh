@@ -57,6 +57,19 @@ struct alignas(sizeof(T) * N) Pack {
     T at[N];
 };
 
+// Copies of a Pack. Left to itself, nvcc splits some 16-byte stores into their elements.
+template <typename P>
+DEVICE void copy_to(void* to, const P& pack) {
+#ifdef __CUDACC__
+    if constexpr (sizeof(P) == 16) {
+        uint4 word;
+        memcpy(&word, &pack, 16);
+        return __stwb(static_cast<uint4*>(to), word);
+    }
+#endif
+    *static_cast<P*>(to) = pack;
+}
+
 // N elements as they are in memory; loaded long before they are needed, they take few registers.
 template <typename T, int N>
 struct Packs {
@@ -69,7 +82,7 @@ struct Packs {
     }
     DEVICE void store(T* to) const {
 #pragma unroll
-        for (int i = 0; i < N / M; ++i) *reinterpret_cast<Pack<T, M>*>(to + i * M) = packs[i];
+        for (int i = 0; i < N / M; ++i) copy_to(to + i * M, packs[i]);
     }
     DEVICE void to_floats(float (&values)[N]) const {
 #pragma unroll

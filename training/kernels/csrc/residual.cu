@@ -6,7 +6,7 @@
 
 constexpr int FORWARD_ROWS = 4;      // rows per thread of add_dropout
 constexpr int NORM_THREADS = 512;    // of a block that takes one row at a time, at most
-constexpr int NORM_BLOCKS = 2112;    // of the forward pass: 16 for each of an H100's 132 SMs
+constexpr int NORM_BLOCKS = 1056;    // of the forward pass: eight for each of an H100's 132 SMs
 
 template <typename S, typename B, int N>
 __global__ void __launch_bounds__(TILE_THREADS)
