@@ -58,7 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
-    """Our trainer's model and optimiser, as a training opens them."""
+    """Our trainer's model and optimiser, with the operations that it chooses, as a training opens them."""
+    from training.operations import choose_operations
     from training.parallel.launch import read_launch
     from training.parallel.process_group import started
     from training.plan import make_plan
@@ -66,6 +67,7 @@ def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
 
     with started(read_launch(), job.folder) as world:
         plan = make_plan(job.settings, "step")
+        choose_operations(plan.experiment, world, job.folder)
         yield plan, open_session(plan.experiment, world)
 
 

@@ -21,7 +21,7 @@ _BACKGROUND = Variant("345m", 16, train={"compile": "none", "async_save": True})
 
 def items(_toy: bool) -> list[Item]:
     """One item per table."""
-    return [Item("checkpoint", "save and load", 45), Item("checkpoint", "in the background", 30)]
+    return [Item("checkpoint", "save and load", 25), Item("checkpoint", "in the background", 15)]
 
 
 def run(item: Item, context: Context) -> Iterator[Row]:

@@ -23,7 +23,7 @@ _TOY = {"samples": 1, "seq_len": 16, "n_layer": 1, "n_embd": 32, "n_head": 2, "v
 
 def items(_toy: bool) -> list[Item]:
     """The kernels are one item: they take turns in one function of the trainer's."""
-    return [Item("kernels", "345m, micro-batch 8", 60), Item("kernels", "loss", 45)]
+    return [Item("kernels", "345m, micro-batch 8", 60), Item("kernels", "loss", 25)]
 
 
 def run(item: Item, context: Context) -> Iterator[Row]:

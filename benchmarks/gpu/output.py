@@ -75,7 +75,7 @@ class Report:
 def markdown(rows: Sequence[Row]) -> str:
     """Rows with equal columns as a Markdown table."""
     cells = [{name: cell(value) for name, value in row.items()} for row in rows]
-    return tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True)
+    return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
 
 
 def cell(value: Any) -> str:

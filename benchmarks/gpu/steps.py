@@ -8,11 +8,11 @@ GPU, which takes less of the time that is short.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from benchmarks.gpu.clock import forget_peak, peak_gigabytes, seconds
@@ -134,7 +134,7 @@ def job_of(variant: Variant, context: Context) -> Job:
 
 
 @contextmanager
-def running(variant: Variant, context: Context) -> "Iterator[tuple[Iterator[Tensor | float], Job]]":
+def running(variant: Variant, context: Context) -> "Iterator[tuple[Generator[Tensor | float, None, None], Job]]":
     """The steps of a row, which begin with the first `next`; afterwards everything that they changed is undone."""
     import torch
 
@@ -142,23 +142,39 @@ def running(variant: Variant, context: Context) -> "Iterator[tuple[Iterator[Tens
 
     device = torch.device("cuda" if context.gpu else "cpu")
     job = job_of(variant, context)
-    steps = _STEPS[variant.step](job)
+    steps = cast("Generator[Tensor | float, None, None]", _STEPS[variant.step](job))
     with patch("training.parallel.layout.initial_value", _drawn_on(device)):
         try:
             yield steps, job
         finally:
-            steps.close()  # type: ignore[union-attr]
-            _enable_all_attention()
+            steps.close()
+            _enable_attention()
             library.select(())
             clean_up()
 
 
-def _enable_all_attention() -> None:
+def _attention_switches() -> dict[str, tuple[Callable[[], bool], Callable[[bool], None]]]:
+    """PyTorch's attention kernels: whether each is enabled, and what enables it."""
     import torch
 
     cuda = torch.backends.cuda
-    for enable in (cuda.enable_flash_sdp, cuda.enable_cudnn_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp):
+    return {
+        "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        "efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+    }
+
+
+def _enable_attention() -> None:
+    for _, enable in _attention_switches().values():
         enable(True)
+
+
+def _attention() -> str | None:
+    """The attention kernel that is chosen; None if PyTorch chooses."""
+    enabled = [name for name, (is_enabled, _) in _attention_switches().items() if is_enabled()]
+    return enabled[0] if len(enabled) == 1 else None
 
 
 def _drawn_on(device: "torch.device") -> "Callable[[str, torch.Size, ModelSettings, int], Tensor]":
@@ -213,6 +229,7 @@ def run(item: Item, context: Context) -> Iterator[Row]:
             "MFU %": 100 * work / 1e12 / peak if peak else None,
             "of a product %": 100 * work / context.product if context.product and context.gpu else None,
             "peak GB": peak_gigabytes(device),
+            "attention": _attention(),
             "plan GB": _planned(job) if variant.step == "ours" else None,
             "build and first step, s": first,
             "loss": float(losses[-1]),

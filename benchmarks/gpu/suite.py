@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.gpu.items import Item, Row
+from training.kernels.build import FOLDER_VARIABLE, cache_folder
 
 TITLE = "Build and tests"
 
@@ -30,7 +31,7 @@ _WORKERS = 6  # processes that share the GPU: most of a test is compilation, on 
 
 def items(toy: bool) -> list[Item]:
     """The build, then the tests."""
-    return [Item("tests", "build", 60, on_cpu=False), Item("tests", "pytest -m gpu", 30 if toy else 120)]
+    return [Item("tests", "build", 45, on_cpu=False), Item("tests", "pytest -m gpu", 30 if toy else 100)]
 
 
 def run(item: Item, limit: float, gpu: bool, log: Path) -> Row:
@@ -51,7 +52,12 @@ def run(item: Item, limit: float, gpu: bool, log: Path) -> Row:
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *_paths()])},
+            # one cache: the tests need not compile what was built
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(_ROOT), *_paths()]),
+                FOLDER_VARIABLE: str(cache_folder()),
+            },
             start_new_session=True,
         )
         try:

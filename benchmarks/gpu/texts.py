@@ -18,7 +18,7 @@ _TINY = ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=256, dropout=0.0)
 
 def items(_toy: bool) -> list[Item]:
     """One item for the whole table."""
-    return [Item("generate", "greedy", 20)]
+    return [Item("generate", "greedy", 15)]
 
 
 def run(_item: Item, context: Context) -> Iterator[Row]:
