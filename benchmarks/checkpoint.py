@@ -4,8 +4,10 @@ A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 1
 shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
 torch.distributed.checkpoint with its defaults. Reads find the files in the page cache, like the copy its source; ours
 verifies the XXH3 of every file first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
-a save that hashes cannot be faster. Rows take turns, and a ratio is the median over the rounds, each against
-the copy of the same round, because the speed of disks changes from minute to minute.
+a save that hashes cannot be faster. Rows take turns, forwards and backwards, and a ratio is the median over the rounds,
+each against the copy of the same round, because the speed of disks changes from minute to minute. Each save begins
+when the files of the one before are removed: on a virtual machine whose host takes free memory back, pages freed a
+moment ago are faster than others, and a row that alone finds them wins.
 
 The second table is train.async_save: how long training pauses for a save, as a share of the save's total time, and how
 long a step takes meanwhile, which on CPUs shares the cores with the save.
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from training.plan import Plan
     from training.step import Session
 
+_COPY = "save: copy of the files"
 _SIZES = {"tiny": Size(ModelSettings(n_layer=1, n_head=2, n_embd=32, seq_len=16, vocab_size=256), 2, 1), **SIZES}
 
 
@@ -69,7 +72,7 @@ def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter
 
 
 class Rows:
-    """The actions of a round: saves, then loads of the files that they wrote."""
+    """The actions of a round: each save, then the load of the files that it wrote."""
 
     def __init__(self, plan: "Plan", session: "Session", folder: Path) -> None:
         self.session, self.folder = session, folder
@@ -81,30 +84,21 @@ class Rows:
         """What is saved, by name."""
         from training.checkpoint import state_tensors
 
-        return state_tensors(self.session.parameters, self.session.optimizer, self.session.experiment.model.vocab_size)
+        return state_tensors(self.session.parameters, self.session.optimizer)
 
-    def writes(self) -> dict[str, Callable[[], None]]:
-        """Save actions by label; ratios refer to the first one."""
-        return {
-            "copy of the files": self.copy,
-            "XXH3 alone": self.hash,
-            "torch.save": self.torch_save,
-            "safetensors": self.safetensors_save,
-            "torch.distributed.checkpoint": self.dcp_save,
-            "ours, with hashes and manifest": self.our_save,
-        }
-
-    def reads(self) -> dict[str, Callable[[], None]]:
-        """Load actions by label."""
-        return {
-            "torch.load": self.torch_load,
-            "safetensors": self.safetensors_load,
-            "torch.distributed.checkpoint": self.dcp_load,
-            "ours, verified": self.our_load,
-        }
+    def actions(self) -> list[dict[str, Callable[[], None]]]:
+        """A save by label, and the load of what it wrote; ratios refer to the first one."""
+        return [
+            {_COPY: self.copy},
+            {"save: XXH3 alone": self.hash},
+            {"save: torch.save": self.torch_save, "load: torch.load": self.torch_load},
+            {"save: safetensors": self.safetensors_save, "load: safetensors": self.safetensors_load},
+            {"save: torch.distributed.checkpoint": self.dcp_save, "load: torch.distributed.checkpoint": self.dcp_load},
+            {"save: ours, with hashes and manifest": self.our_save, "load: ours, verified": self.our_load},
+        ]
 
     def clear(self) -> None:
-        """Remove the files of a round except the newest checkpoint, so that no save has to overwrite files."""
+        """Remove all files except the newest checkpoint, so that every save begins with the same free memory."""
         for path in (*self.folder.glob("run/iter_*"), *(self.folder / name for name in ("copy", "dcp"))):
             if path != self.saver.newest and path.exists():
                 shutil.rmtree(path)
@@ -199,22 +193,20 @@ def bandwidths(rows: Rows, rounds: int) -> list[dict[str, str]]:
     """Rows of both directions."""
     rows.our_save()  # the source of the copy; it also makes the kernel allocate the memory
     size = sum(tensor.nbytes for tensor in rows.tensors().values())
-    writes, reads = rows.writes(), rows.reads()
-    taken: dict[tuple[str, str], list[float]] = {}
-    for _ in range(rounds):
-        rows.clear()
-        for direction, actions in (("save", writes), ("load", reads)):
+    taken: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for actions in rows.actions()[:: -1 if number % 2 else 1]:
+            rows.clear()
             for label, action in actions.items():
-                taken.setdefault((direction, label), []).append(seconds(action))
-    copies = taken["save", "copy of the files"]
+                taken.setdefault(label, []).append(seconds(action))
     return [
         {
-            "checkpoint": f"{direction}: {label}",
+            "checkpoint": label,
             "MB": f"{size / 1e6:,.0f}",
             "GB/s": f"{size / 1e9 / median(times):.2f}",
-            "ratio": f"{median(copy / own for copy, own in zip(copies, times, strict=True)):.2f}",
+            "ratio": f"{median(copy / own for copy, own in zip(taken[_COPY], times, strict=True)):.2f}",
         }
-        for (direction, label), times in taken.items()
+        for label, times in sorted(taken.items(), key=lambda row: row[0].startswith("load"))
     ]
 
 

@@ -40,9 +40,23 @@ class Plan:
             "batch": f"{train.micro_batch_size} micro x {experiment.accumulation} accumulation "
             f"x {experiment.parallel.data} data = {train.global_batch_size} samples "
             f"= {train.global_batch_size * model.seq_len:,} tokens",
+            "loss": self._loss_note(padded.vocab_size),
             "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * model.seq_len:,} tokens",
         }
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
+
+    def _loss_note(self, rows: int) -> str:
+        """How the loss is computed, and the memory that each form takes at its peak."""
+        from training.loss import CHUNKS, peak_bytes
+
+        model, train, ranks = self.experiment.model, self.experiment.train, self.experiment.parallel.tensor
+        element = 4 if train.precision == "float32" else 2  # auto is bfloat16 where there is a GPU to fill
+        tokens = train.micro_batch_size * model.seq_len
+        sizes = [
+            peak_bytes(tokens, model.n_embd, rows // ranks, element, chunks, compiled=train.compile != "none") / 2**20
+            for chunks in (1, CHUNKS)
+        ]
+        return f"{train.loss}; up to {sizes[0]:,.0f} MiB if whole, {sizes[1]:,.0f} MiB if chunked"
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""

@@ -104,7 +104,7 @@ def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
     """A checkpoint in a model folder, as a run writes it (a collective call)."""
-    tensors = checkpoint.state_tensors(parameters, optimizer, plan.experiment.model.vocab_size)
+    tensors = checkpoint.state_tensors(parameters, optimizer)
     folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(
         folder,
@@ -239,9 +239,9 @@ def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
         time.sleep(0.005)
 
 
-def launch_ok(size: int, module: str, *arguments: object) -> list[Finished]:
+def launch_ok(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
     """`launch`, asserting that every process exits with 0."""
-    results = launch(size, module, *arguments)
+    results = launch(size, module, *arguments, timeout=timeout)
     for result in results:
         assert result.returncode == 0, result.stdout + result.stderr
     return results

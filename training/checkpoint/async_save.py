@@ -47,7 +47,7 @@ class CheckpointWriter:
     ) -> None:
         self.folder, self._may_write = folder, may_write
         self._parameters, self._optimizer = parameters, optimizer
-        self._train, self._vocab_size = experiment.train, experiment.model.vocab_size
+        self._train = experiment.train
         self._on_rank0 = not dist.is_initialized() or dist.get_rank() == 0
         self.newest: Path | None = None
         self._verified: set[Path] = set()  # checkpoints that need not be read again
@@ -96,7 +96,7 @@ class CheckpointWriter:
         replicas = checkpoint.compare_replicas(self._parameters)
         if replicas.drifted and self._on_rank0:
             warn(f"iteration {progress.iteration}: {replicas.warning()}")
-        tensors = checkpoint.state_tensors(self._parameters, self._optimizer, self._vocab_size)
+        tensors = checkpoint.state_tensors(self._parameters, self._optimizer)
         write = partial(self._write, tensors, progress, replicas)
         if self._thread is None:
             self.newest = write()

@@ -1,8 +1,8 @@
 """The tensors of a training run as a checkpoint holds them, and how they are loaded into any layout.
 
-They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` and `step`, with the true vocabulary rows only: padding belongs
-to a layout and is rebuilt on load. There is no random state to save: dropout and data order are pure functions of the
-seed and the position in the run.
+They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` and `step`. A checkpoint has the true vocabulary rows only:
+padding belongs to a layout, is left out when the save is planned (`writing`), and is zero after a load. There is no
+random state to save: dropout and data order are pure functions of the seed and the position in the run.
 """
 
 from collections.abc import Mapping
@@ -14,30 +14,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from common.errors import CheckpointError
 from training.checkpoint.manifest import Manifest
 from training.checkpoint.storage import ThreadedReader, first_error, without_process_group_warning
 from training.model import GPT2
 from training.parallel.collectives import run_on_all_ranks
-from training.parallel.dtensor import copy_shard_, full_tensor, local_shard, true_shape
+from training.parallel.dtensor import local_shard, true_shape
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = dict[str, Tensor]
 
 
-def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer, vocab_size: int) -> Tensors:
-    """The parameters and optimiser state by their names in a checkpoint (a collective call).
+def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The parameters and optimiser state by their names in a checkpoint, vocabulary padding included.
 
-    Vocabulary tensors are re-sharded without padding; all others alias live memory.
+    All alias live memory.
     """
-    tensors = _live_tensors(parameters, optimizer)
-    for key, tensor in tensors.items():
-        shape = _unpadded_shape(key, tensor, vocab_size)
-        if shape != tensor.shape:
-            tensors[key] = _shard_rows(full_tensor(tensor)[: shape[0]], tensor)
+    tensors: Tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+        tensors["step"] = state["step"]  # equal for all parameters
     return tensors
+
+
+def unpadded_shape(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
+    """The shape of a tensor in a checkpoint."""
+    return true_shape(key.partition(".")[2], tensor, vocab_size)
 
 
 def copy_to_cpu(tensors: Tensors, buffers: Tensors) -> None:
@@ -53,42 +61,27 @@ def copy_to_cpu(tensors: Tensors, buffers: Tensors) -> None:
         torch.cuda.synchronize()
 
 
-def _live_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Tensors:
-    """All tensors by name, vocabulary padding included."""
-    tensors: Tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        state = optimizer.state[parameter]
-        tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
-        tensors["step"] = state["step"]  # equal for all parameters
-    return tensors
-
-
-def _unpadded_shape(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
-    return true_shape(key.partition(".")[2], tensor, vocab_size)
-
-
-def _shard_rows(whole: Tensor, like: Tensor) -> Tensor:
-    """Shard the rows of `whole` over the last axis of `like`'s mesh, replicated over the other axes."""
-    if isinstance(like, DTensor):
-        placements = [*([Replicate()] * (like.device_mesh.ndim - 1)), Shard(0)]
-        return distribute_tensor(whole, like.device_mesh, placements, src_data_rank=None)
-    return whole
-
-
 def load(manifest: Manifest, parameters: Parameters, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into this rank's parameters and optimiser state, in any layout (a collective call)."""
-    live = _live_tensors(parameters, optimizer)
-    target = dict(live)
-    for key, tensor in live.items():
-        shape = _unpadded_shape(key, tensor, manifest.experiment.model.vocab_size)
-        if shape != tensor.shape:
-            target[key] = _shard_rows(torch.empty(shape, dtype=tensor.dtype, device=tensor.device), tensor)
-    _read(manifest, target, no_dist=not dist.is_initialized())
-    for key, tensor in live.items():
-        if target[key] is not tensor:
-            copy_shard_(tensor, full_tensor(target[key]))
+    """Load a checkpoint into this rank's parameters and optimiser state, in any layout (a collective call).
+
+    Each rank reads its own shards, in place.
+    """
+    tensors = state_tensors(parameters, optimizer)
+    vocab_size = manifest.experiment.model.vocab_size
+    _read(manifest, tensors, no_dist=not dist.is_initialized())
+    for key, tensor in tensors.items():
+        rows = unpadded_shape(key, tensor, vocab_size)[:1]
+        if rows != tensor.shape[:1]:
+            local_shard(tensor)[max(0, rows[0] - _first_row(tensor)) :].zero_()
     for parameter in parameters.values():
-        optimizer.state[parameter]["step"].copy_(live["step"])
+        optimizer.state[parameter]["step"].copy_(tensors["step"])
+
+
+def _first_row(tensor: Tensor) -> int:
+    """The row of the whole tensor at which this rank's shard begins."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1][0]
 
 
 def load_weights(manifest: Manifest) -> dict[str, Tensor]:
@@ -109,8 +102,29 @@ def _read(manifest: Manifest, tensors: dict[str, Any], no_dist: bool) -> None:
     reader = open_reader() if no_dist else run_on_all_ranks(open_reader)
     try:
         with without_process_group_warning():
-            state_dict_loader.load(tensors, storage_reader=reader, no_dist=no_dist)
+            planner = _Planner(manifest.experiment.model.vocab_size)
+            state_dict_loader.load(tensors, storage_reader=reader, planner=planner, no_dist=no_dist)
     except CheckpointException as failure:
         error = first_error(failure)
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{manifest.path}: cannot be read ({problem})") from error
+
+
+class _Planner(DefaultLoadPlanner):
+    """Reads into tensors that have padding rows; those rows are in no chunk of the checkpoint and stay as they are."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Prepare a load into `state_dict` (called by DCP)."""
+        assert metadata is not None
+        for key, tensor in state_dict.items():
+            stored = metadata.state_dict_metadata.get(key)
+            shape = unpadded_shape(key, tensor, self.vocab_size)
+            if isinstance(stored, TensorStorageMetadata) and stored.size == shape:
+                stored.size = tensor.shape  # DCP refuses tensors whose size differs
+        super().set_up_planner(state_dict, metadata, is_coordinator)

@@ -24,11 +24,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from training.checkpoint.metadata import RAW, read_tensor_metadata
 
 THREADS = 4  # files that a rank writes, reads or hashes at a time: at most one GPU's share of a node's cores
-_CHUNK = 1 << 20  # bytes per write: fits a core's cache; 8 MB chunks were written at a third of the speed
+_CHUNK = 1 << 20  # bytes per write: fits a core's cache; 8 MB chunks were written at half of the speed
+_WRITE_BACK = 8 << 20  # bytes after which the kernel is told to write to the disk, so that little is left for fsync
 _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
 _MIN_RAW = 1 << 16  # bytes: torch.save's own records are smaller, so a larger write is the tensor's data
 _MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
@@ -57,7 +59,8 @@ class ThreadedWriter(FileSystemWriter):
             return results
 
         parts = _split_into_files(plan.items)
-        with ThreadPoolExecutor(THREADS) as pool, without_crc32():
+        # torch 2.11 has one setting for the process, torch 2.13 one for each thread
+        with without_crc32(), ThreadPoolExecutor(THREADS, initializer=set_crc32_options, initargs=(False,)) as pool:
             results = [result for part in pool.map(write, range(len(parts)), parts) for result in part]
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -126,6 +129,7 @@ class HashedFile:
         """Offset and size of the last large write."""
         self._hash = xxhash.xxh3_128()
         self._file: IO[bytes] = path.open("xb")
+        self._flushed = 0  # bytes that the kernel was told to write to the disk
         self._failure: OSError | None = None
 
     def __enter__(self) -> "HashedFile":
@@ -155,14 +159,19 @@ class HashedFile:
             for start in range(0, len(view), _CHUNK):
                 chunk = view[start : start + _CHUNK]
                 self._file.write(chunk)
-                if hasattr(os, "posix_fadvise"):  # starts write-back now instead of at fsync
-                    os.posix_fadvise(self._file.fileno(), self.size, len(chunk), os.POSIX_FADV_DONTNEED)
                 self._hash.update(chunk)
                 self.size += len(chunk)
+                if self.size - self._flushed >= _WRITE_BACK:
+                    self._start_write_back()
         except OSError as error:
             self._failure = error
             raise
         return len(view)
+
+    def _start_write_back(self) -> None:
+        if hasattr(os, "posix_fadvise"):  # pages that are not on the disk yet stay in memory
+            os.posix_fadvise(self._file.fileno(), self._flushed, self.size - self._flushed, os.POSIX_FADV_DONTNEED)
+        self._flushed = self.size
 
     def flush(self) -> None:
         """Do nothing; torch.save requires the method."""
@@ -209,12 +218,12 @@ def _split_into_files(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
 @contextmanager
 def without_crc32() -> Iterator[None]:
     """Skip torch.save's CRC32: the manifest's hash covers the file."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
+    before = get_crc32_options()
+    set_crc32_options(False)
     try:
         yield
     finally:
-        torch.serialization.set_crc32_options(before)
+        set_crc32_options(before)
 
 
 def first_error(failure: CheckpointException) -> BaseException:

@@ -5,9 +5,11 @@ A checkpoint is written under a `.tmp` name and renamed after its manifest is on
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from common.errors import CheckpointError, ToolkitError
 from common.files import write_json, write_text
@@ -24,7 +27,7 @@ from training.checkpoint.lookup import find_damage
 from training.checkpoint.manifest import MANIFEST, Progress, copy_vocabulary, manifest_content
 from training.checkpoint.replicas import Replicas
 from training.checkpoint.retention import discard
-from training.checkpoint.state import Tensors
+from training.checkpoint.state import Tensors, unpadded_shape
 from training.checkpoint.storage import ThreadedWriter, first_error, without_process_group_warning
 from training.dataset.blend import Blend
 from training.model_folder import checkpoint_folder, checkpoint_folders
@@ -80,7 +83,7 @@ def write(
 
     error = (
         _error_of(prepare, group)
-        or _write_tensors(temporary, tensors, copies or {}, files, group)
+        or _write_tensors(temporary, tensors, _Planner(copies or {}, experiment.model.vocab_size), files, group)
         or _error_of(publish, group)
     )
     if error is None:
@@ -113,7 +116,7 @@ def _error_of(action: Callable[[], None], group: Any) -> OSError | ToolkitError 
 
 
 def _write_tensors(
-    folder: Path, tensors: Tensors, copies: Mapping[str, Tensor], files: dict[str, Any], group: Any
+    folder: Path, tensors: Tensors, planner: "_Planner", files: dict[str, Any], group: Any
 ) -> OSError | ToolkitError | None:
     """Write the tensors and add all files' manifest entries to `files` (a collective call); see `_error_of`."""
     writer = ThreadedWriter(folder)
@@ -122,7 +125,7 @@ def _write_tensors(
             state_dict_saver.save(
                 tensors,
                 storage_writer=writer,
-                planner=_Planner(copies),
+                planner=planner,
                 process_group=group,
                 no_dist=not dist.is_initialized(),
             )
@@ -145,12 +148,35 @@ def _write_tensors(
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans with the live tensors, but writes their copies if there are any."""
+    """Plans with the live tensors, without their vocabulary padding, but writes their copies if there are any."""
 
-    def __init__(self, copies: Mapping[str, Any]) -> None:
+    def __init__(self, copies: Mapping[str, Any], vocab_size: int) -> None:
         super().__init__()
-        self.copies = copies
+        self.copies, self.vocab_size = copies, vocab_size
+
+    def create_local_plan(self) -> SavePlan:
+        """What this rank could write (called by DCP, which then has one rank write what several hold)."""
+        items = [self._without_padding(item) for item in super().create_local_plan().items]
+        self.plan = replace(self.plan, items=[item for item in items if item is not None])
+        return self.plan
+
+    def _without_padding(self, item: WriteItem) -> WriteItem | None:
+        """The item with its true rows alone; None if it has only padding rows."""
+        data, key = item.tensor_data, item.index.fqn
+        assert data is not None
+        shape = unpadded_shape(key, self.state_dict[key], self.vocab_size)
+        if shape == data.size:
+            return item
+        rows = min(data.chunk.sizes[0], shape[0] - data.chunk.offsets[0])
+        chunk = replace(data.chunk, sizes=torch.Size((rows, *data.chunk.sizes[1:])))
+        return replace(item, tensor_data=replace(data, chunk=chunk, size=shape)) if rows > 0 else None
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        """The tensor to write (called by DCP)."""
+        tensor = super().resolve_data(write_item)
+        assert isinstance(tensor, Tensor) and write_item.tensor_data is not None
+        return tensor[: write_item.tensor_data.chunk.sizes[0]] if tensor.dim() else tensor
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The tensor to write (called by DCP)."""
+        """This rank's shard of a tensor (called by DCP)."""
         return self.copies[index.fqn] if self.copies else super().lookup_object(index)

@@ -6,8 +6,10 @@
 `parallelize` applies the whole layout, in order.
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.settings import Experiment, ParallelSettings
@@ -17,7 +19,7 @@ from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, true_shape
 from training.parallel.pipeline import Stage, stage_layers
 from training.parallel.recompute import recompute
-from training.parallel.tensor_parallel import split_matrices
+from training.parallel.tensor_parallel import plain_parameters, split_matrices
 from training.parallel.vocabulary import padded_vocab_size, with_padded_vocabulary
 from training.precision import precision_type
 
@@ -59,12 +61,27 @@ def compile_mode(experiment: Experiment, device: torch.device) -> str:
 def compile_stage(stage: Stage, mode: str) -> None:
     """Compile a stage in place: `blocks` each layer, the embedding and the loss, `model` everything as one graph."""
     if mode == "model":
-        stage.compile()
+        compile_method(stage, "forward", list(stage.modules()))
     if mode == "blocks":
         for block in stage.model.h.values():
-            block.compile()
+            compile_method(block, "forward", list(block.modules()))
+        rest = [module for name, module in stage.model.named_children() if name != "h"]
         for name in ("embed", "loss"):
-            setattr(stage, name, torch.compile(getattr(stage, name)))
+            compile_method(stage, name, rest)
+
+
+def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> None:
+    """Compile a method that uses the parameters of `modules`, in place.
+
+    Hooks of `owner`, such as those that gather its parameters, stay outside the graph.
+    """
+    compiled: Callable[..., Tensor] = torch.compile(getattr(owner, name))
+
+    def method(*inputs: Tensor, **options: Tensor) -> Tensor:
+        with plain_parameters(modules):
+            return compiled(*inputs, **options)
+
+    setattr(owner, name, method)
 
 
 def loss_chunks(experiment: Experiment, device: torch.device) -> int:

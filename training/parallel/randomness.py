@@ -11,14 +11,13 @@ The rank's stream is used inside operations of their own, which torch.compile ke
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from common.seeds import derive_seed
-from training.model import AttentionCore
+from training.model import Attention, AttentionCore
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so that different ranks have different seeds
 _DRAWS = torch.Tag.nondeterministic_seeded
@@ -36,26 +35,33 @@ class RandomStreams:
 
     def attach(self, model: nn.Module, tensor_rank: int) -> None:
         """Let the dropout of attention weights, the only one inside a split region, draw this rank's numbers."""
-        for core in (module for module in model.modules() if isinstance(module, AttentionCore) and module.dropout):
-            setattr(core, "forward", partial(_attend, core, tensor_rank))  # noqa: B010
+        for attention in (module for module in model.modules() if isinstance(module, Attention) and module.dropout):
+            attention.core = RankAttentionCore(attention.dropout, tensor_rank)
 
     def start_iteration(self, iteration: int) -> None:
         """Seed the main stream for one optimiser step."""
         torch.manual_seed(derive_seed(self.seed, iteration, *self.ranks))
 
 
-def _attend(core: AttentionCore, rank: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`AttentionCore.forward` with dropout from the rank's stream: (B, nh, T, hs) three times -> (B, nh, T, hs)."""
-    if not core.training:
-        return AttentionCore.forward(core, q, k, v)
-    if q.is_cuda and q.shape[-1] % 8 == 0:
-        out: Tensor = rank_attention(q, k, v, core.dropout, rank)[0]
-        return out
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
-    causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    weights = scores.masked_fill(~causal, -torch.inf).softmax(dim=-1, dtype=torch.float32)
-    kept = rank_uniform(weights, rank) >= core.dropout
-    return torch.where(kept, weights / (1 - core.dropout), 0.0).to(v.dtype) @ v
+class RankAttentionCore(AttentionCore):
+    """Attention with dropout from the stream of a tensor-parallel rank."""
+
+    def __init__(self, dropout: float, rank: int) -> None:
+        super().__init__(dropout)
+        self.rank = rank
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, nh, T, hs) three times -> (B, nh, T, hs)."""
+        if not self.training:
+            return super().forward(q, k, v)
+        if q.is_cuda and q.shape[-1] % 8 == 0:
+            out: Tensor = rank_attention(q, k, v, self.dropout, self.rank)[0]
+            return out
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        weights = scores.masked_fill(~causal, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+        kept = rank_uniform(weights, self.rank) >= self.dropout
+        return torch.where(kept, weights / (1 - self.dropout), 0.0).to(v.dtype) @ v
 
 
 @contextmanager

@@ -1,107 +1,154 @@
-"""Tensor parallelism, with or without sequence parallelism, from PyTorch's own parts.
+"""Tensor parallelism, with or without sequence parallelism: modules that take the places of a GPT-2's own.
 
-After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Between the split matrices every
-activation is a plain tensor: equal on all ranks of the group or, with sequence parallelism, each rank's slice of the
-sequence. Every parameter is a DTensor, so that gradient norms and checkpoints see one whole model.
+After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter is a DTensor, so that
+gradient norms and checkpoints see one whole model. The modules compute with this rank's shards, which are plain
+tensors: kernels can take them, and torch.compile and recompute see plain operations and collectives.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from training.loss import LossHead, Vocabulary
 from training.parallel.dtensor import local_shard
+from training.parallel.tensor_regions import TensorRanks, enter, leave
 from training.parallel.vocabulary import padded_vocab_size
 
 
-class PlainActivations(ParallelStyle):
-    """A module outside the split matrices: plain tensors in and out, DTensor parameters.
+class _Split(nn.Module):
+    """A module of the model whose parameters are distributed over `mesh`."""
 
-    `placement` of the (B, T, C) activations between the matrices: Replicate(), or Shard(1) with sequence parallelism.
-    """
-
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks, **placements: Placement) -> None:
         super().__init__()
-        self.placement = placement
+        self.ranks = ranks
+        for name, parameter in whole.named_parameters():
+            rows = distribute_tensor(parameter.detach(), mesh, [placements.get(name, Replicate())])
+            self.register_parameter(name, nn.Parameter(rows))
 
-    def _enter(self, _module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
-        return (DTensor.from_local(inputs[0], mesh, [self.placement]), *inputs[1:])
+    def shard(self, name: str) -> Tensor:
+        """This rank's shard of a parameter.
 
-    @staticmethod
-    def _leave(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
-        return output.to_local()
+        Each rank computes the whole gradient of a replicated parameter or, from its slice of the sequence, a part.
+        """
+        parameter: Tensor = getattr(self, name)
+        if not isinstance(parameter, DTensor):
+            return parameter
+        partial = self.ranks.slices and parameter.placements[0].is_replicate()
+        shard: Tensor = parameter.to_local(grad_placements=[Partial()] if partial else parameter.placements)
+        return shard
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, input_fn=self._enter, output_fn=self._leave)
+
+@contextmanager
+def plain_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, the parameters of split modules are this rank's shards: a compiled graph then has no DTensor."""
+    distributed = [(module, dict(module._parameters)) for module in modules if isinstance(module, _Split)]
+    try:
+        for module, parameters in distributed:
+            module._parameters.update({name: module.shard(name) for name in parameters})  # type: ignore[misc]
+        yield
+    finally:
+        for module, parameters in distributed:
+            module._parameters.update(parameters)
 
 
-class Positions(PlainActivations):
+class ColumnLinear(_Split):
+    """A Linear whose outputs are split over the ranks."""
+
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, mesh, ranks, weight=Shard(0), bias=Shard(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T or T / ranks, in) -> (B, T, out / ranks)."""
+        return F.linear(enter(x, self.ranks), self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype))
+
+
+class RowLinear(_Split):
+    """A Linear whose inputs are split over the ranks."""
+
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, mesh, ranks, weight=Shard(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, in / ranks) -> (B, T or T / ranks, out)."""
+        return leave(F.linear(x, self.shard("weight").to(x.dtype)), self.ranks) + self.shard("bias").to(x.dtype)
+
+
+class SplitLayerNorm(_Split):
+    """A LayerNorm of activations outside the split matrices."""
+
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, mesh, ranks)
+        self.eps = cast(nn.LayerNorm, whole).eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T or T / ranks, C) -> the same shape."""
+        weight, bias = self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype)
+        return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+
+
+class Positions(_Split):
     """The position embedding: each rank looks up the positions of its slice of the sequence."""
 
-    def _enter(self, _module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
-        positions = inputs[0]  # (T,) or (B, T), whole on every rank
-        placement = Shard(positions.dim() - 1) if isinstance(self.placement, Shard) else self.placement
-        return (DTensor.from_local(positions, mesh, [Replicate()]).redistribute(placements=[placement]),)
+    def forward(self, positions: Tensor) -> Tensor:
+        """(T,) or (B, T), whole on every rank -> (T or T / ranks, C) or (B, T or T / ranks, C)."""
+        if self.ranks.slices:
+            positions = positions.chunk(self.ranks.size, dim=-1)[self.ranks.rank]
+        return F.embedding(positions, self.shard("weight"))
 
 
-class VocabParallelEmbedding(PlainActivations):
-    """The token embedding: each rank looks up the tokens in its rows, and the results are summed.
+class VocabParallelEmbedding(_Split):
+    """The token embedding: each rank looks up the tokens in its rows, and the results are summed."""
 
-    RowwiseParallel does the same, but allocates the gradient of all rows on each rank.
-    """
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, mesh, ranks, weight=Shard(0))
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        rows = distribute_tensor(module.get_parameter("weight"), device_mesh, [Shard(0)])
-        module.register_parameter("weight", nn.Parameter(rows))
-        rank = device_mesh.get_local_rank()
-
-        def forward(tokens: Tensor) -> Tensor:
-            shard = local_shard(module.get_parameter("weight"))
-            row = tokens - rank * len(shard)  # the vocabulary is padded so that all ranks have as many rows
-            elsewhere = (row < 0) | (row >= len(shard))
-            x = F.embedding(row.masked_fill(elsewhere, 0), shard).masked_fill(elsewhere[..., None], 0)
-            return DTensor.from_local(x, device_mesh, [Partial()]).redistribute(placements=[self.placement]).to_local()
-
-        setattr(module, "forward", forward)  # noqa: B010
-        return module
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T or T / ranks, C)."""
+        weight = self.shard("weight")
+        row = tokens - self.ranks.rank * len(weight)  # the vocabulary is padded so that all ranks have as many rows
+        elsewhere = (row < 0) | (row >= len(weight))
+        x = F.embedding(row.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
+        return leave(x, self.ranks)
 
 
-class VocabParallelLoss(PlainActivations):
-    """The loss: each rank computes the logits of its shard of the vocabulary, and the gradients of `x` are summed."""
+class VocabParallelLoss(LossHead):
+    """The loss: each rank computes the logits of its rows of the vocabulary, and the gradients of `x` are summed."""
 
-    def _enter(self, _module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
-        x, weight, targets = inputs  # the weight is wte's, already Shard(0)
-        whole = DTensor.from_local(x, mesh, [self.placement]).redistribute(placements=[Replicate()])
-        return whole.to_local(grad_placements=[Partial()]), local_shard(weight), targets
+    def __init__(self, whole: LossHead, ranks: TensorRanks) -> None:
+        true = whole.vocabulary.rows
+        super().__init__(true, whole.chunks)
+        held = padded_vocab_size(true, ranks.size) // ranks.size
+        first = held * ranks.rank
+        self.ranks, self.vocabulary = ranks, Vocabulary(first, max(0, min(held, true - first)), ranks.group)
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, LossHead)
-        true, ranks = module.vocabulary.rows, device_mesh.size()
-        held = padded_vocab_size(true, ranks) // ranks
-        first = held * device_mesh.get_local_rank()
-        rows = max(0, min(held, true - first))
-        module.vocabulary = Vocabulary(first, rows, device_mesh.get_group().group_name)
-        return distribute_module(module, device_mesh, input_fn=self._enter)
+    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """(B, T or T / ranks, C), wte's (V, C), (B, T) -> float32 nats, summed, ()."""
+        return super().forward(enter(x, self.ranks), local_shard(weight), targets)
+
+
+_PARTS: dict[str, Callable[[nn.Module, DeviceMesh, TensorRanks], _Split]] = {
+    "wte": VocabParallelEmbedding,
+    "wpe": Positions,
+    "ln_1": SplitLayerNorm,
+    "c_attn": ColumnLinear,  # rows [head, (q, k, v), dim]: heads stay whole
+    "c_fc": ColumnLinear,
+    "c_proj": RowLinear,  # of attention and of the MLP
+    "ln_2": SplitLayerNorm,
+    "ln_f": SplitLayerNorm,
+}
 
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Split a GPT-2, or one pipeline stage of it, over the ranks of `mesh`, in place."""
-    placement: Placement = Shard(1) if sequence_parallel else Replicate()
-    plan: dict[str, ParallelStyle] = {
-        "wte": VocabParallelEmbedding(placement),
-        "wpe": Positions(placement),
-        "h.*.ln_1": PlainActivations(placement),
-        "h.*.attn.c_attn": ColwiseParallel(input_layouts=placement),  # rows [head, (q, k, v), dim]: heads stay whole
-        "h.*.attn.c_proj": RowwiseParallel(output_layouts=placement),
-        "h.*.ln_2": PlainActivations(placement),
-        "h.*.mlp.c_fc": ColwiseParallel(input_layouts=placement),
-        "h.*.mlp.c_proj": RowwiseParallel(output_layouts=placement),
-        "ln_f": PlainActivations(placement),
-        "head": VocabParallelLoss(placement),
-    }
-    parts = {name for name, _ in model.named_children()}
-    parallelize_module(model, mesh, {key: style for key, style in plan.items() if key.partition(".")[0] in parts})
+    ranks = TensorRanks.of(mesh, sequence_parallel)
+    for name, module in list(model.named_modules()):
+        part = name.rpartition(".")[2]
+        if part in _PARTS:
+            model.set_submodule(name, _PARTS[part](module, mesh, ranks))
+        elif isinstance(module, LossHead):
+            model.set_submodule(name, VocabParallelLoss(module, ranks))

@@ -1,16 +1,20 @@
 """Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not fit."""
 
 import hashlib
+import os
 import shutil
 from dataclasses import replace
-from itertools import islice
+from io import BytesIO
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
 import xxhash
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from common.config import load_settings
@@ -31,6 +35,7 @@ from tests.training.helpers import (
 from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Manifest, Progress, storage
+from training.checkpoint.metadata import read_metadata
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
 from training.model_folder import checkpoint_folders
@@ -169,6 +174,51 @@ def test_many_tensors_make_several_files_and_each_hash_is_that_of_its_file(
     other = open_session(session.plan, ALONE)
     checkpoint.load(manifest, other.parameters, other.optimizer)
     assert torch.equal(other.parameters["h.1.mlp.c_fc.weight"], session.parameters["h.1.mlp.c_fc.weight"])
+
+
+def test_a_save_computes_no_crc32_besides_the_hash(session: Session, tmp_path: Path) -> None:
+    manifest = save(session, tmp_path)
+    records = read_metadata(manifest.path).storage_data.values()
+    for record in records:
+        data = (manifest.path / record.relative_path).read_bytes()[record.offset : record.offset + record.length]
+        assert {entry.CRC for entry in ZipFile(BytesIO(data)).infolist()} == {0}
+    assert len(records) == 3 * 28 + 1
+    assert torch.serialization.get_crc32_options()
+
+
+def test_a_large_file_is_on_its_way_to_the_disk_before_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(storage, "_WRITE_BACK", 2 << 20)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _file, start, size, _advice: asked.append((start, size)))
+    data = os.urandom(5 << 20)
+    with storage.HashedFile(tmp_path / "file") as file:
+        file.write(data[:100])
+        file.write(data[100:])
+    assert asked[0][0] == 0 and len(asked) == 2
+    assert all(before[0] + before[1] == after[0] for before, after in pairwise(asked))
+    assert file.entry() == {"size": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)}
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_each_rank_writes_its_own_true_rows_and_reads_them_back(tmp_path: Path) -> None:
+    """512 rows over 2 x 2 ranks, 257 of them true: the last rank has none. A single process reads the same numbers."""
+    config = make_run(tmp_path, parallel={"tensor": 2, "data": 2, "zero_stage": 1}, train={"iterations": 1})
+    launch_ok(4, "tests.training.worker", config, tmp_path / "seen", "--save-at", 1)
+    folder = tmp_path / "models" / "tiny" / "iter_0000001"
+    manifest = checkpoint.read_manifest(folder)
+    for key in ("model.wte.weight", "exp_avg.wte.weight", "exp_avg_sq.wte.weight"):
+        stored = read_metadata(folder).state_dict_metadata[key]
+        assert isinstance(stored, TensorStorageMetadata) and stored.size == (257, 32)
+        assert sorted((chunk.offsets[0], chunk.sizes[0]) for chunk in stored.chunks) == [(0, 128), (128, 128), (256, 1)]
+    alone = open_session(make_plan(settings_of(make_run(tmp_path / "alone")), "tiny"), ALONE)
+    with torch.no_grad():
+        alone.parameters["wte.weight"].fill_(7)
+    checkpoint.load(manifest, alone.parameters, alone.optimizer)
+    rows = alone.parameters["wte.weight"]
+    assert torch.equal(rows[:257], checkpoint.load_weights(manifest)["wte.weight"]) and rows[256].any()
+    assert not rows[257:].any() and alone.optimizer.state[rows]["exp_avg"][:257].any(1).sum() > 20
 
 
 @pytest.mark.slow
