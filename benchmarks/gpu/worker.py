@@ -11,6 +11,7 @@ item then begins in a new one.
 import os
 import traceback
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -41,8 +42,9 @@ class Device(NamedTuple):
 class Worker:
     """The parent's side; a process is started when one is needed."""
 
-    def __init__(self, toy: bool) -> None:
-        self._toy = toy
+    def __init__(self, toy: bool, parts: str = "benchmarks.gpu.parts") -> None:
+        """`parts`: the module whose PARTS have the items' functions."""
+        self._toy, self._parts = toy, parts
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
         self.device: Device | None = None
@@ -52,7 +54,7 @@ class Worker:
         if self._pipe is None:
             spawn = get_context("spawn")
             self._pipe, theirs = spawn.Pipe()
-            self._process = spawn.Process(target=_serve, args=(theirs, self._toy))
+            self._process = spawn.Process(target=_serve, args=(theirs, self._toy, self._parts))
             self._process.start()
             theirs.close()  # so that the end of the process is noticed
             if not self._pipe.poll(_START):
@@ -79,6 +81,8 @@ class Worker:
                 ended = message is None
                 if message is not None:
                     yield message
+                    if message.kind == "failed" and context.gpu:
+                        break
         except (EOFError, OSError):
             yield Message("failed", text=f"its process ended{self._code()}")
         if item.alone or not ended:
@@ -100,7 +104,7 @@ class Worker:
         self._process = self._pipe = None
 
 
-def _serve(pipe: Connection, toy: bool) -> None:
+def _serve(pipe: Connection, toy: bool, module: str) -> None:
     """In the new process: answer the parent until it is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the trainer's log
     from training.parallel.device import set_threads
@@ -113,9 +117,9 @@ def _serve(pipe: Connection, toy: bool) -> None:
     set_threads(read_launch(), 0)  # before torch is imported
     import torch
 
-    from benchmarks.gpu.parts import PARTS
     from benchmarks.gpu.steps import clean_up
 
+    parts = import_module(module).PARTS
     gpu = torch.cuda.is_available()
     if toy and not gpu:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than all the rest of a rehearsal
@@ -125,7 +129,7 @@ def _serve(pipe: Connection, toy: bool) -> None:
             item, context = pipe.recv()
         except EOFError:
             return
-        usable = _run(PARTS, item, context, pipe)
+        usable = _run(parts, item, context, pipe)
         if not usable:
             return
         clean_up()

@@ -90,7 +90,7 @@ def _rank_seed(seed: int, rank: int) -> int:
     return (seed + (rank + 1) * _STEP) % 2**63
 
 
-@torch.library.custom_op("gpt2::rank_uniform", mutates_args=(), tags=_DRAWS)
+@torch.library.custom_op("gpt2::rank_uniform", mutates_args=(), tags=[_DRAWS])
 def rank_uniform(like: Tensor, rank: int) -> Tensor:
     """Numbers from [0, 1) of the rank's stream, float32, in the shape of `like`."""
     with _rank_stream(like.device, rank):
@@ -102,7 +102,7 @@ def _(like: Tensor, rank: int) -> Tensor:
     return torch.empty(like.shape, device=like.device)
 
 
-@torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=_DRAWS)
+@torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=[_DRAWS])
 def rank_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention on a GPU with dropout from the rank's stream.
 
