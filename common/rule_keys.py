@@ -18,6 +18,7 @@ _SIGNATURES = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
 _RUNNING = {"parallel", "watch", "log", "time_limit_minutes"}
 _TRAIN_RUNNING = {
     *("micro_batch_size", "accumulation", "recompute", "compile", "readers", "log_interval", "eval_interval"),
+    *("attention", "loss", "kernels", "deterministic"),
     *("eval_batches", "save_interval", "async_save", "keep_last", "keep_every"),
 }
 

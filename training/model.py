@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from common.seeds import derive_seed
 from common.settings import ModelSettings
+from training.kernels import ops
 
 IGNORED = -100  # as a target: no loss there (cross_entropy's own default)
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
@@ -26,6 +27,8 @@ INIT_STD = 0.02  # of every matrix; the two projections into the residual stream
 
 class Linear(nn.Linear):
     """A matrix product in the type of its input."""
+
+    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) -> (…, out)."""
@@ -40,6 +43,29 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
+class GeluLinear(Linear):
+    """A matrix product and GELU in its tanh form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) -> (…, out)."""
+        return ops.linear_gelu(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class ResidualNorm(LayerNorm):
+    """Adds a branch to the residual stream, with dropout, and normalises the sum."""
+
+    __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module declares Any
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__(width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(B, T, C) twice -> the stream and its LayerNorm, (B, T, C) twice."""
+        p = self.dropout if self.training else 0.0
+        return ops.residual_norm(x, branch, p, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
 class AttentionCore(nn.Module):
     """softmax(q k^T / sqrt(hs)) v with a causal mask and dropout on the weights."""
 
@@ -49,8 +75,7 @@ class AttentionCore(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, nh, T, hs) three times -> (B, nh, T, hs)."""
-        dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return ops.attention(q, k, v, self.dropout if self.training else 0.0)
 
 
 class Attention(nn.Module):
@@ -58,7 +83,7 @@ class Attention(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.head_size, self.dropout = settings.n_embd // settings.n_head, settings.dropout
+        self.head_size = settings.n_embd // settings.n_head
         self.c_attn = Linear(settings.n_embd, 3 * settings.n_embd)
         self.core = AttentionCore(settings.dropout)
         self.c_proj = Linear(settings.n_embd, settings.n_embd)
@@ -71,22 +96,22 @@ class Attention(nn.Module):
         q, k, v = qkv.transpose(1, 2).unbind(dim=3)  # (B, nh, T, 3, hs) -> three of (B, nh, T, hs)
         y = self.core(q, k, v)
         y = y.transpose(1, 2).reshape(B, T, -1)  # (B, nh, T, hs) -> (B, T, nh, hs) -> (B, T, C)
-        return F.dropout(self.c_proj(y), self.dropout, self.training)
+        return self.c_proj(y)
 
 
 class MLP(nn.Module):
-    """Four times wider, GELU in its tanh form, and back."""
+    """Four times wider, GELU, and back."""
+
+    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.dropout = settings.dropout
-        self.c_fc = Linear(settings.n_embd, 4 * settings.n_embd)
+        self.c_fc = GeluLinear(settings.n_embd, 4 * settings.n_embd)
         self.c_proj = Linear(4 * settings.n_embd, settings.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, 4C) -> (B, T, C)."""
-        x = F.gelu(self.c_fc(x), approximate="tanh")
-        return F.dropout(self.c_proj(x), self.dropout, self.training)
+        return self.c_proj(self.c_fc(x))
 
 
 class Block(nn.Module):
@@ -94,16 +119,16 @@ class Block(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
+        self.dropout = settings.dropout
         self.ln_1 = LayerNorm(settings.n_embd)
         self.attn = Attention(settings)
-        self.ln_2 = LayerNorm(settings.n_embd)
+        self.ln_2 = ResidualNorm(settings.n_embd, settings.dropout)
         self.mlp = MLP(settings)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        x = x + self.attn(self.ln_1(x))
-        x = x + self.mlp(self.ln_2(x))
-        return x
+        x, y = self.ln_2(x, self.attn(self.ln_1(x)))
+        return ops.residual(x, self.mlp(y), self.dropout if self.training else 0.0)
 
 
 class Head(nn.Module):

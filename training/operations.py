@@ -36,12 +36,14 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
         torch.use_deterministic_algorithms(True)
     if world.device.type != "cuda":
         return
-    missing = library.prepare() if experiment.train.kernels != "off" else "off"
+    wanted = experiment.train.kernels != "off"
+    missing = wanted and bool(library.prepare(report=world.rank == 0))
+    lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
     on_this_rank = partial(_chosen, experiment, world.device, folder / "operations.json")
     found = run_on_all_ranks(on_this_rank if world.rank == 0 else dict)
     found = next(every for every in all_gather(found) if every)
     attention.use(found["attention"])
-    library.select([] if missing else found["kernels"])
+    library.select([] if lacking else found["kernels"])
 
 
 def _chosen(experiment: Experiment, device: torch.device, path: Path) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def _chosen(experiment: Experiment, device: torch.device, path: Path) -> dict[st
         measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
         say(f"attention: {kernel} ({measured} per layer, forward and backward)")
     kernels = choice.choose(None, experiment.train.kernels)["kernels"]
+    kernels = [name for name in kernels if name != "causal_softmax" or kernel == "math"]
     found = {"subject": subject, "attention": kernel, "milliseconds": dict(times), "kernels": kernels}
     write_json(path, found)
     return found

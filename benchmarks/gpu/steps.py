@@ -230,15 +230,18 @@ def run(item: Item, context: Context) -> Iterator[Row]:
             "of a product %": 100 * work / context.product if context.product and context.gpu else None,
             "peak GB": peak_gigabytes(device),
             "attention": _attention(),
-            "plan GB": _planned(job) if variant.step == "ours" else None,
+            "loss by plan GB": _planned_loss(job, device) if variant.step == "ours" else None,
             "build and first step, s": first,
             "loss": float(losses[-1]),
         }
 
 
-def _planned(job: Job) -> float | None:
-    """The plan's estimate of the peak, in GB; None if the trainer makes none."""
-    from training import plan
+def _planned_loss(job: Job, device: "torch.device") -> float:
+    """What the plan says of the loss's peak, in GB."""
+    from training.loss import peak_bytes
+    from training.parallel.layout import compile_mode, loss_chunks
 
-    estimate: Callable[..., float] | None = getattr(plan, "peak_memory", None)
-    return None if estimate is None else estimate(job.settings.models["step"]) / 1e9
+    experiment, model = job.settings.models["step"], job.size.model
+    tokens, compiled = job.size.micro_batch_size * model.seq_len, compile_mode(experiment, device) != "none"
+    element = 2 if device.type == "cuda" else 4
+    return peak_bytes(tokens, model.n_embd, job.size.rows, element, loss_chunks(experiment, device), compiled) / 1e9

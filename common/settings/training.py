@@ -129,7 +129,10 @@ class TrainSettings(Section):
     @classmethod
     def _was_a_switch(cls, value: object) -> object:
         """Files written before there were modes say true, false or nothing."""
-        return {True: "blocks", False: "none"}[value] if isinstance(value, bool) else "auto" if value is None else value
+        if value is None:
+            return "auto"
+        switches = {**dict.fromkeys(("true", "yes", "on"), "blocks"), **dict.fromkeys(("false", "no", "off"), "none")}
+        return switches.get(str(value).lower(), value)
 
     @field_validator("split")
     @classmethod

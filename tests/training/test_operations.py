@@ -23,7 +23,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     used: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "GPU")
     monkeypatch.setattr(operations, "precision_type", lambda *_: torch.bfloat16)
-    monkeypatch.setattr(operations.library, "prepare", lambda: "")
+    monkeypatch.setattr(operations.library, "prepare", lambda report: "")
     monkeypatch.setattr(operations.library, "select", lambda names: used.append(f"kernels {sorted(names)}"))
     monkeypatch.setattr(attention, "use", used.append)
     monkeypatch.setattr(attention, "measure", lambda *_: {"cudnn": 1.0, "flash": 1.5, "math": 9.0})

@@ -81,7 +81,9 @@ def test_a_wrong_value_is_one_line_that_names_its_key(
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("written", "read"), [(True, "blocks"), (False, "none"), (None, "auto"), ("model", "model")])
+@pytest.mark.parametrize(
+    ("written", "read"), [(True, "blocks"), ("no", "none"), ("none", "none"), (None, "auto"), ("model", "model")]
+)
 def test_compile_was_a_switch(prefix: Path, written: object, read: str) -> None:
     raw = configuration(prefix, train={"iterations": 10, "compile": written})
     assert validate(raw, "config.yaml").models["m"].train.compile == read

@@ -50,6 +50,8 @@ CHANGES: dict[str, list[str]] = {
         *("models.tiny.parallel={pipeline: 2, virtual_stages: 2, schedule: interleaved_1f1b}",),
         *("models.tiny.parallel={data: 4, zero_stage: 2, offload: true}", "models.tiny.train.micro_batch_size=1"),
         *("models.tiny.train.accumulation=2", "models.tiny.train.recompute=full", "models.tiny.train.compile=true"),
+        *("models.tiny.train.attention=math", "models.tiny.train.loss=chunked", "models.tiny.train.kernels=off"),
+        *("models.tiny.train.deterministic=yes",),
         *("models.tiny.train.readers=9", "models.tiny.train.log_interval=9", "models.tiny.train.eval_interval=9"),
         *("models.tiny.train.eval_batches=9", "models.tiny.train.save_interval=9", "models.tiny.train.async_save=true"),
         *("models.tiny.train.keep_last=9", "models.tiny.train.keep_every=9", "models.tiny.time_limit_minutes=9"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from common.errors import KernelError
 from training.kernels import library
@@ -39,9 +40,7 @@ class Shapes:
     padded_vocabulary: int = 50304
     dropout: float = 0.1
     dtype: str = "bfloat16"
-    """Of activations and logits."""
-    stream_dtype: str = "float32"
-    """Of the residual stream; autocast leaves it float32."""
+    """Of activations, the residual stream and logits."""
 
     def parameters(self) -> list[int]:
         """The size of every parameter of the model."""
@@ -62,6 +61,8 @@ class Case:
     """What forward and backward must read and write at least."""
     peer: Callable[..., object] | None = None
     """What PyTorch has for the same arguments where the op's reference is a loop; nothing is left to compile then."""
+    plain: Callable[..., tuple[Tensor, ...]] | None = None
+    """What the model computes without the kernel, where the reference is slower: it has the kernel's mask."""
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
@@ -103,8 +104,15 @@ def _cross_entropy(shapes: Shapes, device: torch.device) -> Case:
         backward_(logits, targets, log_sum_exp, gradient, 0, rows)
         return log_sum_exp - found[:, 2], logits
 
+    def plain(logits: Tensor, targets: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        values = logits[:, :rows].float()
+        log_sum_exp = values.logsumexp(1)
+        is_target = torch.arange(rows, device=logits.device) == targets[:, None]
+        slope = ((values - log_sum_exp[:, None]).exp() - is_target.float()) * gradient[:, None]
+        return log_sum_exp - torch.where(is_target, values, 0).sum(1), slope.to(logits.dtype)
+
     # logits: read; read and written
-    return Case("cross_entropy", make, forward, 3 * tokens * columns * dtype.itemsize)
+    return Case("cross_entropy", make, forward, 3 * tokens * columns * dtype.itemsize, plain=plain)
 
 
 def _causal_softmax(shapes: Shapes, device: torch.device) -> Case:
@@ -122,22 +130,21 @@ def _causal_softmax(shapes: Shapes, device: torch.device) -> Case:
     return Case("causal_softmax", make, forward, size * 7 // 2)
 
 
-def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int, int]:
-    """x, branch, bias, weight, norm_bias, seed; and the bytes of the stream and of the branch."""
-    form, stream, branch = (shapes.samples, shapes.seq_len, shapes.n_embd), shapes.stream_dtype, shapes.dtype
+def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int]:
+    """x, branch, bias, weight, norm_bias, seed; and the bytes of x."""
+    form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), _dtype(shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
         random = _Random(device)
-        inputs = random.leaf(*form, dtype=_dtype(stream)), random.leaf(*form, dtype=_dtype(branch))
-        vectors = [random.leaf(shapes.n_embd, dtype=_dtype(stream)) for _ in range(3)]
+        inputs = [random.leaf(*form, dtype=dtype) for _ in range(2)]
+        vectors = [random.leaf(shapes.n_embd, dtype=dtype) for _ in range(3)]
         return (*inputs, *vectors, torch.tensor([1234, 0], device=device))
 
-    size = form[0] * form[1] * form[2]
-    return make, size * _dtype(stream).itemsize, size * _dtype(branch).itemsize
+    return make, form[0] * form[1] * form[2] * dtype.itemsize
 
 
 def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
-    make, stream, branch = _residual(shapes, device)
+    make, size = _residual(shapes, device)
 
     def some() -> tuple[Tensor, ...]:
         x, branch, bias, *_, seed = make()
@@ -146,19 +153,27 @@ def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
     def forward(x: Tensor, branch: Tensor, bias: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
         return (add_dropout(x, branch, bias, shapes.dropout, seed),)
 
+    def plain(x: Tensor, branch: Tensor, bias: Tensor, _seed: Tensor) -> tuple[Tensor, ...]:
+        return (x + F.dropout(branch + bias, shapes.dropout),)
+
     # x, branch, sum; gradient of the sum, of the branch
-    return Case("add_dropout", some, forward, 3 * stream + 2 * branch)
+    return Case("add_dropout", some, forward, 5 * size, plain=plain)
 
 
 def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
-    make, stream, branch = _residual(shapes, device)
+    make, size = _residual(shapes, device)
 
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
         x, branch, bias, weight, norm_bias, seed = inputs
         return add_dropout_norm(x, branch, bias, shapes.dropout, seed, weight, norm_bias, 1e-5)
 
+    def plain(*inputs: Tensor) -> tuple[Tensor, ...]:
+        x, branch, bias, weight, norm_bias, _ = inputs
+        x = x + F.dropout(branch + bias, shapes.dropout)
+        return x, F.layer_norm(x, weight.shape, weight, norm_bias).to(branch.dtype)
+
     # x, branch, sum, normed; gradients of sum and normed, sum, gradients of x and branch
-    return Case("add_dropout_norm", make, forward, 5 * stream + 4 * branch)
+    return Case("add_dropout_norm", make, forward, 9 * size, plain=plain)
 
 
 def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:

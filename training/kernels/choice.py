@@ -104,12 +104,14 @@ def _time(case: Case, device: torch.device, compiled: bool) -> Row:
         ours = _milliseconds(runner(case, case.forward), device)
     with library.using(()):
         eager = _milliseconds(runner(case, case.forward), device)
+        if case.plain is not None:
+            eager = min(eager, _milliseconds(runner(case, case.plain), device))
         if case.peer is not None:
             inputs, peer = case.make(), case.peer
             eager = min(eager, _milliseconds(lambda: peer(*inputs), device))
         best = None
         if compiled and case.peer is None:
-            forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.forward, dynamic=False)
+            forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.plain or case.forward, dynamic=False)
             best = _milliseconds(runner(case, forward), device)
     return {"kernel": case.kernel, "ours": ours, "eager": eager, "compile": best, "bytes": case.bytes}
 

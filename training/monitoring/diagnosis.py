@@ -56,7 +56,6 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _note_non_finite(name: str, outputs: list[str], _module: nn.Module, _inputs: object, output: object) -> None:
-    if isinstance(output, Tensor):
-        values = local_shard(output)
-        if bool((values.isnan() | values.isposinf()).any()):  # -inf is right in the logits of padding rows
-            outputs.append(name)
+    every = [output] if isinstance(output, Tensor) else output if isinstance(output, tuple) else []
+    if not all(_is_finite(values) for values in every):
+        outputs.append(name)

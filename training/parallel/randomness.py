@@ -20,7 +20,7 @@ from common.seeds import derive_seed
 from training.model import Attention, AttentionCore
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so that different ranks have different seeds
-_DRAWS = torch.Tag.nondeterministic_seeded
+_DRAWS = (torch.Tag.nondeterministic_seeded,)
 _aten = torch.ops.aten
 
 
@@ -35,8 +35,9 @@ class RandomStreams:
 
     def attach(self, model: nn.Module, tensor_rank: int) -> None:
         """Let the dropout of attention weights, the only one inside a split region, draw this rank's numbers."""
-        for attention in (module for module in model.modules() if isinstance(module, Attention) and module.dropout):
-            attention.core = RankAttentionCore(attention.dropout, tensor_rank)
+        for attention in (module for module in model.modules() if isinstance(module, Attention)):
+            if attention.core.dropout:
+                attention.core = RankAttentionCore(attention.core.dropout, tensor_rank)
 
     def start_iteration(self, iteration: int) -> None:
         """Seed the main stream for one optimiser step."""
@@ -90,7 +91,7 @@ def _rank_seed(seed: int, rank: int) -> int:
     return (seed + (rank + 1) * _STEP) % 2**63
 
 
-@torch.library.custom_op("gpt2::rank_uniform", mutates_args=(), tags=[_DRAWS])
+@torch.library.custom_op("gpt2::rank_uniform", mutates_args=(), tags=_DRAWS)
 def rank_uniform(like: Tensor, rank: int) -> Tensor:
     """Numbers from [0, 1) of the rank's stream, float32, in the shape of `like`."""
     with _rank_stream(like.device, rank):
@@ -102,7 +103,7 @@ def _(like: Tensor, rank: int) -> Tensor:
     return torch.empty(like.shape, device=like.device)
 
 
-@torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=[_DRAWS])
+@torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=_DRAWS)
 def rank_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention on a GPU with dropout from the rank's stream.
 

@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
+from training.kernels import ops
 from training.loss import LossHead, Vocabulary
+from training.model import ResidualNorm
 from training.parallel.dtensor import local_shard
 from training.parallel.tensor_regions import TensorRanks, enter, leave
 from training.parallel.vocabulary import padded_vocab_size
@@ -67,6 +69,14 @@ class ColumnLinear(_Split):
         return F.linear(enter(x, self.ranks), self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype))
 
 
+class ColumnGeluLinear(ColumnLinear):
+    """A Linear with GELU whose outputs are split over the ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T or T / ranks, in) -> (B, T, out / ranks)."""
+        return ops.linear_gelu(enter(x, self.ranks), self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype))
+
+
 class RowLinear(_Split):
     """A Linear whose inputs are split over the ranks."""
 
@@ -89,6 +99,20 @@ class SplitLayerNorm(_Split):
         """(B, T or T / ranks, C) -> the same shape."""
         weight, bias = self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype)
         return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+
+
+class SplitResidualNorm(SplitLayerNorm):
+    """A ResidualNorm of activations outside the split matrices."""
+
+    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, mesh, ranks)
+        self.dropout = cast(ResidualNorm, whole).dropout
+
+    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(B, T or T / ranks, C) twice -> the same shape twice."""
+        p = self.dropout if self.training else 0.0
+        weight, bias = self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype)
+        return ops.residual_norm(x, branch, p, weight, bias, self.eps)
 
 
 class Positions(_Split):
@@ -136,9 +160,9 @@ _PARTS: dict[str, Callable[[nn.Module, DeviceMesh, TensorRanks], _Split]] = {
     "wpe": Positions,
     "ln_1": SplitLayerNorm,
     "c_attn": ColumnLinear,  # rows [head, (q, k, v), dim]: heads stay whole
-    "c_fc": ColumnLinear,
+    "c_fc": ColumnGeluLinear,
     "c_proj": RowLinear,  # of attention and of the MLP
-    "ln_2": SplitLayerNorm,
+    "ln_2": SplitResidualNorm,
     "ln_f": SplitLayerNorm,
 }
 

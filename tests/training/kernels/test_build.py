@@ -67,7 +67,7 @@ except KernelError as error:
 
 
 def builder(waiting: Path = Path(os.devnull)) -> "subprocess.Popen[str]":
-    """Another process that builds; prints the library's path or the error. Touches a file if it finds the lock taken."""
+    """Another process that builds; prints the path or the error. Touches a file if it finds the lock taken."""
     return subprocess.Popen([sys.executable, "-c", BUILDER, waiting], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 

@@ -1,0 +1,67 @@
+"""ZeRO in every precision: what a rank keeps follows from the shapes, and all stages learn what one process learns."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.helpers import launch_ok, make_run, open_session, settings_of
+from tests.training.memory_worker import PRECISIONS, RECOMPUTE, STAGES, course, in_precision
+from training.plan import make_plan
+
+WIDTH, LAYERS, LENGTH = 80, 4, 24  # no activation, shard or pair of matrices has the shape of another matrix
+ROOT = (384 + LENGTH) * WIDTH  # elements of both embeddings, the vocabulary padded
+LAYER = 12 * WIDTH**2  # of a layer's matrices: 3 + 1 for attention, 4 + 4 for the MLP
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = {"n_layer": LAYERS, "n_embd": WIDTH, "seq_len": LENGTH, "dropout": 0.0}
+    return make_run(tmp_path_factory.mktemp("zero"), model=model, parallel={"data": 2})
+
+
+@pytest.fixture(scope="module")
+def seen(config: Path) -> dict[str, Any]:
+    """What rank 0 of two measures in every stage, precision and kind of recompute."""
+    launch_ok(2, "tests.training.memory_worker", config)
+    ranks = [json.loads(config.with_name(f"seen.{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0] == ranks[1]
+    return ranks[0]
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("zero_stage", STAGES)
+def test_whole_weights_are_alive_only_where_the_stage_needs_them(
+    seen: dict[str, Any], zero_stage: int, precision: str, recompute: str
+) -> None:
+    """In the type of the products, and once; stage 3: those of one layer at a time, and of the embeddings and head."""
+    size = getattr(torch, precision).itemsize
+    weights = seen[f"{precision} {recompute} {zero_stage}"]
+    assert weights["forward"] == (ROOT if zero_stage == 3 else ROOT + LAYERS * LAYER) * size
+    assert weights["after"] == 0
+    if zero_stage == 3:
+        assert weights["within"] == (ROOT + LAYER) * size
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_all_stages_learn_what_one_process_learns(seen: dict[str, Any], config: Path, precision: str) -> None:
+    """The stages round alike, and their sums in another order differ by 1e-7, which AdamW amplifies.
+
+    One process rounds the sum of the embeddings, data-parallel ranks each of the two: activations differ by a few units
+    roundoff, in both directions, so that the mean loss and the first gradient norm differ by less than one. Later norms
+    are not compared: AdamW's first update is the sign of a gradient, and rounding turns the smallest ones.
+    """
+    first, *others = (seen[f"{precision} {stage}"] for stage in STAGES)
+    for other in others:
+        assert [*map(tuple, other)] == [pytest.approx(step, rel=1e-5) for step in first]
+    plan = make_plan(settings_of(config), "tiny")
+    parallel = plan.experiment.parallel.model_copy(update={"data": 1})
+    plan = replace(plan, experiment=plan.experiment.model_copy(update={"parallel": parallel}))
+    alone = course(open_session(in_precision(plan, precision)))
+    near = max(torch.finfo(getattr(torch, precision)).eps / 2, 1e-6)
+    assert [loss for loss, _ in first] == pytest.approx([loss for loss, _ in alone], rel=near)
+    assert first[0][1] == pytest.approx(alone[0][1], rel=near)
