@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 from benchmarks.gpu.items import Context, Item, LeftOutError, Row
 
-_START = 120.0  # seconds to import torch and reach the GPU
+_START = 180.0  # seconds to import torch and reach the GPU
 
 
 class Message(NamedTuple):
@@ -110,10 +110,6 @@ def _serve(pipe: Connection, toy: bool, module: str) -> None:
     from training.parallel.device import set_threads
     from training.parallel.launch import read_launch
 
-    if toy and hasattr(
-        os, "sched_setaffinity"
-    ):  # threads that wait for a core make operations on tiny tensors a hundred times slower
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     set_threads(read_launch(), 0)  # before torch is imported
     import torch
 
@@ -123,6 +119,9 @@ def _serve(pipe: Connection, toy: bool, module: str) -> None:
     gpu = torch.cuda.is_available()
     if toy and not gpu:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than all the rest of a rehearsal
+        if hasattr(os, "sched_setaffinity"):  # threads that wait for a core make tiny operations a hundred times slower
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            torch.set_num_threads(1)
     pipe.send(Device(gpu, describe()))
     while True:
         try:
@@ -138,18 +137,18 @@ def _serve(pipe: Connection, toy: bool, module: str) -> None:
 
 def _run(parts: Mapping[str, ModuleType], item: Item, context: Context, pipe: Connection) -> bool:
     """Run an item; returns whether the process can go on."""
-    import torch
-
     try:
         for row in parts[item.part].run(item, context):
             pipe.send(Message("row", row))
     except LeftOutError as error:
         pipe.send(Message("left out", text=str(error)))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        pipe.send(Message("left out", text=f"out of memory ({str(error).splitlines()[0]})"))
     except Exception as error:
-        lines = (str(error).splitlines() or [""])[:1] + traceback.format_exc().splitlines()[-25:]
-        pipe.send(Message("failed", text="\n".join([f"{type(error).__name__}: {lines[0]}", *lines[1:]])))
+        first, *_ = str(error).splitlines() or [""]
+        if isinstance(error, MemoryError) or "out of memory" in first.lower():  # the trainer's, PyTorch's or CUDA's
+            pipe.send(Message("left out", text=f"out of memory ({first})"))
+            return True
+        trace = traceback.format_exc().splitlines()[-25:]
+        pipe.send(Message("failed", text="\n".join([f"{type(error).__name__}: {first}", *trace])))
         return not context.gpu
     return True
 
