@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from benchmarks.machine import table
 from benchmarks.step_peers import MATRIX, Steps, matrices, nanogpt, transformers
@@ -31,6 +32,10 @@ from benchmarks.training_job import SIZES, Job, write_dataset
 from common.cli import positive_int
 from common.errors import JobError
 from common.settings import ParallelSettings
+
+if TYPE_CHECKING:
+    from training.plan import Plan
+    from training.step import Session
 
 _WARMUP = 1  # steps: allocations and, on a GPU, compilation
 _GPU_PEAK = 989e12  # FLOP/s
@@ -51,17 +56,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="rounds per row (default 5)")
 
 
-def ours(job: Job) -> Steps:
-    """The step of our trainer."""
+@contextmanager
+def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
+    """Our trainer's model and optimiser, with the operations that it chooses, as a training opens them."""
+    from training.operations import choose_operations
     from training.parallel.launch import read_launch
     from training.parallel.process_group import started
     from training.plan import make_plan
-    from training.step import step_batches, train_step
     from training.trainer import open_session
 
     with started(read_launch(), job.folder) as world:
         plan = make_plan(job.settings, "step")
-        session = open_session(plan.experiment, world)
+        choose_operations(plan.experiment, world, job.folder)
+        yield plan, open_session(plan.experiment, world)
+
+
+def ours(job: Job) -> Steps:
+    """The step of our trainer."""
+    from training.step import step_batches, train_step
+
+    with opened(job) as (plan, session):
         for iteration, batches in enumerate(step_batches(session, plan.data.train, 0), 1):
             yield train_step(session, iteration, batches, job.lr).loss
             session.timers.collect()

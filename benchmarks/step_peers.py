@@ -7,6 +7,7 @@ from benchmarks.training_job import Job, Size
 from common.workers import available_cpus
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from training.dataset.batches import Batch
@@ -27,11 +28,12 @@ def transformers(job: Job) -> Steps:
         "n_positions": settings.seq_len,
         "vocab_size": job.size.rows,
         **dict.fromkeys(("bos_token_id", "eos_token_id"), settings.vocab_size - 1),
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), settings.dropout),
         "use_cache": False,
         "attn_implementation": "sdpa",
     }
-    model: Any = GPT2LMHeadModel(GPT2Config(**options)).train()
+    with _device():
+        model: Any = GPT2LMHeadModel(GPT2Config(**options)).train()
     model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
     return _plain_loop(job, model, lambda batch: model(input_ids=batch.tokens, labels=batch.tokens).loss)
 
@@ -40,9 +42,17 @@ def nanogpt(job: Job) -> Steps:
     """The plain model below, compiled on a GPU."""
     import torch
 
-    model = plain_gpt2(job.size)
+    with _device():
+        model = plain_gpt2(job.size)
     forward: Any = torch.compile(model) if torch.cuda.is_available() else model
     return _plain_loop(job, model, lambda batch: forward(batch.tokens, batch.targets)[1])
+
+
+def _device() -> "torch.device":
+    """The GPU if there is one; inside `with`, tensors are made there."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def plain_gpt2(size: Size) -> "nn.Module":
@@ -51,7 +61,7 @@ def plain_gpt2(size: Size) -> "nn.Module":
     from torch import Tensor, nn
     from torch.nn import functional as F
 
-    width, n_head = size.model.n_embd, size.model.n_head
+    width, n_head, dropout = size.model.n_embd, size.model.n_head, size.model.dropout
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -64,10 +74,10 @@ def plain_gpt2(size: Size) -> "nn.Module":
             batch, tokens, _ = x.shape
             parts = self.qkv(self.ln_1(x)).split(width, dim=2)
             q, k, v = (part.view(batch, tokens, n_head, width // n_head).transpose(1, 2) for part in parts)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).contiguous().view(batch, tokens, width))
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            x = x + F.dropout(self.out(y.transpose(1, 2).contiguous().view(batch, tokens, width)), dropout)
             y = self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
-            out: Tensor = x + y
+            out: Tensor = x + F.dropout(y, dropout)
             return out
 
     class Model(nn.Module):
@@ -81,7 +91,8 @@ def plain_gpt2(size: Size) -> "nn.Module":
 
         def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-            logits = self.head(self.ln_f(self.h(self.wte(tokens) + self.wpe(positions))))
+            x = F.dropout(self.wte(tokens) + self.wpe(positions), dropout)
+            logits = self.head(self.ln_f(self.h(x)))
             return logits, F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
     model = Model()
@@ -98,10 +109,10 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
     from training.dataset.batches import BatchForm, read_batch
     from training.plan import make_plan
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device()
     torch.set_num_threads(available_cpus())
     data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
-    form = BatchForm(data.end_of_text)
+    form = BatchForm(data.end_of_text, pinned=device.type == "cuda")  # copied while the GPU works on the step before
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.lr, fused=True)
     first = 0

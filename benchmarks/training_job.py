@@ -1,7 +1,8 @@
 """The models and the dataset that the benchmarks of training measure with."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class Job(NamedTuple):
     micro_batches: int = 1
     """Per step, over all data-parallel ranks."""
     lr: float = 1e-4
+    train: Mapping[str, Any] = {}  # never changed
+    """More keys of the `train` section of our trainer."""
 
     @property
     def settings(self) -> Settings:
@@ -59,6 +62,7 @@ class Job(NamedTuple):
             micro_batch_size=self.size.micro_batch_size,
             global_batch_size=self.size.micro_batch_size * self.micro_batches,
             split="1,0,0",
+            **self.train,
         )
         experiment = Experiment(model=self.size.model, parallel=self.parallel, train=train)
         return Settings(run=self.folder, urls=["-"], models={"step": experiment})

@@ -99,7 +99,10 @@ def command(tmp_path: Path) -> Command:
             text=True,
             timeout=timeout,
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            },
         )
 
     return run

@@ -19,8 +19,9 @@ COMMANDS = (
     "training.evaluate",
     "training.generate", "training.kernels", "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs",
     "cluster.cancel", "cluster.preflight", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
+    "benchmarks.gpu",
 )  # fmt: skip
-PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "training.kernels", "report", "demo")
+PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "training.kernels", "report", "demo", "benchmarks.gpu")
 
 
 @pytest.mark.parametrize("module", COMMANDS)

@@ -1,26 +1,57 @@
-"""The same run on a GPU: every precision, compiled, saved in the background, resumed, read again on the CPU."""
+"""The same run on a GPU in every variant: learns what a CPU learns, resumes, is sharded over NCCL, read on a CPU."""
 
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.files import read_rows
-from tests.training.helpers import make_run, run_main, settings_of
-from training import checkpoint
+from common.settings import Experiment, GenerateSettings
+from tests.training.helpers import BYTE_VOCABULARY, make_run, run_main, settings_of
+from training import attention, checkpoint
 from training.evaluation.scoring import sum_of_losses
 from training.inference.load import model_from_weights
+from training.inference.sampling import continue_tokens
+from training.kernels import library
+from training.parallel import layout
+from training.parallel.data_parallel import apply_data_parallel
+from training.parallel.pipeline import Stage
+from training.parallel.process_group import World
 from training.plan import make_plan
+from training.step import step_batches, train_step
 from training.train import main
+from training.trainer import open_session
 
-pytestmark = pytest.mark.gpu
+# the compiler looks at everything, deprecated things too
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 MODEL = {"n_layer": 2, "n_head": 2, "n_embd": 128, "seq_len": 64, "dropout": 0.0}
+NEAR = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product runs, in whatever test
 
 
-def run(folder: Path, **train: Any) -> list[dict[str, str]]:
+@pytest.fixture(autouse=True)
+def undo_choices() -> Iterator[None]:
+    """A run chooses its operations for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    attention._enable([True] * len(attention.KERNELS))
+    library.select(())
+    torch._dynamo.reset()
+
+
+def run(folder: Path, dropout: float = 0.0, **train: Any) -> list[dict[str, str]]:
     """20 iterations; the rows of train.csv."""
-    config = make_run(folder, model=MODEL, train={"iterations": 20, "save_interval": 10, "lr": 3e-3, **train})
+    settings = {"iterations": 20, "save_interval": 10, "lr": 3e-3, **train}
+    config = make_run(folder, model={**MODEL, "dropout": dropout}, train=settings)
     assert run_main(main, "--config", config, "--model", "tiny") == 0
     return read_rows(folder / "models/tiny/train.csv")
 
@@ -29,19 +60,85 @@ def losses(rows: list[dict[str, str]]) -> list[float]:
     return [float(row["lm_loss"]) for row in rows]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("precision", "near"), [("float32", 1e-3), ("bfloat16", 0.05), ("float16", 0.05)])
-@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
-def test_a_gpu_learns_what_the_cpu_learns(
-    tmp_path: Path, precision: str, near: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The parameters in the newest checkpoint of a run."""
+    return checkpoint.load_weights(checkpoint.resolve(folder / "models/tiny"))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of the run on a CPU, in float32."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        found = losses(run(tmp_path_factory.mktemp("cpu"), precision="float32", compile="none"))
+    assert found[-1] < found[0] - 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("precision", "compiled"),
+    [
+        ("float32", "none"),
+        ("float32", "blocks"),
+        ("float32", "model"),
+        ("bfloat16", "none"),
+        ("bfloat16", "blocks"),
+        ("bfloat16", "model"),
+        ("float16", "none"),
+        ("float16", "blocks"),
+    ],
+)
+def test_a_gpu_learns_what_a_cpu_learns(tmp_path: Path, precision: str, compiled: str, on_cpu: list[float]) -> None:
+    rows = run(tmp_path, precision=precision, compile=compiled, initial_loss_scale=2.0**12, async_save=True)
+    assert losses(rows) == pytest.approx(on_cpu, rel=NEAR[precision])
+
+
+@pytest.mark.parametrize("compiled", ["none", "blocks"])
+@pytest.mark.parametrize(
+    "way",
+    [{"loss": "chunked"}, {"loss": "whole", "accumulation": 4}, {"recompute": "selective"}, {"recompute": "full"}],
+)
+def test_it_learns_the_same_in_every_way(
+    tmp_path: Path, way: dict[str, Any], compiled: str, on_cpu: list[float]
 ) -> None:
-    found = losses(
-        run(tmp_path / "gpu", precision=precision, compile=compiled, initial_loss_scale=2.0**12, async_save=True)
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    expected = losses(run(tmp_path / "cpu", precision="float32", compile=False))
-    assert expected[-1] < expected[0] - 1
-    assert found == pytest.approx(expected, rel=near)
+    assert losses(run(tmp_path, precision="float32", compile=compiled, **way)) == pytest.approx(on_cpu, rel=1e-3)
+
+
+@pytest.mark.parametrize("kernel", attention.KERNELS)
+def test_it_learns_the_same_with_every_attention_kernel(tmp_path: Path, kernel: str, on_cpu: list[float]) -> None:
+    if kernel in ("flash", "cudnn") and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip(f"this GPU has no {kernel} attention")
+    found = losses(run(tmp_path, precision="bfloat16", compile="none", attention=kernel))
+    assert found == pytest.approx(on_cpu, rel=NEAR["bfloat16"])
+
+
+@pytest.mark.parametrize("compiled", ["none", "blocks"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_it_learns_the_same_with_kernels_of_ours(
+    tmp_path: Path, precision: str, compiled: str, on_cpu: list[float]
+) -> None:
+    if missing := library.prepare(report=False):
+        pytest.skip(missing)
+    found = losses(run(tmp_path, precision=precision, compile=compiled, kernels="on"))
+    assert found == pytest.approx(on_cpu, rel=NEAR[precision])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("compiled", ["none", "blocks"])
+def test_a_deterministic_run_continues_bit_for_bit(tmp_path: Path, compiled: str, dropout: float) -> None:
+    settings = {"precision": "bfloat16", "compile": compiled, "deterministic": True}
+    straight = losses(run(tmp_path, dropout, **settings))
+    expected = weights(tmp_path)
+    (tmp_path / "models/tiny/iter_0000020").rename(tmp_path / "aside")
+    assert losses(run(tmp_path, dropout, **settings)) == straight
+    found = weights(tmp_path)
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_a_run_that_need_not_be_deterministic_continues_nearly_the_same(tmp_path: Path) -> None:
+    straight = losses(run(tmp_path, precision="bfloat16"))
+    (tmp_path / "models/tiny/iter_0000020").rename(tmp_path / "aside")
+    assert losses(run(tmp_path, precision="bfloat16")) == pytest.approx(straight, rel=1e-2)
 
 
 def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
@@ -54,8 +151,62 @@ def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
     assert loss == pytest.approx(float(read_rows(tmp_path / "models/tiny/valid.csv")[-1]["loss"]), rel=1e-3)
 
 
-def test_a_resumed_run_continues_where_it_was(tmp_path: Path) -> None:
-    straight = run(tmp_path, precision="bfloat16")
-    last = tmp_path / "models/tiny/iter_0000020"
-    last.rename(tmp_path / "aside")
-    assert losses(run(tmp_path, precision="bfloat16")) == pytest.approx(losses(straight), rel=1e-2)
+def test_a_gpu_generates_the_text_that_a_cpu_generates(tmp_path: Path) -> None:
+    run(tmp_path, precision="float32", compile="none")
+    manifest = checkpoint.resolve(tmp_path / "models/tiny")
+    prompts, options = [list(b"The list of"), list(b"A")], GenerateSettings(max_tokens=16, temperature=0)
+    model = model_from_weights(manifest.experiment.model, checkpoint.load_weights(manifest))
+    expected = continue_tokens(model, prompts, options, BYTE_VOCABULARY - 1)
+    assert continue_tokens(model.to("cuda"), prompts, options, BYTE_VOCABULARY - 1) == expected
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh of one process, whose collective calls go through NCCL."""
+    device = torch.device("cuda", 0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    yield init_device_mesh("cuda", (1, 1, 1), mesh_dim_names=("pp", "dp", "tp"))
+    dist.destroy_process_group()
+
+
+def first_losses(experiment: Experiment, plan: Any, mesh: DeviceMesh | None = None) -> list[float]:
+    """Of three steps."""
+    session = open_session(experiment, World(0, 1, torch.device("cuda", 0)), mesh)
+    with closing(step_batches(session, plan.data.train, 0)) as batches:
+        steps = islice(enumerate(batches, 1), 3)
+        return [train_step(session, number, batch, 3e-3).loss for number, batch in steps]
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        None,
+        {"zero_stage": 0},
+        {"zero_stage": 1},
+        {"zero_stage": 2},
+        {"zero_stage": 3},
+        {"zero_stage": 3, "offload": True},
+    ],
+    ids=["no ZeRO", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3", "offload"],
+)
+@pytest.mark.parametrize("compiled", ["none", "blocks"])
+def test_nccl_on_one_rank_changes_nothing(
+    tmp_path: Path, parallel: dict[str, Any] | None, compiled: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_run(tmp_path, model=MODEL, train={"precision": "bfloat16", "compile": compiled})
+    plan = make_plan(settings_of(config), "tiny")
+    alone = first_losses(plan.experiment, plan)
+    applied = layout.parallelize
+
+    def parallelize(stage: Stage, mesh: DeviceMesh, experiment: Experiment, device: torch.device) -> None:
+        """Data parallelism also for a single rank."""
+        applied(stage, mesh, experiment, device)
+        blocks = list(stage.model.h.values())
+        apply_data_parallel(stage, blocks, mesh["dp"], experiment.parallel, stage.model.dtype)
+
+    experiment = plan.experiment
+    if parallel is not None:
+        monkeypatch.setattr(layout, "parallelize", parallelize)
+        changed = experiment.parallel.model_copy(update=parallel)  # unchecked: offload asks for two ranks
+        experiment = experiment.model_copy(update={"parallel": changed})
+    assert first_losses(experiment, plan, mesh) == pytest.approx(alone, rel=1e-2)

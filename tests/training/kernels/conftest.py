@@ -12,7 +12,8 @@ from common.errors import KernelError
 from training.kernels import library
 from training.kernels.build import FOLDER_VARIABLE, Compiler, build, host_compiler, nvcc
 
-CACHE = Path(tempfile.gettempdir()) / f"urls-to-gpt2-tests-{os.getuid()}"  # the next session finds it
+CACHE = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / f"urls-to-gpt2-tests-{os.getuid()}")
+"""Where the next session finds the libraries."""
 
 
 def built(compiler: Compiler) -> Path:
