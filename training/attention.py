@@ -7,6 +7,7 @@ Dropout decides as much as the shape: cuDNN's kernel may be several times slower
 compiled graphs hold it as well; on CPUs there is nothing to choose.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ def use(kernel: str) -> None:
     _enable([name == kernel for name in KERNELS])
 
 
-def measure(shape: Shape, dtype: torch.dtype, dropout: float) -> dict[str, float]:
+def measure(shape: Shape, dtype: torch.dtype, dropout: float, kernels: Sequence[str] = KERNELS) -> dict[str, float]:
     """Milliseconds of a forward and a backward pass on the current GPU, by kernel; those that cannot run are left out.
 
     Which kernels are enabled is restored.
@@ -43,7 +44,7 @@ def measure(shape: Shape, dtype: torch.dtype, dropout: float) -> dict[str, float
     before = _enabled()
     times = {}
     try:
-        for kernel in KERNELS:
+        for kernel in kernels:
             use(kernel)
             try:
                 times[kernel] = _time(shape, dtype, dropout)
@@ -58,7 +59,10 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
     """The fastest kernel. Raises ConfigError if none can run."""
     allowed = {kernel: time for kernel, time in times.items() if kernel in REPEATABLE or not deterministic}
     if not allowed:
-        raise ConfigError("no attention kernel runs on this GPU with these shapes; lower train.micro_batch_size")
+        raise ConfigError(
+            "no allowed attention kernel runs on this GPU with these shapes; set train.attention to auto, or lower "
+            "train.micro_batch_size"
+        )
     return min(allowed, key=lambda kernel: allowed[kernel])
 
 

@@ -8,7 +8,6 @@ device, shapes, types and settings. So a resumed run computes in the same order,
 
 import json
 import os
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,12 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
         torch.use_deterministic_algorithms(True)
     if world.device.type != "cuda":
         return
-    wanted = experiment.train.kernels != "off"
-    missing = wanted and bool(library.prepare(report=world.rank == 0))
-    lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
     on_this_rank = partial(_chosen, experiment, world.device, folder / "operations.json")
     found = run_on_all_ranks(on_this_rank if world.rank == 0 else dict)
     found = next(every for every in all_gather(found) if every)
     attention.use(found["attention"])
+    missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
+    lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
     library.select([] if lacking else found["kernels"])
 
 
@@ -55,16 +53,15 @@ def _chosen(experiment: Experiment, device: torch.device, path: Path) -> dict[st
             return dict(recorded)
     except (OSError, InputError, KeyError, TypeError):
         pass
-    times: Mapping[str, float] = {}
-    kernel: str = experiment.train.attention
-    if kernel == "auto":
-        times = attention.measure(_shape(experiment), _dtype(experiment, device), experiment.model.dropout)
-        kernel = attention.fastest(dict(times), experiment.train.deterministic)
-        measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
-        say(f"attention: {kernel} ({measured} per layer, forward and backward)")
+    named = experiment.train.attention
+    candidates = attention.KERNELS if named == "auto" else (named,)
+    times = attention.measure(_shape(experiment), _dtype(experiment, device), experiment.model.dropout, candidates)
+    kernel = attention.fastest(times, experiment.train.deterministic)
+    measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
+    say(f"attention: {kernel} ({measured} per layer, forward and backward)")
     kernels = choice.choose(None, experiment.train.kernels)["kernels"]
     kernels = [name for name in kernels if name != "causal_softmax" or kernel == "math"]
-    found = {"subject": subject, "attention": kernel, "milliseconds": dict(times), "kernels": kernels}
+    found = {"subject": subject, "attention": kernel, "milliseconds": times, "kernels": kernels}
     write_json(path, found)
     return found
 

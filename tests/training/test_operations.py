@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from tests.training.helpers import make_run, settings_of
 from training import attention, operations
 from training.attention import fastest
+from training.kernels import library
 from training.parallel.process_group import World
 from training.plan import make_plan
 
@@ -23,10 +24,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     used: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "GPU")
     monkeypatch.setattr(operations, "precision_type", lambda *_: torch.bfloat16)
-    monkeypatch.setattr(operations.library, "prepare", lambda report: "")
-    monkeypatch.setattr(operations.library, "select", lambda names: used.append(f"kernels {sorted(names)}"))
+    monkeypatch.setattr(library, "prepare", lambda report: "")
+    monkeypatch.setattr(library, "select", lambda names: used.append(f"kernels {sorted(names)}"))
     monkeypatch.setattr(attention, "use", used.append)
-    monkeypatch.setattr(attention, "measure", lambda *_: {"cudnn": 1.0, "flash": 1.5, "math": 9.0})
+    times = {"cudnn": 1.0, "flash": 1.5, "math": 9.0}
+    monkeypatch.setattr(attention, "measure", lambda *given: {key: times[key] for key in given[-1] if key in times})
     return used
 
 
@@ -54,15 +56,19 @@ def test_a_damaged_record_is_replaced(tmp_path: Path, fake_gpu: list[str]) -> No
     assert json.loads((tmp_path / "operations.json").read_text())["attention"] == "cudnn" == fake_gpu[0]
 
 
-def test_a_named_kernel_is_used_without_a_measurement(tmp_path: Path, fake_gpu: list[str]) -> None:
+def test_a_named_kernel_is_used_or_the_error_says_that_it_cannot_run(tmp_path: Path, fake_gpu: list[str]) -> None:
     choose(tmp_path, attention="math", kernels="on")
-    assert fake_gpu[0] == "math" and "cross_entropy" in fake_gpu[1]
+    assert fake_gpu[0] == "math" and "cross_entropy" in fake_gpu[1] and "causal_softmax" in fake_gpu[1]
+    choose(tmp_path, attention="flash", kernels="on")
+    assert fake_gpu[2] == "flash" and "causal_softmax" not in fake_gpu[3]  # it belongs to attention's plain form
+    with pytest.raises(ConfigError, match="to auto, or lower"):
+        choose(tmp_path, attention="efficient")
 
 
 def test_a_deterministic_run_chooses_among_kernels_that_repeat() -> None:
     times = {"cudnn": 1.0, "efficient": 1.1, "flash": 1.5, "math": 9.0}
     assert fastest(times) == "cudnn" and fastest(times, deterministic=True) == "flash"
-    with pytest.raises(ConfigError, match="no attention kernel"):
+    with pytest.raises(ConfigError, match="no allowed attention kernel"):
         fastest({"cudnn": 1.0}, deterministic=True)
 
 
