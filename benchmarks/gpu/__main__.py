@@ -84,7 +84,7 @@ def _measure(item: Item, report: Report, worker: Worker, context: Context, limit
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("benchmarks.gpu", __doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the tables")
+    parser.add_argument("--out", type=cli.output_folder, required=True, metavar="DIR", help="where to write the tables")
     parser.add_argument("--toy", action="store_true", help="rehearse at toy size")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[], metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--rows", nargs="+", default=[], metavar="TEXT", help="only steps whose names contain a TEXT")
