@@ -56,7 +56,8 @@ class Plan:
             peak_bytes(tokens, model.n_embd, rows // ranks, element, chunks, compiled=train.compile != "none") / 2**20
             for chunks in (1, CHUNKS)
         ]
-        return f"{train.loss}; up to {sizes[0]:,.0f} MiB if whole, {sizes[1]:,.0f} MiB if chunked"
+        whole, chunked = (f"{size:,.{0 if size >= 10 else 2}f} MiB" for size in sizes)
+        return f"{train.loss}; at its peak {whole} if whole, {chunked} if chunked"
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""

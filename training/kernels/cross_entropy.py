@@ -74,8 +74,9 @@ def reference_backward_(
     for part in _parts(logits):
         values = logits[part, :rows].to(torch.promote_types(logits.dtype, torch.float32))  # float32: no copy
         values.sub_(log_sum_exp[part, None]).exp_()
-        if rows:
-            values.scatter_add_(1, torch.where(here, local, 0)[part, None], -here[part, None].to(values.dtype))
+        if rows:  # not scatter_add_, which has no deterministic form on GPUs
+            row = torch.arange(len(values), device=logits.device)
+            values[row, torch.where(here, local, 0)[part]] -= here[part].to(values.dtype)
         values.mul_(factor[part, None])
         logits[part, :rows] = values
     logits[:, rows:] = 0
