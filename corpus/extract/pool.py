@@ -179,4 +179,5 @@ class _Worker:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._connection.close()
-        await asyncio.to_thread(self._process.wait)
+        # shielded: a wait that is cancelled before its thread begins would leave a zombie
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._process.wait))
