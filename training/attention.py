@@ -8,7 +8,7 @@ compiled graphs hold it as well; on CPUs there is nothing to choose.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from common.errors import ConfigError
 
 KERNELS = ("flash", "cudnn", "efficient", "math")
+_SWITCHES = ("flash", "cudnn", "mem_efficient", "math")  # torch's names of the same
 REPEATABLE = ("flash", "math")
 """Those whose gradients are the same bits in every run under `torch.use_deterministic_algorithms`."""
 
@@ -67,21 +68,12 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
 
 
 def _enabled() -> list[bool]:
-    cuda: Any = torch.backends.cuda
-    return [
-        cuda.flash_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-    ]
+    return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _SWITCHES]
 
 
 def _enable(switches: list[bool]) -> None:
-    cuda = torch.backends.cuda
-    cuda.enable_flash_sdp(switches[0])
-    cuda.enable_cudnn_sdp(switches[1])
-    cuda.enable_mem_efficient_sdp(switches[2])
-    cuda.enable_math_sdp(switches[3])
+    for name, on in zip(_SWITCHES, switches, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
 
 
 def _time(shape: Shape, dtype: torch.dtype, dropout: float) -> float:

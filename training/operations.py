@@ -1,6 +1,6 @@
 """Which operations a run uses where several compute the same: attention's kernel, and kernels of our own.
 
-    chosen = choose_operations(experiment, world, folder)   # once per job, a collective call
+    choose_operations(experiment, world, folder)   # once per job, a collective call
 
 What was measured is kept in MODEL_FOLDER/operations.json and used again by every later start with the same subject:
 device, shapes, types and settings. So a resumed run computes in the same order, whatever else the GPU does that day.
@@ -70,7 +70,7 @@ def _subject(experiment: Experiment, device: torch.device) -> dict[str, Any]:
     """What a choice depends on, as plain data."""
     train = experiment.train
     subject = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "shape": _shape(experiment)._asdict(),
         "dtype": str(_dtype(experiment, device)),

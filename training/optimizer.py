@@ -114,7 +114,9 @@ def _take_step_in_one_pass(
 ) -> None:
     """`take_step` by our own kernel, which reads and writes each tensor once; parameters come with their groups."""
     states, (_, group) = [optimizer.state[parameter] for parameter, _ in pairs], pairs[0]
-    group["taken"] = group.get("taken", steps_taken(optimizer)) + 1  # counted here: the device's count is far away
+    if "taken" not in group:  # counted here from now on: reading the device's count would wait for it
+        group["taken"] = steps_taken(optimizer)
+    group["taken"] += 1
     torch._foreach_add_([state["step"] for state in states], 1.0)
     adamw_(
         [local_shard(parameter.detach()) for parameter, _ in pairs],

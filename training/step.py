@@ -46,8 +46,6 @@ class Session:
     optimizer: torch.optim.AdamW
     streams: RandomStreams
     timers: Timers
-    compiled: bool
-    """Whether the first step compiles the model."""
 
 
 class Step(NamedTuple):

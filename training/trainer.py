@@ -131,9 +131,7 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
             streams.attach(stage, tp)
     parameters = named_parameters(stages)
     optimizer = make_optimizer(parameters.values(), experiment.train)
-    compiled = compile_mode(experiment, world.device) != "none"
-    timers = Timers(world.device)
-    return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, timers, compiled)
+    return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))
 
 
 def _load(session: Session, newest: Manifest | None) -> Progress:
@@ -199,9 +197,10 @@ class Trainer:
         self.heartbeat.beat(iteration, "step")
         begun = time.perf_counter()
         step = train_step(session, iteration, batch, rate, guard.scale, guard.accepts, self.stop.poll())
-        if session.compiled and not self.first_step_reported:
+        if not self.first_step_reported:
             self.first_step_reported = True
-            if session.world.rank == 0:
+            compiled = compile_mode(session.experiment, session.world.device) != "none"
+            if compiled and session.world.rank == 0:
                 say(f"iteration {iteration} took {time.perf_counter() - begun:.0f} s, nearly all of it compilation")
         guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
