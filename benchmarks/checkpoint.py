@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.checkpoint.async_save import CheckpointWriter
-    from training.plan import Plan
+    from training.run_plan import Plan
     from training.step import Session
 
 _COPY = "save: copy of the files"
@@ -259,7 +259,7 @@ def measure(arguments: argparse.Namespace) -> str:
 
     from training.parallel.launch import read_launch
     from training.parallel.process_group import started
-    from training.plan import make_plan
+    from training.run_plan import make_plan
     from training.trainer import open_session
 
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process is intended

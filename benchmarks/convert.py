@@ -125,7 +125,7 @@ def make_ours(folder: Path, model: ModelSettings) -> None:
     """Write iter_0000001 of this toolkit: float32, with moments; values as in `make_megatron`."""
     from convert.sources.find import open_source
     from convert.targets import ours
-    from training.plan import make_plan
+    from training.run_plan import make_plan
 
     make_megatron(folder / "megatron", model)
     job = Job(folder, Size(model, 1, 1))

@@ -34,7 +34,7 @@ from common.errors import JobError
 from common.settings import ParallelSettings
 
 if TYPE_CHECKING:
-    from training.plan import Plan
+    from training.run_plan import Plan
     from training.step import Session
 
 _WARMUP = 1  # steps: allocations and, on a GPU, compilation
@@ -62,7 +62,7 @@ def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
     from training.operations import choose_operations
     from training.parallel.launch import read_launch
     from training.parallel.process_group import started
-    from training.plan import make_plan
+    from training.run_plan import make_plan
     from training.trainer import open_session
 
     with started(read_launch(), job.folder) as world:

@@ -107,7 +107,7 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
     import torch
 
     from training.dataset.batches import BatchForm, read_batch
-    from training.plan import make_plan
+    from training.run_plan import make_plan
 
     device = _device()
     torch.set_num_threads(available_cpus())

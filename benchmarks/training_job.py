@@ -28,7 +28,7 @@ class Size(NamedTuple):
     @property
     def flop_per_token(self) -> int:
         """FLOPs per token of a forward and a backward pass, including padding rows, which every contender computes."""
-        from training.metrics.flops import flops_per_token
+        from training.planning.flops import flops_per_token
 
         return flops_per_token(self.model.model_copy(update={"vocab_size": self.rows}))
 

@@ -20,15 +20,8 @@ PROOF_TOKENS = 64  # convert.proof: two rows of 32
 EVALUATED = 8  # training.evaluation.scoring: windows per forward pass
 
 
-def parameters(model: ModelSettings) -> int:
-    """Parameters of a GPT-2 with tied embeddings, its true vocabulary, no padding."""
-    width = model.n_embd
-    block = 12 * width**2 + 13 * width  # qkv 3, projection 1, MLP 4 + 4; biases and two LayerNorms
-    return model.n_layer * block + 2 * width + (model.vocab_size + model.seq_len) * width
-
-
 def _megabytes(model: ModelSettings, copies: int, extra_bytes: float) -> int:
-    return BASE_MB + round((SPARE * copies * FLOAT * parameters(model) + extra_bytes) / 1e6)
+    return BASE_MB + round((SPARE * copies * FLOAT * model.parameters + extra_bytes) / 1e6)
 
 
 def merge_mb(model: ModelSettings) -> int:

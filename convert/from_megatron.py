@@ -34,7 +34,7 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
     from convert.sources.find import open_source
     from convert.targets import ours
     from training.checkpoint.retention import discard
-    from training.plan import make_plan
+    from training.run_plan import make_plan
 
     folder = settings.model_folder(name)
     if found := checkpoint_folders(folder):

@@ -24,8 +24,8 @@ ALLOWED = {
     "snakemake_executor_plugin_slurm_batch": {"cluster"},
     "snakemake_scheduler_plugin_in_order": set[str](),
 }
-COMMANDS = {"train", "evaluate", "generate", "plan"}
-FOUNDATION = {"kernels", "model", "precision", "model_folder", "leaving"}
+COMMANDS = {"train", "evaluate", "generate", "plan", "run_plan", "probe"}
+FOUNDATION = {"logits_memory", "kernels", "model", "precision", "model_folder", "leaving"}
 
 
 def _layer(module: str) -> int:

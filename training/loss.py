@@ -21,8 +21,6 @@ from training.model import IGNORED
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
-CHUNKS = 8  # parts of a chunked loss: an eighth of the logits, and products that are still large
-
 
 class Vocabulary(NamedTuple):
     """The rows of the token embedding that a rank holds; rows after the true ones are padding."""
@@ -155,16 +153,3 @@ class _Chunked(torch.autograd.Function):
         of_x, of_weight = ctx.saved_tensors
         factor = gradients[0]
         return (of_x * factor).to(of_x.dtype), (of_weight * factor).to(ctx.dtype), None, None, None
-
-
-def peak_bytes(tokens: int, width: int, rows: int, element: int, chunks: int, compiled: bool) -> int:
-    """Bytes that the loss of a micro-batch holds at its peak, beside `x` and the weight.
-
-    `rows` of the vocabulary are local; `element` is the size of a number in the type of the products. Whole: the
-    logits, and compiled their gradient, too. In parts: the logits of one part, and the gradients of the weight, in
-    float32 and as the product gives it, and of `x`.
-    """
-    logits = tokens * rows * element
-    if chunks == 1:
-        return 2 * logits if compiled else logits
-    return logits // chunks + rows * width * (4 + element * (element < 4)) + tokens * width * element

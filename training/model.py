@@ -181,14 +181,6 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def parameter_count(settings: ModelSettings) -> int:
-    """Parameters of the model."""
-    with torch.device("meta"):
-        model = GPT2(settings.model_copy(update={"n_layer": 1}))
-    per_layer = sum(parameter.numel() for parameter in model.h.parameters())
-    return sum(parameter.numel() for parameter in model.parameters()) + (settings.n_layer - 1) * per_layer
-
-
 def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: int) -> Tensor:
     """The initial value of one parameter: a pure function of its name, its shape and the seed.
 

@@ -25,7 +25,7 @@ from training.parallel.device import check_offload
 from training.parallel.launch import Launch, check_world_size, read_launch
 from training.parallel.network import check_interface
 from training.parallel.process_group import QuietExit, before_start, exit_code, started
-from training.plan import make_plan
+from training.run_plan import make_plan
 
 
 def train(settings: Settings, name: str) -> int:

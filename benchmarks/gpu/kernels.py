@@ -63,7 +63,8 @@ def _losses(context: Context, device: "torch.device") -> Iterator[Row]:
     import torch
     from torch.nn import functional as F
 
-    from training.loss import CHUNKS, LossHead, peak_bytes
+    from training.logits_memory import CHUNKS, peak_bytes
+    from training.loss import LossHead
 
     tokens, width, rows, true = (64, 32, 128, 100) if context.toy else (16384, 1024, 50304, 50257)
     x = torch.randn(1, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)

@@ -1,7 +1,7 @@
 """The optimiser step: ours in its variants, a compiled nanoGPT-style loop and transformers, all in the same run.
 
 bfloat16, sequences of 1,024 tokens, the same random words for all. Ours is the trainer's own step, reading its data
-included; MFU is that of training.metrics.flops, 6 (N - wpe) + 12 L h s per token over the device's dense peak (989
+included; MFU is that of training.planning.flops, 6 (N - wpe) + 12 L h s per token over the device's dense peak (989
 TFLOP/s for an H100 or H200); the other share is that of the fastest bfloat16 product measured in the same run. The
 first step compiles; a few steps follow to warm up, then 10 are timed together. The initial weights are drawn on the
 GPU, which takes less of the time that is short.
@@ -205,7 +205,8 @@ def run(item: Item, context: Context) -> Iterator[Row]:
     """The row of a variant."""
     import torch
 
-    from training.metrics.flops import flops_per_token, peak_tflops
+    from training.metrics.peak import peak_tflops
+    from training.planning.flops import flops_per_token
 
     device = torch.device("cuda" if context.gpu else "cpu")
     variant = VARIANTS[item.name]
@@ -238,7 +239,7 @@ def run(item: Item, context: Context) -> Iterator[Row]:
 
 def _planned_loss(job: Job, device: "torch.device") -> float:
     """What the plan says of the loss's peak, in GB."""
-    from training.loss import peak_bytes
+    from training.logits_memory import peak_bytes
     from training.parallel.layout import compile_mode, loss_chunks
 
     experiment, model = job.settings.models["step"], job.size.model

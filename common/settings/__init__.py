@@ -12,6 +12,7 @@ from common.settings.corpus import (
     TokenizeSettings,
     TrainTokenizerSettings,
 )
+from common.settings.gpu import GpuSettings
 from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.run import (
     Settings,
@@ -40,6 +41,7 @@ __all__ = [
     "Experiment",
     "GenerateSettings",
     "GopherSettings",
+    "GpuSettings",
     "LogSettings",
     "ModelSettings",
     "ParallelSettings",

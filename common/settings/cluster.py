@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from common.settings.gpu import GpuSettings
 from common.settings.section import NonNegativeInt, PositiveInt, Section
 
 
@@ -56,6 +57,11 @@ class ClusterSettings(SiteSettings):
     """local: processes on this machine; slurm: a Slurm job, through sbatch."""
     gpus_per_node: NonNegativeInt = 0
     """GPUs per node, one process each; 0 trains on CPUs."""
+    gpu: str = ""
+    """Kind of the GPUs, such as h100 or one of `gpus`: submissions are then checked against its memory. The kinds:
+    `python -m training.plan --list-gpus`. Empty: not checked before the job starts."""
+    gpus: dict[str, GpuSettings] = {}
+    """Further kinds of GPUs by name, for planning."""
     gres: str = ""
     """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
     tasks_per_node: PositiveInt = 8

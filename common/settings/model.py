@@ -29,6 +29,17 @@ class ModelSettings(Section):
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
         return self
 
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one block: c_attn, c_proj and the MLP have 3, 1 and 8 squares of the width."""
+        return 12 * self.n_embd**2 + 13 * self.n_embd
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model, with a tied head."""
+        embeddings = (self.vocab_size + self.seq_len) * self.n_embd
+        return self.n_layer * self.layer_parameters + embeddings + 2 * self.n_embd  # and the last LayerNorm
+
 
 class ParallelSettings(Section):
     """Parallel layout: world size = pipeline x data x tensor."""

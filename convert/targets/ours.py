@@ -11,7 +11,7 @@ from convert.sources.ranks import LINEAR, leaf_of
 from convert.sources.source import MOMENTS, Source
 from training import checkpoint
 from training.checkpoint import Progress, Replicas
-from training.plan import Plan
+from training.run_plan import Plan
 
 
 def write(source: Source, folder: Path, plan: Plan) -> Path:

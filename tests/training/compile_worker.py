@@ -18,7 +18,7 @@ from tests.training.helpers import open_session, settings_of, step_batches
 from training.checkpoint.replicas import compare_replicas
 from training.parallel.launch import read_launch
 from training.parallel.process_group import World, started
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step, validate
 
 STEPS = 2

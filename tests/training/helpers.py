@@ -26,7 +26,7 @@ from training.checkpoint import Progress
 from training.checkpoint.async_save import CheckpointWriter
 from training.dataset.batches import Batch
 from training.parallel.process_group import World
-from training.plan import Plan
+from training.run_plan import Plan
 
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
 

@@ -15,7 +15,7 @@ from tests.training.helpers import Session, open_session, settings_of, step_batc
 from training.parallel.data_parallel import before_backward
 from training.parallel.launch import read_launch
 from training.parallel.process_group import World, started
-from training.plan import Plan, make_plan
+from training.run_plan import Plan, make_plan
 from training.step import train_step
 
 STAGES, PRECISIONS, RECOMPUTE = (0, 1, 2, 3), ("float32", "bfloat16", "float16"), ("none", "selective", "full")

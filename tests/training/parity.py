@@ -33,7 +33,7 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.model_folder import checkpoint_folder
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 
 ALONE = World(0, 1, torch.device("cpu"))
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4}

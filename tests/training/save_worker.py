@@ -14,7 +14,7 @@ from training.checkpoint import Progress
 from training.parallel.dtensor import local_shard
 from training.parallel.launch import read_launch
 from training.parallel.process_group import started
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step
 
 

@@ -14,7 +14,7 @@ from training.monitoring.guard import Guard
 from training.parallel.dtensor import local_shard
 from training.parallel.launch import read_launch
 from training.parallel.process_group import started
-from training.plan import make_plan
+from training.run_plan import make_plan
 
 
 def overflow_forward(session: Session) -> str:

@@ -25,7 +25,7 @@ from training.parallel import layout
 from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.pipeline import Stage
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import step_batches, train_step
 from training.train import main
 from training.trainer import open_session

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training import loss as module
-from training.loss import LossHead, peak_bytes
+from training.logits_memory import peak_bytes
+from training.loss import LossHead
 from training.model import IGNORED
 
 TRUE, ROWS, WIDTH = 211, 256, 48

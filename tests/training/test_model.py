@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from common.settings import ModelSettings
 from training.huggingface.pretrained import from_hugging_face, to_hugging_face
 from training.inference.load import model_from_weights
-from training.model import GPT2, IGNORED, initial_value, parameter_count, summed_loss
+from training.model import GPT2, IGNORED, initial_value, summed_loss
 
 SMALL = ModelSettings(n_layer=3, n_head=4, n_embd=64, seq_len=48, vocab_size=211, dropout=0.0)
 
@@ -60,8 +60,14 @@ def test_logits_and_gradients_equal_those_of_transformers() -> None:
 
 def test_345m_has_the_parameters_that_the_reference_logs_print() -> None:
     medium = ModelSettings(n_layer=24, n_head=16, n_embd=1024)
-    assert parameter_count(medium.model_copy(update={"vocab_size": 50304})) == 354_871_296
-    assert parameter_count(medium) == 354_871_296 - 47 * 1024
+    assert medium.model_copy(update={"vocab_size": 50304}).parameters == 354_871_296
+    assert medium.parameters == 354_871_296 - 47 * 1024
+
+
+@pytest.mark.parametrize("model", [SMALL, ModelSettings(n_layer=2, n_head=2, n_embd=6, seq_len=3, vocab_size=5)])
+def test_parameters_are_counted_as_the_model_has_them(model: ModelSettings) -> None:
+    with torch.device("meta"):
+        assert model.parameters == sum(parameter.numel() for parameter in GPT2(model).parameters())
 
 
 def test_positions_and_ignored_targets_reach_the_loss() -> None:

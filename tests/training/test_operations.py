@@ -13,7 +13,7 @@ from training import attention, operations
 from training.attention import fastest
 from training.kernels import library
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 
 GPU = World(0, 1, torch.device("cuda", 0))
 

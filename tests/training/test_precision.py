@@ -19,7 +19,7 @@ from tests.training.helpers import (
     step_batches,
 )
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step
 from training.train import main
 

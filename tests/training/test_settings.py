@@ -19,7 +19,7 @@ from tests.training.helpers import BYTE_VOCABULARY, byte_documents, write_corpus
 from training.dataset.corpus import split_documents
 from training.optimizer import learning_rate
 from training.parallel.device import check_offload
-from training.plan import make_plan
+from training.run_plan import make_plan
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY}
 

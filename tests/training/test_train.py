@@ -16,11 +16,11 @@ from tests.training.helpers import launch, launch_ok, make_run, run_main
 from training import train
 from training.checkpoint.storage import without_process_group_warning
 from training.leaving import RESUME_ME, TO_CURE
-from training.metrics.flops import flops_per_token
 from training.model_folder import failed_mark
 from training.parallel.launch import Launch
 from training.parallel.lifeline import Failure
 from training.parallel.process_group import QuietExit
+from training.planning.flops import flops_per_token
 from training.train import main
 
 TWO_RANKS = {"parallel": {"tensor": 2}, "model": {"dropout": 0.1}}

@@ -16,7 +16,7 @@ from training.checkpoint import Progress
 from training.optimizer import learning_rate
 from training.parallel.launch import read_launch
 from training.parallel.process_group import World, started
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step, validate
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import InputError
 from common.files import naming, read_rows, write_text
-from training.metrics.flops import CONVENTION
+from training.planning.flops import CONVENTION
 
 TRAIN_COLUMNS = (
     "iteration",
@@ -24,7 +24,7 @@ TRAIN_COLUMNS = (
     "loss_scale",  # of the next step
     "skipped",  # steps since the previous row that were not taken
     "non_finite",  # steps since the previous row with a NaN or infinite loss or gradient
-    "tflops",  # per device, see training.metrics.flops
+    "tflops",  # per device, see training.planning.flops
     "mfu",  # share of the device's peak; empty if the peak is not known
     "memory_mb",  # peak so far over all ranks
 )

@@ -29,12 +29,13 @@ from common.settings import Experiment
 from training.evaluation.scoring import perplexity
 from training.metrics.boards import Board, open_boards
 from training.metrics.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
-from training.metrics.flops import CONVENTION, flops_per_token, peak_tflops
 from training.metrics.memory import memory
+from training.metrics.peak import peak_tflops
 from training.metrics.step_totals import StepTotals
 from training.metrics.timers import PARTS, Timers
 from training.parallel.collectives import all_gather
 from training.parallel.process_group import World
+from training.planning.flops import CONVENTION, flops_per_token
 from training.precision import precision_type
 
 

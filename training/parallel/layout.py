@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.settings import Experiment, ParallelSettings
-from training.loss import CHUNKS, LossHead, peak_bytes
+from training.logits_memory import loss_parts
+from training.loss import LossHead
 from training.model import GPT2, initial_value
 from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, true_shape
-from training.parallel.pipeline import Stage, stage_layers
+from training.parallel.pipeline import Stage
 from training.parallel.recompute import recompute
+from training.parallel.stages import stage_layers
 from training.parallel.tensor_parallel import plain_parameters, split_matrices
 from training.parallel.vocabulary import padded_vocab_size, with_padded_vocabulary
 from training.precision import precision_type
@@ -86,13 +88,11 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
 
 def loss_chunks(experiment: Experiment, device: torch.device) -> int:
     """The number of parts in which the loss is computed."""
-    if experiment.train.loss != "auto" or device.type != "cuda":
-        return CHUNKS if experiment.train.loss == "chunked" else 1
     rows = padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor) // experiment.parallel.tensor
     tokens = experiment.train.micro_batch_size * experiment.model.seq_len
     element = precision_type(experiment.train.precision, device).itemsize
-    whole = peak_bytes(tokens, experiment.model.n_embd, rows, element, chunks=1, compiled=True)
-    return CHUNKS if whole > torch.cuda.get_device_properties(device).total_memory / 4 else 1
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    return loss_parts(experiment.train.loss, tokens * rows * element, memory)
 
 
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:

@@ -20,7 +20,6 @@ import psutil
 from common.console import say, warn
 from common.errors import ConfigError, JobError, LostRankError
 from common.files import write_text
-from common.job_memory import parameters
 from common.settings import Experiment, Settings
 from common.workers import available_cpus
 from training.parallel.launch import check_world_size, node_name, read_launch
@@ -216,7 +215,7 @@ def _time_all_reduces(mesh: "DeviceMesh | None", device: "torch.device") -> dict
 
 def checkpoint_bytes(experiment: Experiment) -> int:
     """The size of one checkpoint, whatever the layout: float32 weights and two moments."""
-    return 4 * _FLOATS * parameters(experiment.model)
+    return 4 * _FLOATS * experiment.model.parameters
 
 
 # ------------------------------------------------------------------------------------------------------- on its own

@@ -25,7 +25,7 @@ from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.model_folder import checkpoint_folder, checkpoint_folders
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step
 from training.train import main as train
 

@@ -40,7 +40,7 @@ from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
 from training.model_folder import checkpoint_folders
 from training.parallel.process_group import World
-from training.plan import Plan, make_plan
+from training.run_plan import Plan, make_plan
 from training.step import train_step
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -19,7 +19,7 @@ from tests.training.checkpoint.planted import Touch, metadata_of, plant_record, 
 from tests.training.helpers import make_run, open_session, run_main, settings_of
 from training import checkpoint
 from training.checkpoint.metadata import RAW, read_metadata
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.train import main
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}

@@ -9,7 +9,7 @@ from tests.training.helpers import make_run, open_session, settings_of, step_bat
 from training.evaluation.scoring import sum_of_losses
 from training.inference.load import model_from_weights
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step, validate
 
 ALONE = World(0, 1, torch.device("cpu"))

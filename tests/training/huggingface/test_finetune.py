@@ -23,7 +23,7 @@ from tests.training.helpers import (
     write_corpus,
 )
 from training.inference.load import load_model
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.train import main
 
 SIZES = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 24, "vocab_size": BYTE_VOCABULARY}

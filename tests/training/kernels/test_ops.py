@@ -9,7 +9,7 @@ import torch
 from tests.training.helpers import Session, make_run, open_session, settings_of, step_batches
 from training.kernels import choice, library
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step
 
 

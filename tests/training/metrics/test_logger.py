@@ -16,7 +16,7 @@ from tests.training.helpers import Session, make_run, open_session, run_main, se
 from training.metrics.logger import MetricsLogger
 from training.metrics.step_totals import StepTotals
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.train import main
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.training.helpers import Session, launch_ok, make_run, open_session, settings_of, step_batches
 from training.parallel.process_group import World
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step
 from training.trainer import _find_non_finite
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from common.settings import ModelSettings
 from training.loss import LossHead
 from training.model import GPT2
-from training.parallel.pipeline import Stage, bubble_share, stage_layers
+from training.parallel.pipeline import Stage
+from training.parallel.stages import bubble_share, stage_layers
 
 
 @given(st.integers(1, 60), st.integers(1, 12))

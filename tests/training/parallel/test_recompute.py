@@ -8,7 +8,7 @@ import torch
 from tests.training.helpers import make_run, open_session, settings_of, step_batches
 from training.parallel.process_group import World
 from training.parallel.recompute import recompute
-from training.plan import make_plan
+from training.run_plan import make_plan
 from training.step import train_step
 
 ALONE = World(0, 1, torch.device("cpu"))

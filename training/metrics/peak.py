@@ -1,23 +1,14 @@
-"""Floating-point operations per token, and the share of a device's peak that they use (MFU).
+"""The peak of a device, and with it the share of it that is used (MFU).
 
-    tflops = flops_per_token(model) * tokens_per_second / world_size / 1e12    # per device
-    mfu = tflops / peak_tflops(device, "bfloat16")                             # None if the peak is 0: not known
-
-A token costs 6 (N - wpe) + 12 L h s: per weight two operations in the forward pass and four in the backward pass, plus
-attention's two products (Chowdhery et al. 2022, appendix B; nanoGPT counts the same). This counts the model's work,
-whatever the layout or kernel: N excludes vocabulary padding, causal attention counts in full although half of it is
-masked, and recomputed activations do not count (including them gives HFU).
+tflops = flops_per_token(model) * tokens_per_second / world_size / 1e12    # per device
+mfu = tflops / peak_tflops(device, "bfloat16")                             # None if the peak is 0: not known
 """
 
 import re
 
 import torch
 
-from common.settings import ModelSettings
-from training.model import parameter_count
 from training.precision import precision_type
-
-CONVENTION = "6N+12Lhs"
 
 # Dense peaks in TFLOP/s: float16 and bfloat16 on tensor cores with float32 accumulation, TF32, plain float32. From
 # NVIDIA's data sheets and architecture papers, whose larger figures are for sparse matrices. The first pattern that
@@ -45,12 +36,6 @@ _PEAKS = (
     (r"\bV100-SXM2-", 125, 15.7, 15.7),
     (r"\bT4$", 65, 8.1, 8.1),
 )
-
-
-def flops_per_token(model: ModelSettings) -> int:
-    """Operations per token, forward and backward."""
-    positions = model.seq_len * model.n_embd  # wpe is only looked up; wte is multiplied in the head
-    return 6 * (parameter_count(model) - positions) + 12 * model.n_layer * model.n_embd * model.seq_len
 
 
 def peak_tflops(device: torch.device, precision: str, override: float = 0) -> float:

@@ -10,7 +10,7 @@ from common.config import load_settings
 from common.errors import ConfigError, InputError, ToolkitError
 from corpus.index import IndexWriter, Meta
 from tests.training.helpers import byte_documents, make_run, settings_of, write_corpus
-from training.plan import Plan, make_plan
+from training.run_plan import Plan, make_plan
 
 
 def blended(folder: Path, *data: tuple[Path, float], **train: object) -> Plan:

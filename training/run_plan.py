@@ -7,7 +7,10 @@ from common.settings import Experiment, Settings, TokenizeSettings
 from common.tables import text_table
 from training.dataset.splits import Splits, open_splits
 from training.huggingface.finetune import check_finetune
+from training.logits_memory import CHUNKS, peak_bytes
 from training.model_folder import checkpoint_folders
+from training.parallel.stages import bubble_share, stage_layers
+from training.parallel.vocabulary import with_padded_vocabulary
 
 
 @dataclass(frozen=True)
@@ -22,17 +25,14 @@ class Plan:
     """A remark on the weights that training starts from."""
 
     def __str__(self) -> str:
-        from training.model import parameter_count  # torch: only after all checks
-        from training.parallel.vocabulary import with_padded_vocabulary
-
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
         padded = with_padded_vocabulary(model, experiment.parallel.tensor)
         samples = train.iterations * train.global_batch_size
         rows = {
             "model": f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
             f"sequence {model.seq_len}",
-            "parameters": f"{parameter_count(model):,} (vocabulary {model.vocab_size:,}; "
-            f"{parameter_count(padded):,} padded to {padded.vocab_size:,})",
+            "parameters": f"{model.parameters:,} (vocabulary {model.vocab_size:,}; "
+            f"{padded.parameters:,} padded to {padded.vocab_size:,})",
             "start": f"weights of {experiment.finetune}{f'; {self.start_note}' * bool(self.start_note)}"
             if experiment.finetune
             else f"random weights, seed {train.seed}",
@@ -47,8 +47,6 @@ class Plan:
 
     def _loss_note(self, rows: int) -> str:
         """How the loss is computed, and the memory that each form takes at its peak."""
-        from training.loss import CHUNKS, peak_bytes
-
         model, train, ranks = self.experiment.model, self.experiment.train, self.experiment.parallel.tensor
         element = 4 if train.precision == "float32" else 2  # auto is bfloat16 where there is a GPU to fill
         tokens = train.micro_batch_size * model.seq_len
@@ -61,8 +59,6 @@ class Plan:
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""
-        from training.parallel.pipeline import bubble_share, stage_layers
-
         experiment, parallel = self.experiment, self.experiment.parallel
         notes = []
         if parallel.tensor > 1 and parallel.sequence_parallel:

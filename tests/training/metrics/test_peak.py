@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from common.settings import ModelSettings
-from training.metrics.flops import flops_per_token, peak_of, peak_tflops
+from training.metrics.peak import peak_of, peak_tflops
+from training.planning.flops import flops_per_token
 
 GPT2_345M = ModelSettings(n_layer=24, n_head=16, n_embd=1024)
 BF16 = torch.bfloat16
