@@ -24,15 +24,18 @@ def render(package: str, template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-def figure_style() -> AbstractContextManager[None]:
-    """Matplotlib's settings for figures of a page: SVG whose text is text, the same figure as the same file."""
+def figure_style(name: str) -> AbstractContextManager[None]:
+    """Matplotlib's settings for a figure of a page: SVG whose text is text, the same figure as the same file.
+
+    `name` keeps the ids of the figures of a page apart.
+    """
     import matplotlib
 
     matplotlib.use("svg")
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings = {
         **dict.fromkeys(inked, _INK),
-        "svg.hashsalt": "page",
+        "svg.hashsalt": name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
         "axes.spines.top": False,
@@ -55,7 +58,11 @@ def as_svg(figure: Any, label: str, titles: Mapping[str, str] | None = None) -> 
     figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
     pyplot.close(figure)
     text = out.getvalue()[out.getvalue().index("<svg") :].replace(_INK, "currentColor")
-    named = {name: f"<g><title>{html.escape(title)}</title>" for name, title in (titles or {}).items()}
-    # the other ids of groups are the same in every figure, and nothing refers to them
-    text = re.sub(r'<g id="([^"]*)">', lambda match: named.get(match[1], "<g>"), text)
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+
+    def group(match: re.Match[str]) -> str:
+        title = (titles or {}).get(match[1])
+        return f"<g{match[2]}>" + (f"<title>{html.escape(title)}</title>" if title else "")
+
+    text = re.sub(r'<g id="([^"]*)"([^>]*)>', group, text)  # nothing refers to groups, and all figures name them alike
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1))

@@ -16,7 +16,7 @@ def _column(path: Path, name: str) -> tuple[list[int], list[float]]:
 
 def loss_curve(model_folder: Path) -> Markup:
     """Training and validation loss over iterations, from train.csv and valid.csv of a model folder."""
-    with figure_style():
+    with figure_style(model_folder.name):
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")

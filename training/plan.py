@@ -25,7 +25,7 @@ from common.tables import text_table
 from training.planning.document import config_text, plan_document
 from training.planning.explain import explain
 from training.planning.layout import Layout
-from training.planning.machines import GIB, Machine, find_gpu, known_gpus
+from training.planning.machines import GIB, Machine, known_gpus, machine
 from training.planning.refusal import does_not_fit, nothing_fits
 from training.planning.search import Prediction, Question, search
 from training.planning.sizes import published_settings
@@ -190,25 +190,17 @@ def read_question(arguments: argparse.Namespace) -> Asked:
     else:
         settings = cli.read_settings(arguments)
     experiment = settings.experiment(arguments.model)
-    machine = _machine(arguments, settings, experiment)
-    question = _question(arguments, experiment, machine)
+    gpus = _machine(arguments, settings)
+    question = _question(arguments, experiment, gpus)
     tokens = arguments.tokens or (experiment.train.iterations * question.global_batch_size * experiment.model.seq_len)
-    return Asked(arguments.model, experiment, Workload.of(experiment, machine), machine, question, tokens)
+    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, question, tokens)
 
 
-def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:
+def _machine(arguments: argparse.Namespace, settings: Settings) -> Machine:
     """The kind of GPU, with the figures that options replace."""
-    cluster = settings.cluster
-    name = arguments.gpu or cluster.gpu or _DEFAULT_GPU
-    gpu = find_gpu(name, cluster.gpus)
-    if arguments.gpu_memory:
-        gpu = gpu.model_copy(update={"memory_gib": arguments.gpu_memory / GIB})
-    if arguments.peak_tflops:
-        halves = {"bfloat16_tflops": arguments.peak_tflops, "float16_tflops": arguments.peak_tflops}
-        single = experiment.train.precision == "float32" or not (gpu.bfloat16_tflops or gpu.float16_tflops)
-        gpu = gpu.model_copy(update={"float32_tflops": arguments.peak_tflops} if single else halves)
-    per_node = arguments.gpus_per_node or cluster.gpus_per_node or gpu.gpus_per_node
-    return Machine(name, int(gpu.memory_gib * GIB), gpu, per_node)
+    cluster, own_figures = settings.cluster, (arguments.gpu_memory, arguments.peak_tflops)
+    name = arguments.gpu or cluster.gpu or ("" if all(own_figures) else _DEFAULT_GPU)
+    return machine(name, cluster.gpus, arguments.gpus_per_node or cluster.gpus_per_node, *own_figures)
 
 
 def _question(arguments: argparse.Namespace, experiment: Experiment, machine: Machine) -> Question:

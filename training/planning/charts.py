@@ -14,6 +14,7 @@ from training.planning.terms import by_part
 
 # readable on white and on black, and apart for the colour-blind when in this order
 COLORS = ("#1f5fa8", "#7fb2e5", "#c2571a", "#3d9a6a", "#b04a86", "#8c8c8c", "#d0a52a")
+_MARKERS = "osD^v"  # points may lie on each other
 _WIDTH = 5.4  # inches: on a telephone still readable
 
 
@@ -21,7 +22,7 @@ def memory_chart(predictions: Sequence[Prediction]) -> Markup:
     """A stacked bar per prediction, against the GPU's memory and the limits of `feasible` and `tight`."""
     titles: dict[str, str] = {}
     memory = predictions[0].machine.memory / GIB
-    with figure_style():
+    with figure_style("memory"):
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=(_WIDTH, 1.2 + 0.5 * len(predictions)), layout="constrained")
@@ -37,9 +38,11 @@ def memory_chart(predictions: Sequence[Prediction]) -> Markup:
             axes.text(0, row - 0.32, f"{row + 1}  {short(prediction.layout)}", fontsize=9)
         for share, name in ((FEASIBLE, f"{FEASIBLE:.0%}"), (TIGHT, f"{TIGHT:.0%}"), (1.0, f"{memory:.0f} GiB")):
             axes.axvline(share * memory, color="#b3261e", linewidth=1.2, linestyle="-" if share == 1 else "--")
-            axes.text(share * memory, -0.75, name, fontsize=9, ha="left" if share == 1 else "right", rotation=0)
+            axes.text(share * memory, -0.75, name, fontsize=9, ha="left" if share == 1 else "right")
         axes.set_ylim(len(predictions) - 0.5, -0.7)
-        axes.set_xlim(0, max(memory, *(prediction.memory_bytes / GIB for prediction in predictions)) * 1.04)
+        axes.set_xlim(
+            0, max(memory, *(prediction.memory_bytes / GIB for prediction in predictions)) * 1.1
+        )  # room for the name
         axes.set_yticks([])
         axes.set_xlabel("GiB per GPU")
         axes.grid(axis="x")
@@ -57,17 +60,18 @@ def roofline_chart(prediction: Prediction) -> Markup:
     highest = max(1e4, *(work.intensity * 2 for work in works))
     ridge = peak / bandwidth
     titles: dict[str, str] = {}
-    with figure_style():
+    with figure_style("roofline"):
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=(_WIDTH, 3.8), layout="constrained")
         axes.loglog([lowest, ridge], [lowest * bandwidth / 1e12, peak / 1e12], color="#8c8c8c")
         axes.loglog([ridge, highest], [peak / 1e12] * 2, color="#8c8c8c")
-        axes.text(highest, peak * 1.12 / 1e12, f"{peak / 1e12:,.0f} TFLOP/s", fontsize=9, ha="right")
-        axes.text(lowest, lowest * bandwidth * 2.2 / 1e12, f"{bandwidth / 1e9:,.0f} GB/s", fontsize=9)
+        axes.text(highest, peak * 1.35 / 1e12, f"{peak / 1e12:,.0f} TFLOP/s", fontsize=9, ha="right")
+        axes.text(lowest, lowest * bandwidth * 8 / 1e12, f"{bandwidth / 1e9:,.0f} GB/s", fontsize=9)
+        axes.set_ylim(top=3 * peak / 1e12)
         for number, work in enumerate(works):
             reached = work.attainable(machine, workload.precision) / 1e12
-            (point,) = axes.plot(work.intensity, reached, "o", color=COLORS[number], label=work.name)
+            (point,) = axes.plot(work.intensity, reached, _MARKERS[number], color=COLORS[number], label=work.name)
             point.set_gid(f"work-{number}")
             titles[f"work-{number}"] = f"{work.name}: {work.intensity:,.1f} FLOP/byte, at most {reached:,.1f} TFLOP/s"
         axes.set_xlabel("operations per byte")

@@ -42,9 +42,9 @@ def changed_keys(given: Prediction, near: Prediction) -> str:
 
 
 def _taken(prediction: Prediction) -> str:
-    """`91.2 of 79.2 GiB per GPU, most of it float32 parameters (40.1 GiB)`."""
+    """`91.2 of 79.2 GiB per GPU (the largest term: float32 parameters, 40.1 GiB)`."""
     largest = max(prediction.memory, key=lambda term: term.value)
     return (
-        f"{prediction.memory_bytes / GIB:.1f} of {prediction.machine.memory / GIB:.1f} GiB per GPU, "
-        f"most of it {largest.name} ({largest.value / GIB:.1f} GiB)"
+        f"{prediction.memory_bytes / GIB:.1f} of {prediction.machine.memory / GIB:.1f} GiB per GPU "
+        f"(the largest term: {largest.name}, {largest.value / GIB:.1f} GiB)"
     )

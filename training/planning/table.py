@@ -67,20 +67,16 @@ def memory_table(predictions: Sequence[Prediction]) -> str:
 
 
 def gpu_table(kinds: Mapping[str, GpuSettings]) -> str:
-    """One line per kind of GPU: memory, dense peaks, bandwidths of its memory and links."""
-    head = ("kind", "GiB", "bfloat16", "float16", "float32", "memory", "in node", "network", "per node", "source")
-    units = ("", "", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "GB/s", "", "")
-    rows = [
-        (
-            name,
-            *(f"{value:g}" if value else "-" for value in (gpu.memory_gib, gpu.bfloat16_tflops)),
-            *(f"{value:g}" if value else "-" for value in (gpu.float16_tflops or gpu.bfloat16_tflops,)),
-            *(f"{value:g}" for value in (gpu.float32_tflops, gpu.memory_gb_per_s, gpu.node_gb_per_s)),
-            *(f"{gpu.network_gb_per_s:g}", str(gpu.gpus_per_node), gpu.source),
-        )
-        for name, gpu in kinds.items()
+    """One line per kind of GPU: memory, dense peaks in TFLOP/s, bandwidths of its memory and links in GB/s."""
+    rows: list[tuple[str, ...]] = [
+        ("kind", "GiB", "bfloat16", "float16", "float32", "memory", "in node", "network", "per node"),
+        ("", "", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "GB/s", ""),
     ]
-    return text_table([head, units, *rows], "l" + "r" * 8)
+    for name, gpu in kinds.items():
+        peaks = (gpu.bfloat16_tflops, gpu.float16_tflops or gpu.bfloat16_tflops, gpu.float32_tflops)
+        rates = (gpu.memory_gb_per_s, gpu.node_gb_per_s, gpu.network_gb_per_s, gpu.gpus_per_node)
+        rows.append((name, *(f"{value:g}" if value else "-" for value in (gpu.memory_gib, *peaks, *rates))))
+    return text_table(rows, "l" + "r" * 8)
 
 
 def hours_for(prediction: Prediction, tokens: float) -> float:
