@@ -13,6 +13,7 @@ formulas, and how well they agree with measurements.
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ class Asked:
     question: Question
     tokens: float
     """Tokens of the whole training."""
+    assumed: bool
+    """No kind of GPU was named."""
 
     @property
     def gpus(self) -> str:
@@ -65,7 +68,8 @@ class Asked:
             ),
             (
                 "GPUs",
-                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, question.gpus)} per node",
+                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, question.gpus)} per node"
+                f"{' (assumed: --gpu names another kind)' * self.assumed}",
             ),
             ("step", f"{'at most ' * question.at_most}{question.global_batch_size:,} samples"),
             ("run", f"{self.tokens / 1e9:,.1f} B tokens"),
@@ -165,7 +169,7 @@ def _answer(asked: Asked, ranked: list[Prediction], arguments: argparse.Namespac
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
         tables = (text_table(asked.facts()), layout_table(shown, asked.tokens), memory_table(shown))
-        print("\n\n".join((*tables, f"1: {reason}")))
+        print("\n\n".join((*tables, textwrap.fill(f"1: {reason}", 118, subsequent_indent="   "))))
         if not arguments.given:
             print(f"{len(ranked)} layouts fit and are not plainly worse than another.")
         if arguments.explain:
@@ -191,9 +195,10 @@ def read_question(arguments: argparse.Namespace) -> Asked:
         settings = cli.read_settings(arguments)
     experiment = settings.experiment(arguments.model)
     gpus = _machine(arguments, settings)
-    question = _question(arguments, experiment, gpus)
+    assumed = gpus.name == _DEFAULT_GPU and not (arguments.gpu or settings.cluster.gpu)
+    question = _question(arguments, experiment, gpus.per_node)
     tokens = arguments.tokens or (experiment.train.iterations * question.global_batch_size * experiment.model.seq_len)
-    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, question, tokens)
+    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, question, tokens, assumed)
 
 
 def _machine(arguments: argparse.Namespace, settings: Settings) -> Machine:
@@ -203,7 +208,7 @@ def _machine(arguments: argparse.Namespace, settings: Settings) -> Machine:
     return machine(name, cluster.gpus, arguments.gpus_per_node or cluster.gpus_per_node, *own_figures)
 
 
-def _question(arguments: argparse.Namespace, experiment: Experiment, machine: Machine) -> Question:
+def _question(arguments: argparse.Namespace, experiment: Experiment, per_node: int) -> Question:
     """The number of GPUs and the batch."""
     parallel, batch = experiment.parallel, arguments.max_global_batch_size or arguments.global_batch_size
     if arguments.given:
@@ -214,12 +219,12 @@ def _question(arguments: argparse.Namespace, experiment: Experiment, machine: Ma
             )
         if experiment.world_size != parallel.pipeline * parallel.data * parallel.tensor:
             raise InputError("--given, but parallel is `auto`; leave --given out to see which layouts there are")
-    gpus = arguments.gpus or (arguments.config and experiment.world_size) or machine.per_node
+    gpus = arguments.gpus or (arguments.config and experiment.world_size) or per_node
     gpus = experiment.world_size if arguments.given else gpus
-    if gpus > machine.per_node and gpus % machine.per_node:
-        below = gpus // machine.per_node * machine.per_node
+    if gpus > per_node and gpus % per_node:
+        below = gpus // per_node * per_node
         raise InputError(
-            f"{gpus} GPUs are no whole nodes of {machine.per_node}; give --gpus {below} or {below + machine.per_node}, "
+            f"{gpus} GPUs are no whole nodes of {per_node}; give --gpus {below} or {below + per_node}, "
             "or another --gpus-per-node"
         )
     size = batch or experiment.train.global_batch_size

@@ -15,7 +15,7 @@ from training.planning.terms import by_part
 # readable on white and on black, and apart for the colour-blind when in this order
 COLORS = ("#1f5fa8", "#7fb2e5", "#c2571a", "#3d9a6a", "#b04a86", "#8c8c8c", "#d0a52a")
 _MARKERS = "osD^v"  # points may lie on each other
-_WIDTH = 5.4  # inches: on a telephone still readable
+_WIDTH = 4.8  # inches: on a telephone still readable
 
 
 def memory_chart(predictions: Sequence[Prediction]) -> Markup:
@@ -35,7 +35,8 @@ def memory_chart(predictions: Sequence[Prediction]) -> Markup:
                 bar.set_gid(f"bar-{row}-{number}")
                 titles[f"bar-{row}-{number}"] = f"{row + 1}: {part} {held:.2f} GiB of {memory:.1f}"
                 left += held
-            axes.text(0, row - 0.32, f"{row + 1}  {short(prediction.layout)}", fontsize=9)
+            name = f"{row + 1}  {short(prediction.layout)}"
+            axes.text(0, row - 0.32, name, fontsize=min(9, 9 * 60 / len(name)))  # 60 letters of 9 pt are as wide
         for share, name in ((FEASIBLE, f"{FEASIBLE:.0%}"), (TIGHT, f"{TIGHT:.0%}"), (1.0, f"{memory:.0f} GiB")):
             axes.axvline(share * memory, color="#b3261e", linewidth=1.2, linestyle="-" if share == 1 else "--")
             axes.text(share * memory, -0.75, name, fontsize=9, ha="left" if share == 1 else "right")
