@@ -230,6 +230,10 @@ def test_the_kinds_of_gpus_are_listed_with_those_of_the_configuration(plan: Plan
         (["--model", "gpt2_345"], "did you mean 'gpt2_345m'?"),
         (["--model", "gpt2_345m", "--gpu", "h10"], "did you mean 'h100"),
         (["--model", "gpt2_345m", "--gpus", "12"], "12 GPUs are no whole nodes of 8; give --gpus 8 or 16"),
+        (
+            ["--model", "gpt2_345m", "--given", "parallel.data=12", "train.global_batch_size=48"],
+            "nodes of 8; give another --gpus-per-node",
+        ),
         (["--model", "gpt2_345m", "--gpu-memory", "80"], "'80' must be a number with its unit"),
         (["--model", "gpt2_345m", "--tokens", "many"], "'many' must be a number of tokens"),
         (["--model", "gpt2_345m", "--peak-tflops", "0"], "must be above 0"),
