@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from common.settings import ParallelSettings
-from training.planning.explain import symbols
+from training.planning.explain import Symbols, symbols, time_symbols
 from training.planning.layout import Layout
 from training.planning.search import Prediction, Question
 from training.planning.table import hours_for
@@ -81,5 +81,12 @@ def _layout(number: int, prediction: Prediction, tokens: float) -> dict[str, Any
             "memory": [term._asdict() for term in prediction.memory],
             "time": [term._asdict() for term in prediction.time],
         },
-        "symbols": {symbol: value for symbol, (value, _) in symbols(prediction.workload, prediction.layout).items()},
+        "symbols": {
+            "all": _values(symbols(prediction.workload, prediction.layout)),
+            "time": _values(time_symbols(prediction)),
+        },
     }
+
+
+def _values(found: Symbols) -> dict[str, float]:
+    return {name: value for name, (value, _) in found.items()}

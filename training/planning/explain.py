@@ -6,13 +6,18 @@ from common.tables import text_table
 from training.parallel.vocabulary import padded_vocab_size
 from training.planning.layout import Layout
 from training.planning.machines import GIB
+from training.planning.rates import rates_of
 from training.planning.search import Prediction
 from training.planning.terms import Term, by_part
+from training.planning.traffic import parameters, ranks, traffic
 from training.planning.workload import Workload
 
+Symbols = dict[str, tuple[float, str]]
+"""The symbols of formulas: their values and meanings."""
 
-def symbols(workload: Workload, layout: Layout) -> dict[str, tuple[float, str]]:
-    """The symbols of the formulas: their values and meanings."""
+
+def symbols(workload: Workload, layout: Layout) -> Symbols:
+    """The symbols of all formulas."""
     model = workload.model
     return {
         "P": (model.parameters, "parameters of the model"),
@@ -31,6 +36,30 @@ def symbols(workload: Workload, layout: Layout) -> dict[str, tuple[float, str]]:
     }
 
 
+def time_symbols(prediction: Prediction) -> Symbols:
+    """The symbols of the formulas of time, beside those of all: the busiest pipeline rank, and rates."""
+    workload, layout, machine = prediction.workload, prediction.layout, prediction.machine
+    first, last = ranks(workload.model.n_layer, layout)
+    rank = first if first.layers > last.layers else last
+    sent, rates, gpu = traffic(workload, layout, machine, rank), rates_of(machine), machine.gpu
+    groups = {"tensor": sent.tensor_ranks, "pipeline": sent.pipeline_ranks, "data": sent.data_ranks}
+    return {
+        "l": (rank.layers, "layers of the pipeline rank"),
+        "n": (round(parameters(workload, layout, rank)[0]), "parameters of the GPU, before ZeRO shards them"),
+        "P": (rates.products * machine.peak_flops(workload.precision) / 1e12, "TFLOP/s of matrix products"),
+        "F": (gpu.float32_tflops, "TFLOP/s of other operations, float32"),
+        "W": (rates.bandwidth * gpu.memory_gb_per_s, "GB/s of memory"),
+        **{
+            f"N {name}": (
+                group.bandwidth / 1e9,
+                f"GB/s between {name}-parallel ranks{' on several nodes' * group.crosses}",
+            )
+            for name, group in groups.items()
+            if group.size > 1
+        },
+    }
+
+
 def explain(prediction: Prediction, published: Iterable[Term] = ()) -> str:
     """The terms of the memory and of a step's time, the published estimates beside them, and the symbols."""
     sources: dict[str, int] = {}
@@ -42,13 +71,19 @@ def explain(prediction: Prediction, published: Iterable[Term] = ()) -> str:
     ]
     if estimates := list(published):
         sections.append(_terms("Published estimates of the memory", estimates, GIB, "GiB", sources))
-    values = symbols(prediction.workload, prediction.layout).items()
-    sections.append(
-        "Symbols\n" + text_table([(name, f"{value:,}", meaning) for name, (value, meaning) in values], "lr")
-    )
+    sections.append(_legend("Symbols", symbols(prediction.workload, prediction.layout)))
+    sections.append(_legend("Symbols of the time", time_symbols(prediction)))
     if sources:
         sections.append("Sources\n" + "\n".join(f"[{number}] {source}" for source, number in sources.items()))
     return "\n\n".join(sections)
+
+
+def _legend(title: str, values: Symbols) -> str:
+    rows = [
+        (name, f"{value:,.6g}" if isinstance(value, float) else f"{value:,}", text)
+        for name, (value, text) in values.items()
+    ]
+    return f"{title}\n{text_table(rows, 'lr')}"
 
 
 def _terms(title: str, terms: list[Term], unit: float, name: str, sources: dict[str, int]) -> str:

@@ -26,7 +26,7 @@ from training.planning.layout import Layout
 from training.planning.machines import Machine
 from training.planning.memory import FEASIBLE, TIGHT, memory_terms, total
 from training.planning.speed import Links, links, speed_terms
-from training.planning.terms import Term
+from training.planning.terms import Term, by_part
 from training.planning.workload import Workload
 
 __all__ = ["Prediction", "Question", "fewest_gpus", "layouts", "nearest", "search", "smallest"]
@@ -128,7 +128,7 @@ def nearest(given: Prediction, question: Question) -> Prediction | None:
     `accumulation` and `schedule` follow from other keys and do not count. Offload is turned on as a last resort.
     """
     least = smallest(given.workload, given.machine, question)
-    if least is None or not least.fits:
+    if least is None or _hopeless(least):
         return None
     before = given.layout._asdict()
     groups: dict[tuple[bool, int], list[Layout]] = {}
@@ -167,10 +167,10 @@ def _fitting(
     workload: Workload, machine: Machine, question: Question, mesh: Layout, offload: bool
 ) -> Iterator[Prediction]:
     """The layouts of a mesh that fit and are worth a look; see `search`."""
-    if (offload and mesh.data == 1) or not _least(workload, machine, question, mesh, offload).fits:
+    if (offload and mesh.data == 1) or _hopeless(_least(workload, machine, question, mesh, offload)):
         return
     stages = [stage for stage in zero_stages(mesh) if stage or not offload]
-    too_large: set[tuple[int, int]] = set()  # (ZeRO stage, recompute); a larger micro-batch fits still less
+    too_large: set[tuple[int, int]] = set()  # (ZeRO stage, recompute): too large with larger micro-batches, too
     for micro, accumulation in batches(question, mesh):
         feasible: list[tuple[int, int]] = []
         for saving in product(stages, range(len(RECOMPUTE))):
@@ -186,10 +186,16 @@ def _fitting(
             prediction = Prediction(workload, layout, machine)
             if prediction.fits:
                 yield prediction
-            else:
+            elif _hopeless(prediction):
                 too_large.add(saving)
             if prediction.verdict == "feasible":
                 feasible.append(saving)
+
+
+def _hopeless(prediction: Prediction) -> bool:
+    """Whether larger micro-batches do not fit either: even without the logits, which they may compute in parts."""
+    logits = by_part(prediction.memory).get("logits and loss", 0.0)
+    return prediction.memory_bytes - logits >= TIGHT * prediction.machine.memory
 
 
 def _no_slower(one: tuple[int, int], other: tuple[int, int]) -> bool:

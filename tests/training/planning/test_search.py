@@ -97,6 +97,16 @@ def test_a_thousand_gpus_and_a_hundred_billion_parameters_take_few_predictions(m
     assert 0 < count() < 2500 < len(list(layouts(workload, where, Question(1024, 1536))))
 
 
+def test_a_micro_batch_whose_logits_are_computed_in_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
+        logits = 0.1 if layout.micro_batch_size >= 4 else 0.5 * layout.micro_batch_size
+        return [Term("parameters", 0.6 * GIB, "", ""), Term("logits and loss", logits * GIB, "", "")]
+
+    monkeypatch.setattr(module, "memory_terms", memory)
+    question = Question(1, 8)
+    assert {prediction.layout.micro_batch_size for prediction in search(WORKLOAD, gpus(1.0), question)} == {4, 8}
+
+
 def test_every_layout_that_is_found_fits_and_is_accepted_by_the_trainer() -> None:
     experiment = Experiment.model_validate({"model": MODEL.model_dump(), "train": {"iterations": 10}})
     found = search(WORKLOAD, machine("a100-40g", {}), Question(48, 480))
