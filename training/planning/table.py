@@ -60,7 +60,7 @@ def memory_table(predictions: Sequence[Prediction]) -> str:
                 *(f"{parts.get(part, 0) / GIB:.2f}" for part in PARTS),
                 f"{prediction.memory_bytes / GIB:.2f}",
                 f"{(memory - prediction.memory_bytes) / GIB:.2f}",
-                f"{prediction.memory_bytes / memory:.0%}",
+                f"{prediction.memory_bytes / memory:.1%}",
             )
         )
     return text_table(rows, "rl" + "r" * 10)
@@ -128,6 +128,9 @@ def why(ranked: Sequence[Prediction]) -> str:
             parts.append(_gain(best, name, next(others, None)))
     if layout.zero_stage:
         parts[-1] += f": it shards {_SHARDED[layout.zero_stage]} over {layout.data} ranks"
+    if layout.offload:
+        host = 16 * best.workload.model.parameters / layout.world_size / GIB  # parameter, gradient and two moments
+        parts.append(f"each GPU needs {host:,.1f} GiB of CPU memory")
     return "; ".join(parts) + "."
 
 
@@ -147,7 +150,9 @@ def _gain(best: Prediction, name: str, other: Prediction | None) -> str:
     gain = best.tokens_per_second / other.tokens_per_second - 1
     if gain < 0.001:
         return f"{name} costs no speed"
-    return f"{gain:.1%} faster than the best without {name}"
+    if gain < 1:
+        return f"{gain:.1%} faster than the best without {name}"
+    return f"{1 + gain:.1f} times as fast as the best without {name}"
 
 
 def _or(names: Iterable[str]) -> str:
