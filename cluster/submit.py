@@ -73,6 +73,8 @@ class Launch:
     minutes: int
     at_end: Sequence[str] = ()
     """Shell commands that prepare the end of a Slurm job's batch script."""
+    options: Sequence[str] = ()
+    """Further options of the module."""
 
     @property
     def folder(self) -> Path:
@@ -87,7 +89,8 @@ class Launch:
     @property
     def command(self) -> str:
         """The command line of one process."""
-        return submission.rank_command(self.snapshot, self.model, self.settings.cluster.container, self.module)
+        container = self.settings.cluster.container
+        return submission.rank_command(self.snapshot, self.model, container, self.module, self.options)
 
     def slurm_executor(self) -> SlurmExecutor:
         """submitit's executor for the Slurm job."""
@@ -123,7 +126,7 @@ def _training(settings: Settings, name: str, snapshot: Path) -> Launch:
     return Launch(settings, name, snapshot, job_name(settings, name), "training.train", minutes, at_end)
 
 
-def _find(folder: Path, name: str, settings: Settings) -> Job | None:
+def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     """The job of a model folder that is still alive: the recorded one, or one that Slurm has and nobody recorded."""
     job = read_job(folder)
     if job is not None:
@@ -170,7 +173,7 @@ def submit(settings: Settings, name: str) -> Job:
         # sbatch has ended.
         fcntl.flock(lock, fcntl.LOCK_EX)
         full_name = job_name(settings, name)
-        if job := _find(folder, full_name, settings):
+        if job := find_job(folder, full_name, settings):
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
         earlier, left_behind = read_job(folder), _left_behind(folder)
