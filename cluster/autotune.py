@@ -29,7 +29,7 @@ from cluster.trials import Result, Trial, read_result, run_trials
 from common import cli
 from common.errors import ConfigError, InputError, JobError
 from common.files import lock, write_text
-from common.settings import Experiment, Settings
+from common.settings import Experiment, ParallelSettings, Settings
 from common.workers import available_cpus
 from training.planning.comparison import error_percent, layout_text, readable_bytes, signed_percent
 from training.planning.cpu import cpu_machine
@@ -159,8 +159,8 @@ def _fastest(name: str, results: Sequence[tuple[Trial, Result]]) -> tuple[Trial,
 
 # ------------------------------------------------------------------------------------------------------------- output
 
-_HEAD = ("", "predicted", "measured tokens/s", "error", "predicted", "measured memory", "error", "layout")
-_WIDTHS = (2, 10, 18, 9, 11, 16, 9)
+_HEAD = ("", "predicted tokens/s", "measured", "error", "predicted memory", "measured", "error", "layout")
+_WIDTHS = (2, 18, 10, 9, 16, 11, 9)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -186,8 +186,11 @@ def _pair(predicted: float, measured: float, form: Any) -> tuple[str, str]:
 
 
 def keys_text(name: str, layout: Layout) -> str:
-    """The configuration keys of a layout as YAML."""
-    return yaml.safe_dump({"models": {name: layout.keys()}}, sort_keys=False)
+    """The configuration keys of a layout as YAML, defaults too, so that they replace those of another layout."""
+    keys = layout.keys()
+    parallel = ParallelSettings.model_validate(keys["parallel"]).model_dump(mode="json")
+    train = {**keys["train"], "accumulation": layout.accumulation}
+    return yaml.safe_dump({"models": {name: {"parallel": parallel, "train": train}}}, sort_keys=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -114,8 +114,8 @@ def run_trials(
             if known is None and not silent:
                 note("the Slurm controller does not answer; still waiting")
             silent = known is None
-            for each in [] if known is None else list(running):
-                if result := _result(each, known, minutes):
+            for each in list(running):
+                if known is not None and (result := _result(each, known, minutes)):
                     running.remove(each)
                     yield each.trial, result
             if running:

@@ -134,8 +134,8 @@ def measure(experiment: Experiment, world: World, machine: Machine, steps: int) 
     speed = experiment.train.global_batch_size * model.seq_len / seconds
     precision = Workload.of(experiment, machine).precision
     mfu = speed * flops_per_token(model) / (world.size * machine.peak_flops(precision))
-    memory = max(all_gather(_memory(session, before)), key=sum)
-    return Figures(*memory, seconds, speed, mfu)
+    parameters, optimizer, others, context = max(all_gather(_memory(session, before)), key=sum)
+    return Figures(parameters, optimizer, others, context, seconds, speed, mfu)
 
 
 def _synchronize(device: "torch.device") -> None:

@@ -1,0 +1,50 @@
+"""The planner's command line becomes that of the command which measures."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import InputError
+from tests.conftest import ROOT
+from training.planning.handover import autotune_command, probe_command
+
+
+def test_a_probe_gets_the_layout_and_no_machine() -> None:
+    argv = "--config c.yaml --model tiny --probe --seq-len 512 --precision=float32 parallel.tensor=2".split()
+    expected = "training.probe --config c.yaml --model tiny model.seq_len=512 train.precision=float32 parallel.tensor=2"
+    assert probe_command(argv) == expected.split()
+    with pytest.raises(InputError, match="--probe measures on the device of this process and takes no --gpu;"):
+        probe_command([*argv, "--gpu", "h100"])
+
+
+def test_autotune_gets_the_question() -> None:
+    argv = (
+        "--config c.yaml --model tiny --gpus 8 --autotune 3 --global-batch-size 64 --write best.yaml train.lr=1".split()
+    )
+    expected = "cluster.autotune --config c.yaml --model tiny --gpus 8 --top 3 train.global_batch_size=64"
+    assert autotune_command(argv) == [*expected.split(), "--write", "best.yaml", "train.lr=1"]
+    assert autotune_command(["--autotune=3", "--max-global-batch-size=9"])[1:] == [
+        *("--top", "3", "--max-global-batch-size", "9"),
+    ]
+    with pytest.raises(InputError, match="configured cluster and takes no --gpu-memory"):
+        autotune_command([*argv, "--gpu-memory", "80GiB"])
+
+
+def test_the_process_is_replaced() -> None:
+    code = (
+        "import os; print(os.getpid()); from training.planning.handover import replace_process;"
+        "replace_process(['training.probe', '--no-such-option'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    output, errors = process.communicate(timeout=60)
+    assert output == f"{process.pid}\n" and process.returncode == 2
+    assert "python -m training.probe: error: " in errors
