@@ -95,7 +95,7 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
 
 def read_settings(workflow: Any) -> Settings:
     """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
-    return _or_exit(lambda: _read_settings(workflow))
+    return or_exit(lambda: _read_settings(workflow))
 
 
 def _read_settings(workflow: Any) -> Settings:
@@ -118,7 +118,7 @@ def _read_settings(workflow: Any) -> Settings:
 
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts, and remove the files of shards that it no longer has."""
-    _or_exit(lambda: _prepare_run(settings))
+    or_exit(lambda: _prepare_run(settings))
 
 
 def _prepare_run(settings: Settings) -> None:
@@ -135,7 +135,7 @@ def _prepare_run(settings: Settings) -> None:
         note(f"{settings.run}: removed {removed} files of shards from {shard_name(settings.shards)} on")
 
 
-def _or_exit(action: Callable[[], Result]) -> Result:
+def or_exit(action: Callable[[], Result]) -> Result:
     """The result of `action`; an error that the user can cure becomes one line and exit code 2, as in every step."""
     try:
         return action()

@@ -75,3 +75,27 @@ def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str
         if any(re.search(pattern, device_name) for pattern in gpu.device_names):
             return name, gpu
     return None
+
+
+def machine(
+    name: str,
+    own: Mapping[str, GpuSettings],
+    per_node: int,
+    memory_bytes: int | None = None,
+    peak_tflops: float | None = None,
+) -> Machine:
+    """GPUs of a kind. A stand-in."""
+    gpu = find_gpu(name, own)
+    return Machine(name, memory_bytes or int(gpu.memory_gib * GIB), gpu, per_node)
+
+
+def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
+    """A machine's CPUs, shared by processes; bytes and FLOP/s of the whole machine. A stand-in."""
+    gpu = GpuSettings(
+        memory_gib=memory / processes / GIB,
+        float32_tflops=flops / processes / 1e12,
+        memory_gb_per_s=20,
+        node_gb_per_s=5,
+        network_gb_per_s=1,
+    )
+    return Machine("cpu", memory // processes, gpu, processes)

@@ -4,7 +4,7 @@ ranked = search(workload, machine, Question(gpus=64, global_batch_size=512))
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Literal
@@ -108,6 +108,23 @@ def nearest(given: Prediction, question: Question) -> Prediction | None:
 
     found = search(given.workload, given.machine, question)
     return min(found, key=lambda prediction: (changes(prediction), prediction.rank), default=None)
+
+
+def smallest(workload: Workload, machine: Machine, question: Question) -> Prediction | None:
+    """The layout that takes the least memory; None if no layout takes the batch. A stand-in."""
+    found = (Prediction(workload, layout, machine) for layout in layouts(workload, machine, question))
+    return min(found, key=lambda prediction: (prediction.memory_bytes, prediction.layout), default=None)
+
+
+def fewest_gpus(workload: Workload, machine: Machine, question: Question) -> int | None:
+    """The least number of GPUs, of the question's doubled and doubled again, on which something fits. A stand-in."""
+    gpus = question.gpus
+    while gpus <= 2**12:
+        found = smallest(workload, machine, replace(question, gpus=gpus))
+        if found is not None and found.fits:
+            return gpus
+        gpus *= 2
+    return None
 
 
 def layouts(workload: Workload, machine: Machine, question: Question) -> Iterator[Layout]:

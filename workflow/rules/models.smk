@@ -3,10 +3,22 @@
 from shlex import quote
 
 from common import job_memory
+from training.planning.auto import prepare
 
 
 localrules:
     train,
+
+
+def fits(model):
+    """True; ends Snakemake in one line if the job's machine cannot hold or finish the training of a model.
+
+    Asked when the DAG is built, so that a laptop does not build a corpus for a model that it cannot train.
+    """
+    finished = settings.model_folder(model) / "done.json"
+    if workflow.is_main_process and not finished.exists():
+        snakefile.or_exit(lambda: prepare(settings, model))
+    return True
 
 
 # Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must survive it.
@@ -16,6 +28,7 @@ rule train:
             f"{source.prefix}.{suffix}"
             for source in settings.datasets(wildcards.model)
             for suffix in ("bin", "idx")
+            if fits(wildcards.model)
         ],
         # A model merged by this workflow, or an existing one.
         start=lambda wildcards: [
