@@ -95,7 +95,7 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
 
 def read_settings(workflow: Any) -> Settings:
     """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
-    return or_exit(lambda: _read_settings(workflow))
+    return _or_exit(lambda: _read_settings(workflow))
 
 
 def _read_settings(workflow: Any) -> Settings:
@@ -116,9 +116,15 @@ def _read_settings(workflow: Any) -> Settings:
     return settings
 
 
+def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
+    """Call `check` if this Snakemake runs jobs or plans them (-n); its ToolkitError becomes one line and exit code 2."""
+    if workflow.is_main_process and (workflow.output_settings.dryrun or snakemake_lock.runs_jobs(sys.argv[1:])):
+        _or_exit(check)
+
+
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts, and remove the files of shards that it no longer has."""
-    or_exit(lambda: _prepare_run(settings))
+    _or_exit(lambda: _prepare_run(settings))
 
 
 def _prepare_run(settings: Settings) -> None:
@@ -135,7 +141,7 @@ def _prepare_run(settings: Settings) -> None:
         note(f"{settings.run}: removed {removed} files of shards from {shard_name(settings.shards)} on")
 
 
-def or_exit(action: Callable[[], Result]) -> Result:
+def _or_exit(action: Callable[[], Result]) -> Result:
     """The result of `action`; an error that the user can cure becomes one line and exit code 2, as in every step."""
     try:
         return action()

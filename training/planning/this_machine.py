@@ -28,6 +28,8 @@ UNKNOWN = "unknown"
 """The name of a GPU of no known kind: its memory is known, its speed is not."""
 _USUAL_CORE = 5e10  # FLOP/s in float32, where only the order of layouts depends on it
 
+_MEASURED = 0.5  # seconds that measuring the speed may take on a busy machine
+
 
 def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
     """Processes of a job: as many as its layout has; with `auto`, as many as were asked for, or one node."""
@@ -71,7 +73,7 @@ def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_
 
 
 @cache
-def float32_rate(size: int = 512, products: int = 4, rounds: int = 4) -> float:
+def float32_rate(size: int = 512, products: int = 4, rounds: int = 8) -> float:
     """FLOP/s of float32 matrix products on all CPUs that this process may use, measured once: about 0.1 s.
 
     Each CPU has a thread of its own, because numpy's library may have been told to use a single one. A round counts by
@@ -87,13 +89,15 @@ def float32_rate(size: int = 512, products: int = 4, rounds: int = 4) -> float:
         for _ in range(products):
             np.matmul(matrix, matrix, result)
 
-    best = float("inf")
+    best, started = float("inf"), time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(rounds):  # the first one starts the threads and loads the library's code
             begun, cpu_begun = time.perf_counter(), time.process_time()
             list(pool.map(multiply, matrices))
             cpu = (time.process_time() - cpu_begun) / threads
             best = min(best, time.perf_counter() - begun, cpu or best)
+            if time.perf_counter() - started > _MEASURED:
+                break
     return 2 * size**3 * products * threads / best
 
 

@@ -1,5 +1,6 @@
 # train -> merge -> evaluate, generate. Every model of the configuration has its own targets.
 
+from functools import cache
 from shlex import quote
 
 from common import job_memory
@@ -10,14 +11,14 @@ localrules:
     train,
 
 
+@cache
 def fits(model):
-    """True; ends Snakemake in one line if the job's machine cannot hold or finish the training of a model.
+    """True; ends Snakemake in one line if the model needs more memory or time than it will have.
 
-    Asked when the DAG is built, so that a laptop does not build a corpus for a model that it cannot train.
+    Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
     """
-    finished = settings.model_folder(model) / "done.json"
-    if workflow.is_main_process and not finished.exists():
-        snakefile.or_exit(lambda: prepare(settings, model))
+    if not (settings.model_folder(model) / "done.json").exists():
+        snakefile.check_before_jobs(workflow, lambda: prepare(settings, model))
     return True
 
 
