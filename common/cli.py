@@ -40,7 +40,7 @@ from common.path_options import (
     regular_file,
     shards,
 )
-from common.settings import Experiment, Settings
+from common.settings import Experiment, Section, Settings
 
 __all__ = [
     "add_input",
@@ -155,23 +155,28 @@ def add_settings(parser: argparse.ArgumentParser, section: str = "") -> None:
     )
 
 
-def add_model_settings(parser: argparse.ArgumentParser) -> None:
+def add_model_settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add `--config FILE --model NAME`, and accept `section.key=value` for that model; see `add_settings`."""
     assert isinstance(parser, _Parser)
     parser.keys = frozenset(Experiment.model_fields)
     parser.set_defaults(overrides=[])
-    parser.add_argument("--config", type=input_path, required=True, metavar="FILE", help="configuration")
+    parser.add_argument("--config", type=input_path, required=required, metavar="FILE", help="configuration")
     parser.add_argument(
         "--model",
-        required=True,
+        required=required,
         metavar="NAME",
         help="name of a model under models: in the configuration; section.key=value replaces one of its keys",
     )
 
 
-def add_key_flag(parser: argparse.ArgumentParser, flag: str, key: str, **options: Any) -> None:
-    """Add a flag that is short for `key=VALUE`; its help is the key's description. `options` go to argparse."""
-    section: Any = Settings
+def add_key_flag(
+    parser: argparse.ArgumentParser, flag: str, key: str, root: type[Section] = Settings, **options: Any
+) -> None:
+    """Add a flag that is short for `key=VALUE`; its help is the key's description. `options` go to argparse.
+
+    `root` is Experiment for the keys of `add_model_settings`.
+    """
+    section: Any = root
     for name in key.split("."):
         field = section.model_fields[name]
         section = field.annotation

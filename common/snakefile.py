@@ -117,7 +117,7 @@ def _read_settings(workflow: Any) -> Settings:
 
 
 def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
-    """Call `check` if this Snakemake runs jobs or plans them (-n); its ToolkitError becomes one line and exit code 2."""
+    """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
     if workflow.is_main_process and (workflow.output_settings.dryrun or snakemake_lock.runs_jobs(sys.argv[1:])):
         _or_exit(check)
 

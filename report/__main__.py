@@ -11,9 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
-
-from common import cli
+from common import cli, page
 from common.config import settings_text
 from common.errors import InputError
 from common.files import read_json, read_text, write_text
@@ -49,11 +47,10 @@ def render(run: Path, settings: Settings | None = None) -> str:
         raise InputError(
             f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
         )
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("report", "."), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("template.html").render(
-        run=str(run),
+    return page.render(
+        "report",
+        "template.html",
+        title=str(run),
         steps=rows,
         corpus=corpus_figures(run, steps, shards),
         models=models,

@@ -16,7 +16,7 @@ from tests.helpers import assert_one_line_error
 COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
     "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "training.train",
-    "training.evaluate",
+    "training.evaluate", "training.plan",
     "training.generate", "training.kernels", "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs",
     "cluster.cancel", "cluster.preflight", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
     "benchmarks.gpu",

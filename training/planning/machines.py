@@ -1,7 +1,7 @@
 """Kinds of GPUs, and the machines that are planned for.
 
-    gpu = find_gpu("h100", settings.cluster.gpus)
-    machine = Machine(gpu, per_node=8)
+    h100s = machine("h100", settings.cluster.gpus, per_node=8)
+    laptop = cpu_machine(processes=2, memory=16 * GIB, flops=200e9)
 
 The kinds stand in machines.yaml beside this file; `cluster.gpus` adds others or replaces them.
 """
@@ -18,6 +18,7 @@ from common.errors import ConfigError
 from common.settings import GpuSettings, closest
 
 GIB = 2**30
+_CPU_MEMORY, _CPU_NODE, _CPU_NETWORK = 10, 5, 1  # GB/s per process: main memory, gloo on one machine, 10 Gb/s Ethernet
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,13 @@ def find_gpu(name: str, own: Mapping[str, GpuSettings]) -> GpuSettings:
 
 
 def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str, GpuSettings] | None:
-    """The kind of a device by the name that its driver reports; None if it is not known."""
+    """The kind of a device by the name that its driver reports; None if it is not known.
+
+    Kinds of the configuration, `own`, come first. Slices of a GPU (MIG) are not known.
+    """
     if " MIG " in device_name:
         return None
-    for name, gpu in {**own, **known_gpus()}.items():
+    for name, gpu in {**own, **{name: gpu for name, gpu in known_gpus().items() if name not in own}}.items():
         if any(re.search(pattern, device_name) for pattern in gpu.device_names):
             return name, gpu
     return None
@@ -80,22 +84,40 @@ def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str
 def machine(
     name: str,
     own: Mapping[str, GpuSettings],
-    per_node: int,
+    per_node: int = 0,
     memory_bytes: int | None = None,
     peak_tflops: float | None = None,
 ) -> Machine:
-    """GPUs of a kind. A stand-in."""
-    gpu = find_gpu(name, own)
-    return Machine(name, memory_bytes or int(gpu.memory_gib * GIB), gpu, per_node)
+    """Nodes of `per_node` GPUs (0: as usual for the kind) of the kind `name`.
+
+    `memory_bytes` and `peak_tflops`, that of half-precision products where the kind has them, replace the kind's. With
+    both, `name` may be empty: everything else is then the known kind's with the nearest peak. Raises ConfigError.
+    """
+    if not name and not (memory_bytes and peak_tflops):
+        raise ConfigError("no kind of GPU: give one with --gpu, or both --gpu-memory and --peak-tflops")
+    gpu = find_gpu(name or _nearest(peak_tflops or 0), own)
+    if peak_tflops:
+        key = next((key for key in ("bfloat16_tflops", "float16_tflops") if getattr(gpu, key)), "float32_tflops")
+        gpu = gpu.model_copy(update={key: peak_tflops})
+    memory = memory_bytes or round(gpu.memory_gib * GIB)
+    return Machine(name or "custom", memory, gpu, per_node or gpu.gpus_per_node)
+
+
+def _nearest(peak_tflops: float) -> str:
+    kinds = {name: gpu.bfloat16_tflops or gpu.float16_tflops for name, gpu in known_gpus().items()}
+    return min(kinds, key=lambda name: max(kinds[name] / peak_tflops, peak_tflops / kinds[name]))
 
 
 def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
-    """A machine's CPUs, shared by processes; bytes and FLOP/s of the whole machine. A stand-in."""
+    """Machines without GPUs, of `processes` processes; `memory` (bytes) and float32 `flops` are of the whole machine."""
+    share = memory // processes
     gpu = GpuSettings(
-        memory_gib=memory / processes / GIB,
+        memory_gib=share / GIB,
         float32_tflops=flops / processes / 1e12,
-        memory_gb_per_s=20,
-        node_gb_per_s=5,
-        network_gb_per_s=1,
+        memory_gb_per_s=_CPU_MEMORY,
+        node_gb_per_s=_CPU_NODE,
+        network_gb_per_s=_CPU_NETWORK,
+        gpus_per_node=processes,
+        source="measured, and bandwidths of a usual server",
     )
-    return Machine("cpu", memory // processes, gpu, processes)
+    return Machine("cpu", share, gpu, processes)

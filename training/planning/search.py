@@ -1,24 +1,37 @@
 """Finds the layouts that fit, and ranks them by their predicted speed.
 
-ranked = search(workload, machine, Question(gpus=64, global_batch_size=512))
+    ranked = search(workload, machine, Question(gpus=64, global_batch_size=512))
+
+Most layouts are never predicted: of those that differ only in ZeRO stage, recompute or micro-batch, one that saves more
+memory is tried only where the ones that save less do not fit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Literal
 
-from common.settings import ParallelSettings
+from training.parallel.stages import bubble_share
+from training.planning.candidates import (
+    RECOMPUTE,
+    Question,
+    batches,
+    layouts,
+    meshes,
+    offload_choices,
+    zero_stages,
+)
 from training.planning.flops import flops_per_token
 from training.planning.layout import Layout
 from training.planning.machines import Machine
 from training.planning.memory import FEASIBLE, TIGHT, memory_terms, total
-from training.planning.speed import speed_terms
+from training.planning.speed import Links, links, speed_terms
 from training.planning.terms import Term
 from training.planning.workload import Workload
 
-_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+__all__ = ["Prediction", "Question", "fewest_gpus", "layouts", "nearest", "search", "smallest"]
+
+_MOST_GPUS = 2**17  # where the search for enough of them ends
 
 
 @dataclass(frozen=True)
@@ -72,54 +85,77 @@ class Prediction:
         return self.tokens_per_second * flops_per_token(self.workload.model) / peak
 
     @property
+    def bubble_share(self) -> float:
+        """The share of the step's time that a GPU waits for other stages of the pipeline."""
+        return bubble_share(self.layout.pipeline, self.layout.virtual_stages, self.layout.accumulation)
+
+    @cached_property
+    def links(self) -> Links:
+        """Bytes that a GPU of the busiest pipeline rank sends per step."""
+        return links(self.workload, self.layout, self.machine)
+
+    @property
     def rank(self) -> tuple[object, ...]:
-        """The order of predictions: feasible before tight, then the fastest; of equals, the simplest layout."""
-        layout = self.layout
-        simplest = (layout.pipeline, layout.tensor, layout.zero_stage, layout.virtual_stages, layout.recompute)
-        return (self.verdict != "feasible", -round(self.tokens_per_second, 3), simplest, layout)
+        """The order of predictions: feasible before tight, then the fastest; of equals, the simplest layout.
 
-
-@dataclass(frozen=True)
-class Question:
-    """What is given; everything else is searched for."""
-
-    gpus: int
-    global_batch_size: int
-    """Samples per step."""
-    at_most: bool = False
-    """The global batch size is an upper bound."""
-    micro_batch_size: int = 0
-    """0: any."""
+        Speeds that agree in four digits count as equal.
+        """
+        layout, speed = self.layout, float(f"{self.tokens_per_second:.4g}")
+        simplest = (layout.pipeline, layout.tensor, layout.zero_stage, layout.virtual_stages)
+        return (self.verdict != "feasible", -speed, simplest, RECOMPUTE.index(layout.recompute), layout)
 
 
 def search(workload: Workload, machine: Machine, question: Question) -> list[Prediction]:
-    """All layouts that fit, best first."""
-    found = (Prediction(workload, layout, machine) for layout in layouts(workload, machine, question))
-    return sorted((prediction for prediction in found if prediction.fits), key=lambda prediction: prediction.rank)
+    """The layouts that fit, best first; offload only where nothing fits without it.
+
+    Left out is what cannot be better than a feasible layout of the list: the same with more recompute, or with a higher
+    ZeRO stage than 1.
+    """
+    found: list[Prediction] = []
+    for offload in offload_choices(machine):
+        if not found:
+            found = [
+                prediction
+                for mesh in meshes(workload, machine, question)
+                for prediction in _fitting(workload, machine, question, mesh, offload)
+            ]
+    return sorted(found, key=lambda prediction: prediction.rank)
 
 
 def nearest(given: Prediction, question: Question) -> Prediction | None:
-    """The layout that fits with the fewest keys changed from `given`; of several, the fastest."""
+    """The layout that fits with the fewest keys changed from `given`; of several, the fastest.
+
+    `accumulation` and `schedule` follow from other keys and do not count. Offload is turned on as a last resort.
+    """
+    least = smallest(given.workload, given.machine, question)
+    if least is None or not least.fits:
+        return None
     before = given.layout._asdict()
-
-    def changes(prediction: Prediction) -> int:
-        after = prediction.layout._asdict()
-        return sum(before[key] != after[key] for key in before if key not in ("accumulation", "schedule"))
-
-    found = search(given.workload, given.machine, question)
-    return min(found, key=lambda prediction: (changes(prediction), prediction.rank), default=None)
+    groups: dict[tuple[bool, int], list[Layout]] = {}
+    for layout in layouts(given.workload, given.machine, question):
+        after = layout._asdict()
+        changes = sum(before[key] != after[key] for key in before if key not in ("accumulation", "schedule"))
+        groups.setdefault((layout.offload > given.layout.offload, changes), []).append(layout)
+    for _, group in sorted(groups.items()):
+        predictions = (Prediction(given.workload, layout, given.machine) for layout in group)
+        if fitting := [prediction for prediction in predictions if prediction.fits]:
+            return min(fitting, key=lambda prediction: prediction.rank)
+    return None
 
 
 def smallest(workload: Workload, machine: Machine, question: Question) -> Prediction | None:
-    """The layout that takes the least memory; None if no layout takes the batch. A stand-in."""
-    found = (Prediction(workload, layout, machine) for layout in layouts(workload, machine, question))
-    return min(found, key=lambda prediction: (prediction.memory_bytes, prediction.layout), default=None)
+    """The layout that takes the least memory; None if no layout takes the batch."""
+    least = (
+        _least(workload, machine, question, mesh, offload_choices(machine)[-1])
+        for mesh in meshes(workload, machine, question)
+    )
+    return min(least, key=lambda prediction: (prediction.memory_bytes, prediction.layout), default=None)
 
 
 def fewest_gpus(workload: Workload, machine: Machine, question: Question) -> int | None:
-    """The least number of GPUs, of the question's doubled and doubled again, on which something fits. A stand-in."""
+    """The least number of GPUs, of the question's doubled and doubled again, on which something fits."""
     gpus = question.gpus
-    while gpus <= 2**12:
+    while gpus <= _MOST_GPUS:
         found = smallest(workload, machine, replace(question, gpus=gpus))
         if found is not None and found.fits:
             return gpus
@@ -127,49 +163,51 @@ def fewest_gpus(workload: Workload, machine: Machine, question: Question) -> int
     return None
 
 
-def layouts(workload: Workload, machine: Machine, question: Question) -> Iterator[Layout]:
-    """Every layout that the trainer accepts for a question, whether it fits or not."""
-    model, gpus = workload.model, question.gpus
-    for tensor, pipeline in product(_divisors(model.n_head), _divisors(gpus)):
-        if gpus % (tensor * pipeline) or tensor > machine.per_node or pipeline > model.n_layer:
-            continue
-        data = gpus // (tensor * pipeline)
-        sliced = tensor > 1 and model.seq_len % tensor == 0  # sequence parallelism only saves
-        for virtual in _virtual_stages(model.n_layer, pipeline):
-            schedule: Literal["1f1b", "interleaved_1f1b"] = "interleaved_1f1b" if virtual > 1 else "1f1b"
-            takes = ParallelSettings(pipeline=pipeline, schedule=schedule, virtual_stages=virtual).takes
-            shares = list(product(*_sharing(data, machine), ("none", "selective", "full")))
-            for micro, accumulation in _batches(question, data, takes):
-                for zero, offload, recompute in shares:
-                    yield Layout(
-                        *(tensor, sliced, pipeline, schedule, virtual, data, zero, offload, micro, accumulation),
-                        recompute=recompute,
-                    )
+def _fitting(
+    workload: Workload, machine: Machine, question: Question, mesh: Layout, offload: bool
+) -> Iterator[Prediction]:
+    """The layouts of a mesh that fit and are worth a look; see `search`."""
+    if (offload and mesh.data == 1) or not _least(workload, machine, question, mesh, offload).fits:
+        return
+    stages = [stage for stage in zero_stages(mesh) if stage or not offload]
+    too_large: set[tuple[int, int]] = set()  # (ZeRO stage, recompute); a larger micro-batch fits still less
+    for micro, accumulation in batches(question, mesh):
+        feasible: list[tuple[int, int]] = []
+        for saving in product(stages, range(len(RECOMPUTE))):
+            if saving in too_large or any(_no_slower(other, saving) for other in feasible):
+                continue
+            layout = mesh._replace(
+                micro_batch_size=micro,
+                accumulation=accumulation,
+                zero_stage=saving[0],
+                offload=offload,
+                recompute=RECOMPUTE[saving[1]],
+            )
+            prediction = Prediction(workload, layout, machine)
+            if prediction.fits:
+                yield prediction
+            else:
+                too_large.add(saving)
+            if prediction.verdict == "feasible":
+                feasible.append(saving)
 
 
-def _sharing(data: int, machine: Machine) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """ZeRO stages and offload."""
-    if data == 1:
-        return (0,), (False,)
-    return (0, 1, 2, 3), (False,)
+def _no_slower(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether the first (ZeRO stage, recompute) saves less memory than the other and is at least as fast.
+
+    Stages 0 and 1 are both tried: 1 communicates as much as 0, and its optimizer has less to do.
+    """
+    return (one[0] == other[0] or 0 < one[0] < other[0]) and one[1] <= other[1]
 
 
-def _batches(question: Question, data: int, takes: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
-    """(micro_batch_size, accumulation)."""
-    for micro in [question.micro_batch_size] if question.micro_batch_size else _MICRO_BATCHES:
-        accumulation, rest = divmod(question.global_batch_size, micro * data)
-        while question.at_most and accumulation > 1 and not takes(accumulation):
-            accumulation -= 1
-        if accumulation and takes(accumulation) and (question.at_most or not rest):
-            yield micro, accumulation
-
-
-def _virtual_stages(n_layer: int, pipeline: int) -> list[int]:
-    """Numbers of stages per rank that split the layers evenly; 1 always."""
-    if pipeline == 1:
-        return [1]
-    return [1, *(number for number in (2, 3, 4, 6, 8) if n_layer % (pipeline * number) == 0)]
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+def _least(workload: Workload, machine: Machine, question: Question, mesh: Layout, offload: bool) -> Prediction:
+    """The layout of a mesh that takes the least memory."""
+    micro, accumulation = next(batches(question, mesh))
+    layout = mesh._replace(
+        micro_batch_size=micro,
+        accumulation=accumulation,
+        zero_stage=zero_stages(mesh)[-1],
+        offload=offload and mesh.data > 1,
+        recompute=RECOMPUTE[-1],
+    )
+    return Prediction(workload, layout, machine)

@@ -1,0 +1,188 @@
+"""The search finds what trying every layout finds, with far fewer predictions; the nearest layout changes least."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from common.settings import Experiment, GpuSettings, ModelSettings
+from training.planning import search as module
+from training.planning.layout import Layout
+from training.planning.machines import GIB, Machine, cpu_machine, machine
+from training.planning.search import Prediction, Question, fewest_gpus, layouts, nearest, search, smallest
+from training.planning.terms import Term
+from training.planning.workload import Workload
+
+MODEL = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024)
+LARGE = ModelSettings(n_layer=96, n_head=96, n_embd=12288, seq_len=2048)
+WORKLOAD = Workload(MODEL, "bfloat16", compiled=True)
+
+
+def gpus(memory_gib: float, per_node: int = 8) -> Machine:
+    kind = GpuSettings(
+        memory_gib=memory_gib,
+        bfloat16_tflops=100,
+        float32_tflops=10,
+        memory_gb_per_s=1000,
+        node_gb_per_s=100,
+        network_gb_per_s=10,
+    )
+    return Machine("ours", int(memory_gib * GIB), kind, per_node)
+
+
+@pytest.fixture
+def simple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world in which every measure costs speed and saves memory: 1 GiB of states, 1 GiB of activations per sample."""
+
+    def memory(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
+        split = layout.tensor * layout.pipeline
+        shards = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0 + layout.data}[layout.zero_stage] * (1 + 9 * layout.offload)
+        kept = {"none": 1.0, "selective": 0.5, "full": 0.1}[layout.recompute]
+        return [
+            Term("parameters", GIB / split / shards, "states", "1 / t p"),
+            Term("activations", kept * layout.micro_batch_size * GIB / layout.tensor, "activations", "b / t"),
+        ]
+
+    def speed(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
+        slower = {"none": 1.0, "selective": 1.1, "full": 1.3}[layout.recompute] * (1 + 0.01 * layout.zero_stage)
+        slower *= (1 + 0.1 * (layout.tensor - 1)) * (1 + 0.2 * (layout.pipeline - 1)) * (1 + layout.offload)
+        work = layout.global_batch_size / layout.world_size
+        return [Term("matrix products", work * slower * (1 + 1 / layout.micro_batch_size), "work", "B / n")]
+
+    monkeypatch.setattr(module, "memory_terms", memory)
+    monkeypatch.setattr(module, "speed_terms", speed)
+
+
+def count_predictions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    calls = 0
+    real = module.memory_terms
+
+    def counted(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
+        nonlocal calls
+        calls += 1
+        return real(workload, layout, machine)
+
+    monkeypatch.setattr(module, "memory_terms", counted)
+    return lambda: calls
+
+
+def best_of_all(workload: Workload, machine: Machine, question: Question) -> Prediction | None:
+    every = (Prediction(workload, layout, machine) for layout in layouts(workload, machine, question))
+    fitting = [prediction for prediction in every if prediction.fits and not prediction.layout.offload]
+    return min(fitting, key=lambda prediction: prediction.rank, default=None)
+
+
+@pytest.mark.parametrize("memory", [0.2, 0.5, 1.2, 3.0, 40.0])
+def test_the_search_finds_the_best_of_all_layouts(simple: None, memory: float) -> None:
+    question = Question(16, 96)
+    best = best_of_all(WORKLOAD, gpus(memory), question)
+    assert best is not None and search(WORKLOAD, gpus(memory), question)[0] == best
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "count", "batch"),
+    [(MODEL, "a100-40g", 8, 512), (MODEL, "v100-16g", 4, 60), (LARGE, "h100", 256, 1536)],
+)
+def test_the_predictions_prune_without_losing_the_best(model: ModelSettings, kind: str, count: int, batch: int) -> None:
+    where, question = machine(kind, {}), Question(count, batch)
+    workload = Workload(model, where.precision, compiled=True)
+    best = best_of_all(workload, where, question)
+    assert best is not None and search(workload, where, question)[0].layout == best.layout
+
+
+def test_a_thousand_gpus_and_a_hundred_billion_parameters_take_few_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, where = Workload(LARGE, "bfloat16", compiled=True), machine("h100", {})
+    count = count_predictions(monkeypatch)
+    assert search(workload, where, Question(1024, 1536))
+    assert 0 < count() < 2500 < len(list(layouts(workload, where, Question(1024, 1536))))
+
+
+def test_every_layout_that_is_found_fits_and_is_accepted_by_the_trainer() -> None:
+    experiment = Experiment.model_validate({"model": MODEL.model_dump(), "train": {"iterations": 10}})
+    found = search(WORKLOAD, machine("a100-40g", {}), Question(48, 480))
+    assert len(found) > 20 and len({prediction.layout for prediction in found}) == len(found)
+    for prediction in found:
+        applied = prediction.layout.apply(experiment)
+        assert prediction.fits and Layout.of(applied) == prediction.layout
+        assert (applied.world_size, applied.train.global_batch_size) == (48, 480)
+        assert prediction.layout.sequence_parallel == (prediction.layout.tensor > 1)
+
+
+def test_feasible_layouts_come_before_tight_ones_and_then_the_fastest(simple: None) -> None:
+    found = search(WORKLOAD, gpus(1.2), Question(16, 96))
+    assert {prediction.verdict for prediction in found} == {"feasible", "tight"}
+    order = [(prediction.verdict == "tight", -float(f"{prediction.tokens_per_second:.4g}")) for prediction in found]
+    assert order == sorted(order)
+
+
+def test_of_equally_fast_layouts_the_simplest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "speed_terms", lambda *_: [Term("matrix products", 1.0, "", "")])
+    best = search(WORKLOAD, gpus(1000), Question(8, 64))[0].layout
+    assert (best.tensor, best.pipeline, best.zero_stage, best.recompute) == (1, 1, 0, "none")
+
+
+def test_the_order_does_not_depend_on_anything_but_the_question(simple: None) -> None:
+    first, second = (search(WORKLOAD, gpus(1.2), Question(16, 96)) for _ in range(2))
+    assert first == second
+
+
+def test_offload_is_the_last_resort_and_needs_a_gpu(simple: None) -> None:
+    assert not any(prediction.layout.offload for prediction in search(WORKLOAD, gpus(1.2), Question(2, 2)))
+    found = search(WORKLOAD, gpus(0.16), Question(2, 2))
+    assert found and all(prediction.layout.offload for prediction in found)
+    laptop = replace(cpu_machine(2, 2 * int(0.16 * GIB), 1e11), per_node=8)
+    assert search(WORKLOAD, laptop, Question(2, 2)) == []
+
+
+def test_the_second_zero_stage_is_left_out_where_it_is_the_first() -> None:
+    stages = {(layout.pipeline > 1, layout.zero_stage) for layout in layouts(WORKLOAD, gpus(80), Question(8, 64))}
+    assert stages == {(piped, stage) for piped in (False, True) for stage in (0, 1, 2, 3)} - {(True, 2)}
+
+
+def test_tensor_ranks_never_leave_their_node() -> None:
+    found = list(layouts(WORKLOAD, gpus(80, per_node=4), Question(24, 48)))
+    assert {layout.tensor for layout in found} == {1, 2, 4}
+
+
+def test_micro_batches_are_all_divisors_of_a_ranks_share() -> None:
+    found = [layout for layout in layouts(WORKLOAD, gpus(80), Question(1, 90)) if layout.recompute == "none"]
+    assert [layout.micro_batch_size for layout in found] == [1, 2, 3, 5, 6, 9, 10, 15, 18, 30, 45, 90]
+    only = list(layouts(WORKLOAD, gpus(80), Question(2, 90, micro_batch_size=5)))
+    assert only and all(layout.micro_batch_size == 5 for layout in only)
+
+
+def test_a_largest_batch_that_nothing_divides_is_used_as_far_as_possible() -> None:
+    assert {layout.data for layout in layouts(WORKLOAD, gpus(80), Question(16, 509))} == {1}
+    found = list(layouts(WORKLOAD, gpus(80), Question(16, 509, at_most=True)))
+    assert {layout.data for layout in found} > {1, 2, 8, 16}
+    assert max(layout.global_batch_size for layout in found if layout.data == 16) == 496  # 16 x 31
+    assert all(layout.global_batch_size <= 509 for layout in found)
+
+
+def test_the_nearest_layout_changes_the_fewest_keys(simple: None) -> None:
+    question, where = Question(8, 64), gpus(1.3)
+    given = Prediction(WORKLOAD, Layout(data=8, micro_batch_size=1, accumulation=8), where)
+    assert not given.fits
+    near = nearest(given, question)
+    assert near is not None and near.fits
+    changed = {key for key, value in near.layout._asdict().items() if value != given.layout._asdict()[key]}
+    assert changed == {"zero_stage"} and near.layout.zero_stage == 3  # 1/12 + 1 of 1.3
+    assert nearest(Prediction(WORKLOAD, given.layout, gpus(0.01)), question) is None
+
+
+def test_the_fewest_gpus_are_the_first_doubling_on_which_something_fits(simple: None) -> None:
+    where, question = gpus(0.1), Question(2, 64)
+    assert search(WORKLOAD, where, question) == []
+    enough = fewest_gpus(WORKLOAD, where, question)
+    assert enough is not None and enough > 2 and enough & (enough - 1) == 0
+    assert search(WORKLOAD, where, replace(question, gpus=enough))
+    assert not search(WORKLOAD, where, replace(question, gpus=enough // 2))
+    assert fewest_gpus(WORKLOAD, gpus(0.0001), question) is None
+
+
+def test_the_smallest_layout_takes_the_least_memory_of_all(simple: None) -> None:
+    where, question = gpus(1.0), Question(8, 64)
+    least = smallest(WORKLOAD, where, question)
+    every = [Prediction(WORKLOAD, layout, where).memory_bytes for layout in layouts(WORKLOAD, where, question)]
+    assert least is not None and least.memory_bytes == min(every)
+    assert smallest(WORKLOAD, where, Question(64, 2)) is None  # no schedule runs so few
