@@ -29,6 +29,8 @@ from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings
 from common.tables import text_table
 from training.model_folder import newest_iteration, stop_file, stopped_mark
+from training.planning.auto import prepare
+from training.planning.this_machine import processes_of
 
 
 def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[int, int]:
@@ -37,9 +39,10 @@ def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings)
     Raises ConfigError if the processes do not fill whole nodes, or if the local executor needs more than one node.
     """
     per_node = cluster.gpus_per_node or cluster.tasks_per_node
-    tasks = min(experiment.world_size, per_node)
-    nodes, rest = divmod(experiment.world_size, tasks)
-    asks = f"models.{name}.parallel asks for {experiment.world_size} processes"
+    processes = processes_of(experiment, cluster)
+    tasks = min(processes, per_node)
+    nodes, rest = divmod(processes, tasks)
+    asks = f"models.{name}.parallel asks for {processes} processes"
     if rest:
         raise ConfigError(
             f"{asks}, which do not fill whole nodes of {per_node}; choose a multiple, or change cluster.gpus_per_node"
@@ -164,8 +167,11 @@ def _remove(files: Mapping[Path, tuple[int, int]]) -> None:
 
 
 def submit(settings: Settings, name: str) -> Job:
-    """Start the training job of a model, or return the one that is still alive."""
-    nodes_and_tasks(name, settings.models[name], settings.cluster)  # its errors come before any file is written
+    """Start the training job of a model, or return the one that is still alive.
+
+    Raises ConfigError, before any file is written, for a model that is too large or too slow for its machine.
+    """
+    settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "submit.lock", "w") as lock:
@@ -186,12 +192,20 @@ def submit(settings: Settings, name: str) -> Job:
         if earlier is None or earlier.snapshot:  # otherwise nobody knows which one it uses
             # the earlier job's stays: an administrator may requeue it
             remove_snapshots(folder, keep={snapshot, *([Path(earlier.snapshot)] if earlier else [])})
-    print(f"{name}: submitted job {job.id} ({settings.models[name].world_size} processes), logs in {job.logs}")
+    processes = processes_of(settings.models[name], settings.cluster)
+    print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
     return job
+
+
+def _checked(settings: Settings, name: str) -> Settings:
+    """The settings that the job gets: their processes fill whole nodes, and the planner has checked the layout."""
+    nodes_and_tasks(name, settings.models[name], settings.cluster)
+    return prepare(settings, name)
 
 
 def describe(settings: Settings, name: str) -> str:
     """What would be submitted: the batch script, or the processes that would be started here."""
+    settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
     launch = _training(settings, name, folder / "snapshots" / "DIGEST")
     if settings.cluster.executor == "slurm":
