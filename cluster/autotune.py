@@ -20,7 +20,6 @@ from contextlib import closing
 from importlib import metadata
 from typing import Any
 
-import psutil
 import yaml
 
 from cluster.snapshot import make_snapshot
@@ -29,33 +28,33 @@ from cluster.trials import Result, Trial, read_result, run_trials
 from common import cli
 from common.errors import ConfigError, InputError, JobError
 from common.files import lock, write_text
-from common.settings import Experiment, ParallelSettings, Settings
+from common.settings import Experiment, Settings
 from common.workers import available_cpus
-from training.planning.comparison import error_percent, layout_text, readable_bytes, signed_percent
-from training.planning.cpu import cpu_machine
-from training.planning.layout import Layout
-from training.planning.machines import GIB, Machine, find_gpu
+from training.planning.comparison import error_percent, readable_bytes, signed_percent
+from training.planning.document import config_keys
+from training.planning.machines import GIB, Machine, cpu_machine, machine
+from training.planning.refusal import nothing_fits
 from training.planning.search import Prediction, Question, search
+from training.planning.table import short
+from training.planning.this_machine import available_memory, processes_of
 from training.planning.workload import Workload
 
-_CORE_FLOPS = 3e10  # FLOP/s of a CPU core in float32; the ranking of layouts hardly depends on it
+_CORE_FLOPS = 5e10  # FLOP/s of a CPU core in float32: a constant, so that the same command finds the same layouts
 
 
 def machine_of(settings: Settings, kind: str) -> Machine:
     """The machine that the configured jobs run on. Raises ConfigError if its kind of GPU is not named."""
     cluster = settings.cluster
     if cluster.gpus_per_node:
-        kind = kind or cluster.gpu
-        if not kind:
+        if not kind and not cluster.gpu:
             raise ConfigError("cluster.gpu: name the kind of GPU, such as h100, or give --gpu")
-        gpu = find_gpu(kind, cluster.gpus)
-        return Machine(kind, round(gpu.memory_gib * GIB), gpu, cluster.gpus_per_node)
+        return machine(kind or cluster.gpu, cluster.gpus, cluster.gpus_per_node)
     if kind:
         raise ConfigError(f"cluster.gpus_per_node is 0, but --gpu is {kind}; set one, or leave --gpu out for CPUs")
-    tasks, cores = cluster.tasks_per_node, cluster.cpus_per_task
-    here = psutil.virtual_memory().total
-    memory = cluster.mem_gb_per_task * tasks * 10**9 if cluster.executor == "slurm" else here
-    return cpu_machine(tasks, memory or here, _CORE_FLOPS * (cores * tasks or available_cpus()))
+    tasks = cluster.tasks_per_node
+    memory = cluster.mem_gb_per_task * tasks * GIB if cluster.executor == "slurm" else 0  # Slurm's G
+    cores = cluster.cpus_per_task * tasks or available_cpus()
+    return cpu_machine(tasks, memory or available_memory(), _CORE_FLOPS * cores)
 
 
 def best_layouts(experiment: Experiment, machine: Machine, question: Question) -> list[tuple[Prediction, Experiment]]:
@@ -95,23 +94,21 @@ def autotune(settings: Settings, name: str, question: Question, options: argpars
     cluster, experiment = settings.cluster, settings.models[name]
     if options.side_by_side > 1 and cluster.executor == "local":
         raise InputError("--side-by-side: jobs on one machine would slow each other down; use cluster.executor: slurm")
-    machine = machine_of(settings, options.gpu)
-    layouts = best_layouts(experiment, machine, question)
+    kind = machine_of(settings, options.gpu)
+    layouts = best_layouts(experiment, kind, question)
     if not layouts:
-        raise ConfigError(
-            f"models.{name}: no layout of {question.gpus} x {machine.name} fits; python -m training.plan says why"
-        )
+        raise ConfigError(f"models.{name}: {nothing_fits(Workload.of(experiment, kind), kind, question)}")
     nodes_and_tasks(name, layouts[0][1], cluster)
     folder = (settings.run / "autotune" / name).resolve()
     trials = [
-        Trial(trial_name(changed, machine, cluster.container, options.steps), prediction, changed, folder)
+        Trial(trial_name(changed, kind, cluster.container, options.steps), prediction, changed, folder)
         for prediction, changed in layouts[: options.top]
     ]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("wb") as file:
         lock(file, f"{folder}: another cluster.autotune of this model is running; wait for it, or stop it")
         print(
-            f"{name}: the best {len(trials)} of {len(layouts)} layouts of {question.gpus} x {machine.name}, "
+            f"{name}: the best {len(trials)} of {len(layouts)} layouts of {question.gpus} x {kind.name}, "
             f"{options.steps} steps each; results in {folder}\n{_row(_HEAD)}",
             flush=True,
         )
@@ -172,7 +169,7 @@ def _row(cells: Sequence[str]) -> str:
 def _print_row(trials: Sequence[Trial], trial: Trial, result: Result, note: str = "") -> None:
     prediction, found = trial.prediction, result.measured
     speed, memory = prediction.tokens_per_second, prediction.memory_bytes
-    layout = layout_text(prediction.layout)
+    layout = short(prediction.layout)
     cells = [str(trials.index(trial) + 1), f"{speed:,.0f}", "-", "-", readable_bytes(memory), "-", "-", layout]
     if found:
         cells[2], cells[3] = _pair(speed, found["tokens_per_second"], "{:,.0f}".format)
@@ -185,14 +182,6 @@ def _pair(predicted: float, measured: float, form: Any) -> tuple[str, str]:
     return form(measured), signed_percent(error_percent(predicted, measured))
 
 
-def keys_text(name: str, layout: Layout) -> str:
-    """The configuration keys of a layout as YAML, defaults too, so that they replace those of another layout."""
-    keys = layout.keys()
-    parallel = ParallelSettings.model_validate(keys["parallel"]).model_dump(mode="json")
-    train = {**keys["train"], "accumulation": layout.accumulation}
-    return yaml.safe_dump({"models": {name: {"parallel": parallel, "train": train}}}, sort_keys=False)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("cluster.autotune", __doc__)
@@ -200,9 +189,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     number = cli.positive_int
     parser.add_argument("--gpus", type=number, metavar="N", help="GPUs, or processes on CPUs (default: as configured)")
     parser.add_argument("--gpu", default="", metavar="KIND", help="their kind (default: cluster.gpu)")
-    parser.add_argument(
-        "--max-global-batch-size", type=number, metavar="N", help="choose the global batch size, too, up to this one"
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument(
+        "--global-batch-size", type=number, metavar="N", help="samples per step (default: as configured)"
     )
+    batch.add_argument("--max-global-batch-size", type=number, metavar="N", help="at most so many samples per step")
+    parser.add_argument("--micro-batch-size", type=number, default=0, metavar="N", help="only this one (default: any)")
     parser.add_argument("--top", type=number, default=5, metavar="K", help="layouts to measure (default 5)")
     parser.add_argument("--steps", type=number, default=5, metavar="N", help="steps to time (default 5)")
     parser.add_argument("--minutes", type=number, default=10, metavar="M", help="time limit of a layout (default 10)")
@@ -213,16 +205,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings, name = cli.read_settings(arguments), arguments.model
     experiment, most = settings.models[name], arguments.max_global_batch_size
     question = Question(
-        arguments.gpus or experiment.world_size, most or experiment.train.global_batch_size, at_most=most is not None
+        arguments.gpus or processes_of(experiment, settings.cluster),
+        most or arguments.global_batch_size or experiment.train.global_batch_size,
+        at_most=most is not None,
+        micro_batch_size=arguments.micro_batch_size,
     )
     trial, result = autotune(settings, name, question, arguments)
     assert result.measured is not None
     layout = trial.prediction.layout
-    print(f"fastest: {layout_text(layout)} with {result.measured['tokens_per_second']:,.0f} tokens/s")
+    text = yaml.safe_dump({"models": {name: config_keys(layout)}}, sort_keys=False)
+    print(f"fastest: {short(layout)} with {result.measured['tokens_per_second']:,.0f} tokens/s")
     if arguments.write is None:
-        print(keys_text(name, layout), end="")
+        print(text, end="")
     else:
-        write_text(arguments.write, keys_text(name, layout))
+        write_text(arguments.write, f"# measured by python -m cluster.autotune\n{text}")
     return 0
 
 

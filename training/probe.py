@@ -26,19 +26,19 @@ from common import cli
 from common.console import say
 from common.errors import ConfigError, InputError, LostRankError
 from common.files import write_json
-from common.settings import Experiment, GpuSettings, Settings
+from common.settings import Experiment, Settings
 from training.leaving import leave_at_once
 from training.parallel.device import check_offload
 from training.parallel.launch import Launch, check_world_size, read_launch
 from training.parallel.network import check_interface
 from training.parallel.process_group import QuietExit, World, before_start, describe, exit_code, started
-from training.planning.comparison import Figures, goals, layout_text, table
-from training.planning.cpu import cpu_machine
-from training.planning.flops import flops_per_token
-from training.planning.layout import Layout
-from training.planning.machines import GIB, Machine, gpu_of_device
+from training.planning.auto import resolve
+from training.planning.check import predict
+from training.planning.comparison import Figures, goals, table
+from training.planning.machines import Machine
 from training.planning.search import Prediction
-from training.planning.workload import Workload
+from training.planning.table import short
+from training.run_plan import machine_of_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,11 +88,12 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
         with started(launch, folder, settings.cluster) as world:
             from training.operations import choose_operations
 
+            experiment, machine = _resolved(settings, name, launch, world)
             choose_operations(experiment, world, folder)
-            machine = machine_of(world.device, launch, settings)
-            measured = measure(experiment, world, machine, steps)
+            memory, seconds = measure(experiment, world, steps)
             if world.rank == 0:
-                _report(experiment, name, machine, measured, steps, output)
+                prediction = predict(experiment, machine)
+                _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
     except LostRankError as error:  # it says nothing about the layout
         return exit_code(error)
     except (Exception, QuietExit) as error:
@@ -100,6 +101,18 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
             _record_failure(output, error.message if isinstance(error, QuietExit) else describe(error))
         raise
     return 0
+
+
+def _resolved(settings: Settings, name: str, launch: Launch, world: World) -> tuple[Experiment, Machine]:
+    """The experiment in its layout, which rank 0 chooses if it is `auto`, and the machine (a collective call)."""
+    from training.parallel.collectives import all_gather, run_on_all_ranks
+
+    def decide() -> tuple[Experiment, Machine]:
+        machine = machine_of_device(world.device, launch, settings.cluster)
+        return resolve(settings, name, machine, world.size).models[name], machine
+
+    decided: list[tuple[Experiment, Machine]] = all_gather(run_on_all_ranks(decide if world.rank == 0 else str))
+    return decided[0]
 
 
 def _record_failure(output: Path, reason: str) -> None:
@@ -111,8 +124,11 @@ def _record_failure(output: Path, reason: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- measuring
 
 
-def measure(experiment: Experiment, world: World, machine: Machine, steps: int) -> Figures:
-    """Build the model, and run `steps` after the first ones (a collective call). `machine` gives the peak for MFU."""
+def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int, int, int, int], float]:
+    """Build the model, and run `steps` after the first ones (a collective call).
+
+    Returns the memory of the fullest process, see `_memory`, and the seconds of a step.
+    """
     from training.parallel.collectives import all_gather
     from training.step import step_batches, train_step
     from training.trainer import open_session
@@ -131,11 +147,8 @@ def measure(experiment: Experiment, world: World, machine: Machine, steps: int) 
             session.timers.collect()
         _synchronize(device)
         seconds = max(all_gather(time.perf_counter() - begun)) / steps
-    speed = experiment.train.global_batch_size * model.seq_len / seconds
-    precision = Workload.of(experiment, machine).precision
-    mfu = speed * flops_per_token(model) / (world.size * machine.peak_flops(precision))
-    parameters, optimizer, others, context = max(all_gather(_memory(session, before)), key=sum)
-    return Figures(parameters, optimizer, others, context, seconds, speed, mfu)
+    memory: tuple[int, int, int, int] = max(all_gather(_memory(session, before)), key=sum)
+    return memory, seconds
 
 
 def _synchronize(device: "torch.device") -> None:
@@ -182,75 +195,17 @@ def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
     return parameters, optimizer, tensors - parameters - optimizer, max(0, taken - tensors)
 
 
-# ------------------------------------------------------------------------------------------------------- the machine
-
-
-def machine_of(device: "torch.device", launch: Launch, settings: Settings) -> Machine:
-    """The machine that this process runs on: its kind of GPU with its real memory, or what is measured here."""
-    import torch
-
-    if device.type == "cpu":
-        speed = launch.local_world_size * _product_flops(device, torch.float32)
-        return cpu_machine(launch.local_world_size, psutil.virtual_memory().total, speed)
-    name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
-    kind, gpu = gpu_of_device(name, settings.cluster.gpus) or (name, _unknown_gpu(device, memory))
-    return Machine(kind, memory, gpu, launch.local_world_size)
-
-
-def _unknown_gpu(device: "torch.device", memory: int) -> GpuSettings:
-    """A kind of GPU that nobody has described: measured products and copies, and the links of an ordinary server."""
-    import torch
-
-    half = torch.cuda.is_bf16_supported(including_emulation=False)
-    source = torch.empty(memory // 16, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    copied = 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)
-    return GpuSettings(
-        memory_gib=memory / GIB,
-        bfloat16_tflops=_product_flops(device, torch.bfloat16) / 1e12 if half else 0,
-        float16_tflops=_product_flops(device, torch.float16) / 1e12,
-        float32_tflops=_product_flops(device, torch.float32) / 1e12,
-        memory_gb_per_s=copied / 1e9,
-        node_gb_per_s=25,  # PCIe 4.0 x16
-        network_gb_per_s=12.5,  # 100 Gbit/s
-    )
-
-
-def _product_flops(device: "torch.device", dtype: "torch.dtype") -> float:
-    """FLOP/s of a large product of matrices."""
-    import torch
-
-    size = 8192 if device.type == "cuda" else 1024
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / _seconds(lambda: left @ right, device)
-
-
-def _seconds(run: Any, device: "torch.device") -> float:
-    """The fastest of three, after one to warm up."""
-    times = []
-    for _ in range(4):
-        _synchronize(device)
-        begun = time.perf_counter()
-        run()
-        _synchronize(device)
-        times.append(time.perf_counter() - begun)
-    return min(times[1:])
-
-
 # ------------------------------------------------------------------------------------------------------------ results
 
 
-def _report(
-    experiment: Experiment, name: str, machine: Machine, measured: Figures, steps: int, output: Path | None
-) -> None:
+def _report(name: str, prediction: Prediction, measured: Figures, steps: int, output: Path | None) -> None:
     """Print the table, and write the JSON file."""
     import torch
 
-    layout = Layout.of(experiment)
-    predicted = Figures.predicted(Prediction(Workload.of(experiment, machine), layout, machine))
-    say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {layout_text(layout)}")
+    layout, machine, predicted = prediction.layout, prediction.machine, Figures.predicted(prediction)
+    say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {short(layout)}")
     say(table(predicted, measured))
-    for line in goals(predicted, measured, machine.device):
+    for line in goals(predicted, measured, machine):
         say(line)
     if output is not None:
         found = {

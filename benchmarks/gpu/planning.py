@@ -66,11 +66,10 @@ def run(item: Item, context: Context) -> Iterator[Row]:
     from training.operations import choose_operations
     from training.parallel.launch import read_launch
     from training.parallel.process_group import started
+    from training.planning.check import predict
     from training.planning.comparison import Figures, error_percent
-    from training.planning.layout import Layout
-    from training.planning.search import Prediction
-    from training.planning.workload import Workload
-    from training.probe import machine_of, measure
+    from training.probe import measure
+    from training.run_plan import machine_of_device
 
     case, launch = CASES[item.name], read_launch()
     device = torch.device("cuda" if context.gpu else "cpu")
@@ -80,13 +79,13 @@ def run(item: Item, context: Context) -> Iterator[Row]:
     try:
         with started(launch, job.folder) as world, patch("training.parallel.layout.initial_value", drawn_on(device)):
             choose_operations(experiment, world, job.folder)
-            machine = machine_of(device, launch, job.settings)
-            measured = measure(experiment, world, machine, _STEPS)
+            prediction = predict(experiment, machine_of_device(device, launch, job.settings.cluster))
+            measured = Figures.measured(*measure(experiment, world, _STEPS), prediction)
     finally:
         enable_attention()
         library.select(())
         clean_up()
-    predicted = Figures.predicted(Prediction(Workload.of(experiment, machine), Layout.of(experiment), machine))
+    predicted = Figures.predicted(prediction)
     yield {
         "size": case.size,
         "micro": case.micro,

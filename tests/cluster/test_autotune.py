@@ -223,7 +223,11 @@ def test_what_slurm_refuses_is_one_line(tmp_path: Path, site: Site) -> None:
         ({}, ["--gpu", "h100"], "cluster.gpus_per_node is 0, but --gpu is h100"),
         ({"gpus_per_node": 8}, ["--gpu", "h1000"], "no GPU kind 'h1000' (did you mean 'h100'?)"),
         ({"gpus_per_node": 3, "gpu": "h100", "executor": "slurm"}, ["--gpus", 4], "do not fill whole nodes of 3"),
-        ({}, ["--gpus", 7, "model.n_layer=1", "train.global_batch_size=8"], "no layout of 7 x cpu fits"),
+        (
+            {},
+            ["--gpus", 7, "model.n_layer=1", "train.global_batch_size=8"],
+            "no layout of 7 GPUs takes 8 samples per step",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ import torch
 
 from common.settings import ModelSettings
 from tests.helpers import assert_one_line_error
-from tests.training.helpers import BYTE_VOCABULARY, Finished, launch, launch_ok, run_main, settings_of, write_config
+from tests.training.helpers import BYTE_VOCABULARY, Finished, launch, launch_ok, run_main, write_config
 from training.leaving import RESUME_ME
-from training.parallel.launch import read_launch
 from training.parallel.vocabulary import with_padded_vocabulary
 from training.planning.flops import flops_per_token
-from training.probe import RandomTokens, machine_of, main
+from training.probe import RandomTokens, main
 
 MODEL = {"n_layer": 2, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY}
 PARAMETERS = with_padded_vocabulary(ModelSettings(**MODEL), 1).parameters
@@ -55,7 +53,7 @@ def test_a_probe_alone_prints_and_writes_predicted_and_measured(
 
 def test_two_processes_share_the_parameters_and_rank_0_speaks(tmp_path: Path) -> None:
     first, second = launch_ok(2, "training.probe", *options(tmp_path, data=2, zero_stage=3))
-    assert second.stdout == "" and "2 x cpu: dp 2 ZeRO 3, batch 2 x 2" in first.stdout
+    assert second.stdout == "" and "2 x cpu: dp 2, ZeRO 3, batch 2 x 2" in first.stdout
     measured = found(tmp_path)["measured"]
     assert measured["parameters"] == pytest.approx(2 * PARAMETERS, rel=0.01)
     model = flops_per_token(ModelSettings(**MODEL))
@@ -85,20 +83,13 @@ def test_a_wrong_number_of_processes_is_one_line_and_the_result(
     assert_one_line_error(result, failed)  # type: ignore[arg-type]
 
 
-def test_a_known_gpu_is_planned_with_its_real_memory_and_an_unknown_one_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, device = settings_of(write_config(tmp_path, {}, {}, {})), torch.device("cuda")
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(total_memory=85 * 10**9))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
-    machine = machine_of(device, read_launch({}), settings)
-    assert (machine.name, machine.memory, machine.per_node) == ("h100", 85 * 10**9, 1)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Another Chip")
-    asked = []
-    unknown = machine.gpu.model_copy(update={"bfloat16_tflops": 7})
-    monkeypatch.setattr("training.probe._unknown_gpu", lambda *given: asked.append(given) or unknown)
-    machine = machine_of(device, read_launch({}), settings)
-    assert machine.name == "Another Chip" and machine.peak_flops("bfloat16") == 7e12 and asked
+def test_two_processes_take_a_layout_that_the_planner_chooses(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {}, {"auto": True}, {"micro_batch_size": 0})
+    output = tmp_path / "out.json"
+    first, _ = launch_ok(2, "training.probe", "--config", config, "--model", "tiny", "--output", output)
+    assert "chosen by the planner" in first.stderr
+    layout = found(tmp_path)["layout"]
+    assert layout["pipeline"] * layout["data"] * layout["tensor"] == 2
 
 
 def test_random_tokens_are_of_the_vocabulary_and_repeatable() -> None:

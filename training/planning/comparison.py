@@ -1,14 +1,17 @@
 """What the planner predicts of a layout, beside what a few steps of it took.
 
-comparison = compare(Figures.predicted(prediction), measured)
+predicted, measured = Figures.predicted(prediction), Figures.measured(memory, seconds, prediction)
+print(table(predicted, measured))
 """
 
 from typing import NamedTuple, Self
 
 from common.tables import text_table
-from training.planning.layout import Layout
+from training.planning.flops import flops_per_token
+from training.planning.machines import Machine
 from training.planning.search import Prediction
 from training.planning.terms import by_part
+from training.planning.this_machine import UNKNOWN
 
 MEMORY_GOAL, TIME_GOAL = 10.0, 15.0  # per cent, on GPUs
 
@@ -42,6 +45,14 @@ class Figures(NamedTuple):
         speed = (prediction.step_seconds, prediction.tokens_per_second, prediction.mfu)
         return cls(parameters, optimizer, sum(parts.values()), context, *speed)
 
+    @classmethod
+    def measured(cls, memory: tuple[float, float, float, float], step_seconds: float, of: Prediction) -> Self:
+        """Of a step in the layout of `of`: the first four figures, and its duration."""
+        model, layout = of.workload.model, of.layout
+        tokens_per_second = layout.global_batch_size * model.seq_len / step_seconds
+        peak = layout.world_size * of.machine.peak_flops(of.workload.precision)
+        return cls(*memory, step_seconds, tokens_per_second, tokens_per_second * flops_per_token(model) / peak)
+
     def plain(self) -> dict[str, float]:
         """As JSON."""
         return {**self._asdict(), "memory": self.memory}
@@ -71,33 +82,23 @@ def table(predicted: Figures, measured: Figures) -> str:
     return text_table(lines, "lrrr")
 
 
-def goals(predicted: Figures, measured: Figures, device: str) -> list[str]:
-    """Whether the goals are reached, a line each; `device` is cuda or cpu."""
-    if device != "cuda":
+def goals(predicted: Figures, measured: Figures, machine: Machine) -> list[str]:
+    """Whether the goals are reached, a line each."""
+    if machine.device != "cuda":
         return [
             f"no GPU: the goals (memory within {MEMORY_GOAL:g} %, time within {TIME_GOAL:g} %) are judged on GPUs only"
         ]
-    judged = {
-        "memory": (predicted.memory, measured.memory, MEMORY_GOAL),
-        "time": (predicted.step_seconds, measured.step_seconds, TIME_GOAL),
-    }
+    judged = {"memory": (predicted.memory, measured.memory, MEMORY_GOAL)}
     lines = []
+    if machine.name == UNKNOWN:
+        lines.append("GPU of no known kind: time and MFU are for the most similar one; describe it under cluster.gpus")
+    else:
+        judged["time"] = (predicted.step_seconds, measured.step_seconds, TIME_GOAL)
     for name, (ours, theirs, goal) in judged.items():
         error = error_percent(ours, theirs)
         reached = error is not None and abs(error) <= goal
         lines.append(f"goal: {name} within {goal:g} %: {signed_percent(error)}, {'' if reached else 'NOT '}reached")
     return lines
-
-
-def layout_text(layout: Layout) -> str:
-    """`tp 2 sp, pp 4 x 2, dp 8 ZeRO 1, batch 4 x 16, selective recompute`; what is not used is left out."""
-    tensor = f"tp {layout.tensor}{' sp' * layout.sequence_parallel}"
-    pipeline = f"pp {layout.pipeline}{f' x {layout.virtual_stages}' * (layout.virtual_stages > 1)}"
-    data = f"dp {layout.data} ZeRO {layout.zero_stage}{' offload' * layout.offload}"
-    used = [(layout.tensor > 1, tensor), (layout.pipeline > 1, pipeline), (layout.data > 1, data)]
-    batch = f"batch {layout.micro_batch_size} x {layout.accumulation}"
-    recompute = [f"{layout.recompute} recompute"] * (layout.recompute != "none")
-    return ", ".join([*(text for uses, text in used if uses), batch, *recompute])
 
 
 def signed_percent(percent: float | None) -> str:

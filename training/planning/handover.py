@@ -17,32 +17,26 @@ from common.errors import InputError
 _BOTH = {
     "--config": "--config",
     "--model": "--model",
-    "--steps": "--steps",
     "--seq-len": "model.seq_len",
     "--precision": "train.precision",
-    "--global-batch-size": "train.global_batch_size",
 }
-_PROBE = {**_BOTH, "--output": "--output"}
-_AUTOTUNE = {
+_PROBE = {
     **_BOTH,
-    "--autotune": "--top",
-    "--gpus": "--gpus",
-    "--gpu": "--gpu",
-    "--max-global-batch-size": "--max-global-batch-size",
-    "--minutes": "--minutes",
-    "--side-by-side": "--side-by-side",
-    "--write": "--write",
+    "--global-batch-size": "train.global_batch_size",
+    "--micro-batch-size": "train.micro_batch_size",
 }
+_SAME = ("--gpus", "--gpu", "--global-batch-size", "--max-global-batch-size", "--micro-batch-size", "--write")
+_AUTOTUNE = {**_BOTH, "--autotune": "--top", **{option: option for option in _SAME}}
 
 
 def probe_command(argv: Sequence[str]) -> list[str]:
     """The command line of `python -m training.probe`, from the planner's with --probe. Raises InputError."""
-    return ["training.probe", *_translated(argv, _PROBE, flag="--probe", where="the device of this process")]
+    return ["training.probe", *_translated(argv, _PROBE, "--probe", "the device of this process")]
 
 
 def autotune_command(argv: Sequence[str]) -> list[str]:
     """The command line of `python -m cluster.autotune`, from the planner's with --autotune K. Raises InputError."""
-    return ["cluster.autotune", *_translated(argv, _AUTOTUNE, flag="--autotune", where="the configured cluster")]
+    return ["cluster.autotune", *_translated(argv, _AUTOTUNE, "--autotune", "the configured cluster")]
 
 
 def replace_process(command: Sequence[str]) -> NoReturn:
@@ -61,7 +55,7 @@ def _translated(argv: Sequence[str], options: Mapping[str, str], flag: str, wher
         if not word.startswith("-"):
             command.append(word)  # section.key=value
             continue
-        if name == flag and name not in options:
+        if word in ("--probe", "--given") and flag == "--probe":
             continue
         if name not in options:
             raise InputError(f"{flag} measures on {where} and takes no {name}; leave one of them out")

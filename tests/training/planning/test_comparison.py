@@ -1,8 +1,13 @@
-from training.planning.comparison import Figures, goals, layout_text, readable_bytes, table
-from training.planning.layout import Layout
+from dataclasses import replace
+
+from training.planning.comparison import Figures, goals, readable_bytes, table
+from training.planning.machines import cpu_machine, machine
 
 GIB = 2**30
 MEASURED = Figures(2 * GIB, 4 * GIB, 8 * GIB, 1 * GIB, 0.2, 50_000, 0.4)
+
+
+H100 = machine("h100", {})
 
 
 def test_a_table_has_every_figure_with_its_error() -> None:
@@ -15,16 +20,12 @@ def test_a_table_has_every_figure_with_its_error() -> None:
 
 def test_goals_are_judged_on_gpus_only() -> None:
     close, far = MEASURED._replace(step=9.4 * GIB, step_seconds=0.171), MEASURED._replace(step=1, step_seconds=0.3)
-    assert [line.rpartition(", ")[2] for line in goals(close, MEASURED, "cuda")] == ["reached", "reached"]
-    assert [line.rpartition(", ")[2] for line in goals(far, MEASURED, "cuda")] == ["NOT reached", "NOT reached"]
-    (line,) = goals(far, MEASURED, "cpu")
+    assert [line.rpartition(", ")[2] for line in goals(close, MEASURED, H100)] == ["reached", "reached"]
+    assert [line.rpartition(", ")[2] for line in goals(far, MEASURED, H100)] == ["NOT reached", "NOT reached"]
+    unknown, memory = goals(far, MEASURED, replace(H100, name="unknown"))
+    assert "cluster.gpus" in unknown and memory.startswith("goal: memory")
+    (line,) = goals(far, MEASURED, cpu_machine(1, 1, 1))
     assert line.startswith("no GPU") and "reached" not in line
-
-
-def test_a_layout_is_written_without_what_it_does_not_use() -> None:
-    assert layout_text(Layout(micro_batch_size=4, accumulation=2)) == "batch 4 x 2"
-    layout = Layout(2, True, 4, "interleaved_1f1b", 2, 8, 1, False, 4, 16, "selective")
-    assert layout_text(layout) == "tp 2 sp, pp 4 x 2, dp 8 ZeRO 1, batch 4 x 16, selective recompute"
 
 
 def test_bytes_are_readable() -> None:

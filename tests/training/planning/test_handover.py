@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -12,7 +13,7 @@ from training.planning.handover import autotune_command, probe_command
 
 
 def test_a_probe_gets_the_layout_and_no_machine() -> None:
-    argv = "--config c.yaml --model tiny --probe --seq-len 512 --precision=float32 parallel.tensor=2".split()
+    argv = "--config c.yaml --model tiny --given --probe --seq-len 512 --precision=float32 parallel.tensor=2".split()
     expected = "training.probe --config c.yaml --model tiny model.seq_len=512 train.precision=float32 parallel.tensor=2"
     assert probe_command(argv) == expected.split()
     with pytest.raises(InputError, match="--probe measures on the device of this process and takes no --gpu;"):
@@ -23,13 +24,31 @@ def test_autotune_gets_the_question() -> None:
     argv = (
         "--config c.yaml --model tiny --gpus 8 --autotune 3 --global-batch-size 64 --write best.yaml train.lr=1".split()
     )
-    expected = "cluster.autotune --config c.yaml --model tiny --gpus 8 --top 3 train.global_batch_size=64"
+    expected = "cluster.autotune --config c.yaml --model tiny --gpus 8 --top 3 --global-batch-size 64"
     assert autotune_command(argv) == [*expected.split(), "--write", "best.yaml", "train.lr=1"]
     assert autotune_command(["--autotune=3", "--max-global-batch-size=9"])[1:] == [
         *("--top", "3", "--max-global-batch-size", "9"),
     ]
-    with pytest.raises(InputError, match="configured cluster and takes no --gpu-memory"):
-        autotune_command([*argv, "--gpu-memory", "80GiB"])
+    for option in ("--gpu-memory", "--given", "--html"):
+        with pytest.raises(InputError, match=f"configured cluster and takes no {option}"):
+            autotune_command([*argv, option])
+
+
+def test_every_option_of_a_handed_over_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["--config", "c.yaml", "--model", "tiny", "--seq-len", "8", "--precision", "float32", "model.n_layer=1"]
+    batch = ["--global-batch-size", "8", "--micro-batch-size", "2"]
+    machine = ["--gpus", "2", "--gpu", "h100", "--write", "best.yaml"]
+
+    class Parsed(Exception):
+        pass
+
+    def parsed(_arguments: object) -> None:
+        raise Parsed
+
+    monkeypatch.setattr("common.cli.read_settings", parsed)
+    for command in (probe_command([*asked, *batch, "--probe"]), autotune_command([*asked, *batch, *machine])):
+        with pytest.raises(Parsed):
+            import_module(command[0]).main(command[1:])
 
 
 def test_the_process_is_replaced() -> None:
