@@ -219,14 +219,12 @@ def _question(arguments: argparse.Namespace, experiment: Experiment, per_node: i
             )
         if experiment.world_size != parallel.pipeline * parallel.data * parallel.tensor:
             raise InputError("--given, but parallel is `auto`; leave --given out to see which layouts there are")
-    gpus = arguments.gpus or (arguments.config and experiment.world_size) or per_node
-    gpus = experiment.world_size if arguments.given else gpus
+    configured = experiment.world_size if arguments.given or arguments.config else 0
+    gpus = arguments.gpus or configured or per_node
     if gpus > per_node and gpus % per_node:
         below = gpus // per_node * per_node
-        raise InputError(
-            f"{gpus} GPUs are no whole nodes of {per_node}; give --gpus {below} or {below + per_node}, "
-            "or another --gpus-per-node"
-        )
+        cure = "" if arguments.given else f"--gpus {below} or {below + per_node}, or "
+        raise InputError(f"{gpus} GPUs are no whole nodes of {per_node}; give {cure}another --gpus-per-node")
     size = batch or experiment.train.global_batch_size
     return Question(gpus, size, arguments.max_global_batch_size is not None, arguments.micro_batch_size or 0)
 

@@ -44,20 +44,23 @@ def explain(prediction: Prediction, published: Iterable[Term] = ()) -> str:
         sections.append(_terms("Published estimates of the memory", estimates, GIB, "GiB", sources))
     values = symbols(prediction.workload, prediction.layout).items()
     sections.append(
-        "Symbols\n" + text_table([(f"  {name}", f"{value:,}", meaning) for name, (value, meaning) in values], "lr")
+        "Symbols\n" + text_table([(name, f"{value:,}", meaning) for name, (value, meaning) in values], "lr")
     )
     if sources:
-        sections.append("Sources\n" + "\n".join(f"  [{number}] {source}" for source, number in sources.items()))
+        sections.append("Sources\n" + "\n".join(f"[{number}] {source}" for source, number in sources.items()))
     return "\n\n".join(sections)
 
 
 def _terms(title: str, terms: list[Term], unit: float, name: str, sources: dict[str, int]) -> str:
-    """A section: each part with its terms, one line each. Numbers the sources in `sources`."""
-    rows: list[tuple[str, ...]] = [("", name, "", "formula")]
-    for part, sum_of_part in by_part(terms).items():
-        of_part = [term for term in terms if term.part == part]
-        rows.append((f"  {part}", f"{sum_of_part / unit:,.3f}", "", ""))
-        for term in of_part:
-            note = f" [{sources.setdefault(term.source, len(sources) + 1)}]" if term.source else ""
-            rows.append(("", f"{term.value / unit:,.3f}", term.name, f"{term.formula}{note}"))
-    return f"{title}\n{text_table(rows, 'lrl')}"
+    """A section: the parts, and below each its terms that are not zero. Numbers the sources in `sources`."""
+    parts = {part: value for part, value in by_part(terms).items() if value}
+    of_parts = [[term for term in terms if term.part == part and term.value] for part in parts]
+    rows = []
+    for term in (term for of_part in of_parts for term in of_part):
+        note = f" [{sources.setdefault(term.source, len(sources) + 1)}]" if term.source else ""
+        rows.append((f"{term.value / unit:,.3f}", term.name, f"{term.formula}{note}"))
+    table = iter(text_table(rows, "r").splitlines())  # one table, so that the columns of all parts are aligned
+    lines = [title]
+    for (part, value), of_part in zip(parts.items(), of_parts, strict=True):
+        lines += [f"{part}: {value / unit:,.3f} {name}", *(f"  {next(table)}" for _ in of_part)]
+    return "\n".join(lines)
