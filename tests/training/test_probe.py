@@ -41,7 +41,7 @@ def test_a_probe_alone_prints_and_writes_predicted_and_measured(
     assert measured["parameters"] == 4 * PARAMETERS
     assert 0 < measured["optimizer"] - 8 * PARAMETERS < 1000, "two moments, and the counts of steps"
     assert measured["tokens_per_second"] == pytest.approx(8 * 16 / measured["step_seconds"])
-    parts = ("parameters", "optimizer", "step", "context")
+    parts = ("parameters", "optimizer", "transient", "context")
     assert measured["memory"] == sum(measured[part] for part in parts) and min(measured.values()) >= 0
     assert measured["context"] > 50e6, "Python and torch"
     assert result["versions"]["torch"] == torch.__version__

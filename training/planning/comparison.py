@@ -22,7 +22,7 @@ class Figures(NamedTuple):
     parameters: float
     optimizer: float
     """The optimiser's state."""
-    step: float
+    transient: float
     """Everything else that tensors take at the peak: gradients, activations, logits and loss, communication."""
     context: float
     """What the process takes from its device beside tensors: the context, libraries, and what the allocator holds."""
@@ -34,7 +34,7 @@ class Figures(NamedTuple):
     @property
     def memory(self) -> float:
         """Everything that the process takes from its device."""
-        return self.parameters + self.optimizer + self.step + self.context
+        return self.parameters + self.optimizer + self.transient + self.context
 
     @classmethod
     def predicted(cls, prediction: Prediction) -> Self:
@@ -69,7 +69,7 @@ def table(predicted: Figures, measured: Figures) -> str:
     rows = {
         "parameters": (predicted.parameters, measured.parameters, size),
         "optimizer": (predicted.optimizer, measured.optimizer, size),
-        "gradients, activations, loss, communication": (predicted.step, measured.step, size),
+        "gradients, activations, loss, communication": (predicted.transient, measured.transient, size),
         "allocator and context": (predicted.context, measured.context, size),
         "memory of the fullest process": (predicted.memory, measured.memory, size),
         "step": (1000 * predicted.step_seconds, 1000 * measured.step_seconds, "{:,.1f} ms".format),

@@ -11,7 +11,7 @@ H100 = machine("h100", {})
 
 
 def test_a_table_has_every_figure_with_its_error() -> None:
-    lines = table(MEASURED._replace(step=9.5 * GIB, step_seconds=0.17), MEASURED).splitlines()
+    lines = table(MEASURED._replace(transient=9.5 * GIB, step_seconds=0.17), MEASURED).splitlines()
     memory = next(line for line in lines if line.startswith("memory of the fullest"))
     assert memory.split()[-6:] == ["16.50", "GiB", "15.00", "GiB", "+10.0", "%"]
     assert next(line for line in lines if line.startswith("step")).split()[1:] == "170.0 ms 200.0 ms -15.0 %".split()
@@ -19,7 +19,10 @@ def test_a_table_has_every_figure_with_its_error() -> None:
 
 
 def test_goals_are_judged_on_gpus_only() -> None:
-    close, far = MEASURED._replace(step=9.4 * GIB, step_seconds=0.171), MEASURED._replace(step=1, step_seconds=0.3)
+    close, far = (
+        MEASURED._replace(transient=9.4 * GIB, step_seconds=0.171),
+        MEASURED._replace(transient=1, step_seconds=0.3),
+    )
     assert [line.rpartition(", ")[2] for line in goals(close, MEASURED, H100)] == ["reached", "reached"]
     assert [line.rpartition(", ")[2] for line in goals(far, MEASURED, H100)] == ["NOT reached", "NOT reached"]
     unknown, memory = goals(far, MEASURED, replace(H100, name="unknown"))
