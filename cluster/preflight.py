@@ -23,6 +23,7 @@ from training.leaving import leave_at_once
 from training.parallel.launch import read_launch
 from training.parallel.preflight import run_preflight
 from training.parallel.process_group import before_start
+from training.planning.this_machine import processes_of
 
 _MINUTES = 10  # the job's time limit: the checks take seconds, importing torch on a cold file system minutes
 _POLL = 1.0
@@ -63,9 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch = read_launch()
     with before_start(launch):
         settings = cli.read_settings(arguments)
-    if launch.launcher == "single" and (
-        settings.cluster.executor == "slurm" or settings.models[arguments.model].world_size > 1
-    ):
+    processes = processes_of(settings.models[arguments.model], settings.cluster)
+    if launch.launcher == "single" and (settings.cluster.executor == "slurm" or processes > 1):
         return submit(settings, arguments.model)
     return run_preflight(settings, arguments.model)
 

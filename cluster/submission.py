@@ -26,11 +26,13 @@ _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit bef
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
-def rank_command(snapshot: Path, name: str, container: str = "", module: str = "training.train") -> str:
-    """The command line of one rank: the trainer, or another module with its options, from a snapshot."""
+def rank_command(
+    snapshot: Path, name: str, container: str = "", module: str = "training.train", options: Sequence[str] = ()
+) -> str:
+    """The command line of one rank: the trainer, or another module with more options, from a snapshot."""
     settings = ["--config", str(snapshot / "settings.yaml"), "--model", name]
     python = [*shlex.split(container), "python"] if container else [sys.executable]
-    return shlex.join([*python, "-u", "-m", module, *settings])
+    return shlex.join([*python, "-u", "-m", module, *settings, *options])
 
 
 def python_path(snapshot: Path) -> dict[str, str]:

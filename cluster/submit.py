@@ -29,6 +29,8 @@ from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings
 from common.tables import text_table
 from training.model_folder import newest_iteration, stop_file, stopped_mark
+from training.planning.auto import prepare
+from training.planning.this_machine import processes_of
 
 
 def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[int, int]:
@@ -37,9 +39,10 @@ def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings)
     Raises ConfigError if the processes do not fill whole nodes, or if the local executor needs more than one node.
     """
     per_node = cluster.gpus_per_node or cluster.tasks_per_node
-    tasks = min(experiment.world_size, per_node)
-    nodes, rest = divmod(experiment.world_size, tasks)
-    asks = f"models.{name}.parallel asks for {experiment.world_size} processes"
+    processes = processes_of(experiment, cluster)
+    tasks = min(processes, per_node)
+    nodes, rest = divmod(processes, tasks)
+    asks = f"models.{name}.parallel asks for {processes} processes"
     if rest:
         raise ConfigError(
             f"{asks}, which do not fill whole nodes of {per_node}; choose a multiple, or change cluster.gpus_per_node"
@@ -73,6 +76,8 @@ class Launch:
     minutes: int
     at_end: Sequence[str] = ()
     """Shell commands that prepare the end of a Slurm job's batch script."""
+    options: Sequence[str] = ()
+    """Further options of the module."""
 
     @property
     def folder(self) -> Path:
@@ -87,7 +92,8 @@ class Launch:
     @property
     def command(self) -> str:
         """The command line of one process."""
-        return submission.rank_command(self.snapshot, self.model, self.settings.cluster.container, self.module)
+        container = self.settings.cluster.container
+        return submission.rank_command(self.snapshot, self.model, container, self.module, self.options)
 
     def slurm_executor(self) -> SlurmExecutor:
         """submitit's executor for the Slurm job."""
@@ -123,7 +129,7 @@ def _training(settings: Settings, name: str, snapshot: Path) -> Launch:
     return Launch(settings, name, snapshot, job_name(settings, name), "training.train", minutes, at_end)
 
 
-def _find(folder: Path, name: str, settings: Settings) -> Job | None:
+def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     """The job of a model folder that is still alive: the recorded one, or one that Slurm has and nobody recorded."""
     job = read_job(folder)
     if job is not None:
@@ -161,8 +167,11 @@ def _remove(files: Mapping[Path, tuple[int, int]]) -> None:
 
 
 def submit(settings: Settings, name: str) -> Job:
-    """Start the training job of a model, or return the one that is still alive."""
-    nodes_and_tasks(name, settings.models[name], settings.cluster)  # its errors come before any file is written
+    """Start the training job of a model, or return the one that is still alive.
+
+    Raises ConfigError, before any file is written, for a model that is too large or too slow for its machine.
+    """
+    settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "submit.lock", "w") as lock:
@@ -170,7 +179,7 @@ def submit(settings: Settings, name: str) -> Job:
         # sbatch has ended.
         fcntl.flock(lock, fcntl.LOCK_EX)
         full_name = job_name(settings, name)
-        if job := _find(folder, full_name, settings):
+        if job := find_job(folder, full_name, settings):
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
         earlier, left_behind = read_job(folder), _left_behind(folder)
@@ -183,12 +192,20 @@ def submit(settings: Settings, name: str) -> Job:
         if earlier is None or earlier.snapshot:  # otherwise nobody knows which one it uses
             # the earlier job's stays: an administrator may requeue it
             remove_snapshots(folder, keep={snapshot, *([Path(earlier.snapshot)] if earlier else [])})
-    print(f"{name}: submitted job {job.id} ({settings.models[name].world_size} processes), logs in {job.logs}")
+    processes = processes_of(settings.models[name], settings.cluster)
+    print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
     return job
+
+
+def _checked(settings: Settings, name: str) -> Settings:
+    """The settings that the job gets: their processes fill whole nodes, and the planner has checked the layout."""
+    nodes_and_tasks(name, settings.models[name], settings.cluster)
+    return prepare(settings, name)
 
 
 def describe(settings: Settings, name: str) -> str:
     """What would be submitted: the batch script, or the processes that would be started here."""
+    settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
     launch = _training(settings, name, folder / "snapshots" / "DIGEST")
     if settings.cluster.executor == "slurm":

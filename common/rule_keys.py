@@ -19,7 +19,7 @@ _RUNNING = {"parallel", "watch", "log", "time_limit_minutes"}
 _TRAIN_RUNNING = {
     *("micro_batch_size", "accumulation", "recompute", "compile", "readers", "log_interval", "eval_interval"),
     *("attention", "loss", "kernels", "deterministic"),
-    *("eval_batches", "save_interval", "async_save", "keep_last", "keep_every"),
+    *("eval_batches", "save_interval", "async_save", "keep_last", "keep_every", "allow_slow", "allow_tight"),
 }
 
 

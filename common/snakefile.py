@@ -116,6 +116,12 @@ def _read_settings(workflow: Any) -> Settings:
     return settings
 
 
+def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
+    """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
+    if workflow.is_main_process and (workflow.output_settings.dryrun or snakemake_lock.runs_jobs(sys.argv[1:])):
+        _or_exit(check)
+
+
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts, and remove the files of shards that it no longer has."""
     _or_exit(lambda: _prepare_run(settings))

@@ -16,10 +16,10 @@ from tests.helpers import assert_one_line_error
 COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
     "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "training.train",
-    "training.evaluate", "training.plan",
+    "training.evaluate", "training.plan", "training.probe",
     "training.generate", "training.kernels", "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs",
-    "cluster.cancel", "cluster.preflight", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
-    "benchmarks.gpu",
+    "cluster.cancel", "cluster.preflight", "cluster.autotune", "report", "demo", "demo.build", "demo.serve",
+    "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
 PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "training.kernels", "report", "demo", "benchmarks.gpu")
 

@@ -1,16 +1,28 @@
 """What a run will do: its settings and data, checked and printed before it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
-from common.settings import Experiment, Settings, TokenizeSettings
+from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
 from common.tables import text_table
 from training.dataset.splits import Splits, open_splits
 from training.huggingface.finetune import check_finetune
-from training.logits_memory import CHUNKS, peak_bytes
-from training.model_folder import checkpoint_folders
+from training.model_folder import checkpoint_folders, newest_iteration
+from training.parallel.collectives import all_gather, run_on_all_ranks
+from training.parallel.device import threads_of
+from training.parallel.launch import Launch
 from training.parallel.stages import bubble_share, stage_layers
 from training.parallel.vocabulary import with_padded_vocabulary
+from training.planning.auto import resolve
+from training.planning.check import check_fits, predicted_rows
+from training.planning.machines import Machine
+from training.planning.this_machine import this_cpu, this_gpu
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.parallel.process_group import World
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,8 @@ class Plan:
     data: Splits
     start_note: str = ""
     """A remark on the weights that training starts from."""
+    machine: Machine | None = None
+    """What the job runs on, once that is known: the plan then says what it will take."""
 
     def __str__(self) -> str:
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
@@ -40,22 +54,11 @@ class Plan:
             "batch": f"{train.micro_batch_size} micro x {experiment.accumulation} accumulation "
             f"x {experiment.parallel.data} data = {train.global_batch_size} samples "
             f"= {train.global_batch_size * model.seq_len:,} tokens",
-            "loss": self._loss_note(padded.vocab_size),
             "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * model.seq_len:,} tokens",
         }
+        if self.machine:
+            rows |= predicted_rows(experiment, self.machine)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
-
-    def _loss_note(self, rows: int) -> str:
-        """How the loss is computed, and the memory that each form takes at its peak."""
-        model, train, ranks = self.experiment.model, self.experiment.train, self.experiment.parallel.tensor
-        element = 4 if train.precision == "float32" else 2  # auto is bfloat16 where there is a GPU to fill
-        tokens = train.micro_batch_size * model.seq_len
-        sizes = [
-            peak_bytes(tokens, model.n_embd, rows // ranks, element, chunks, compiled=train.compile != "none") / 2**20
-            for chunks in (1, CHUNKS)
-        ]
-        whole, chunked = (f"{size:,.{0 if size >= 10 else 2}f} MiB" for size in sizes)
-        return f"{train.loss}; at its peak {whole} if whole, {chunked} if chunked"
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""
@@ -109,3 +112,33 @@ def make_plan(settings: Settings, name: str) -> Plan:
     if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
         start_note = check_finetune(experiment.model, name, experiment.finetune)
     return Plan(name, experiment, settings.tokenize, data, start_note)
+
+
+def machine_of_device(device: "torch.device", launch: Launch, cluster: ClusterSettings) -> Machine:
+    """What the processes of a running job train on."""
+    tasks = launch.local_world_size
+    if device.type == "cpu":
+        return this_cpu(tasks, threads_of(launch, cluster.cpus_per_task))
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return this_gpu(properties.name, properties.total_memory, cluster.gpus, tasks)
+
+
+def fit_plan(plan: Plan, settings: Settings, launch: Launch, world: "World") -> tuple[Plan, Settings]:
+    """The plan and the settings with a layout, which is chosen here if it is `auto`, and checked (a collective call).
+
+    Rank 0 decides for all: machines that measure their speed would choose differently. Raises ConfigError on all ranks
+    if the model is too large for the memory, or would take more than a week on CPUs.
+    """
+
+    def decide() -> tuple[Settings, Machine]:
+        machine = machine_of_device(world.device, launch, settings.cluster)
+        chosen = resolve(settings, plan.name, machine, world.size)
+        done = newest_iteration(settings.model_folder(plan.name))
+        check_fits(chosen, plan.name, machine, done=done, timed=True)
+        return chosen, machine
+
+    decided = all_gather(run_on_all_ranks(decide if world.rank == 0 else str))
+    settings, machine = decided[0]
+    return replace(plan, experiment=settings.models[plan.name], machine=machine), settings

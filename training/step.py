@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common.settings import Experiment
 from common.workers import batched, threaded_map
-from training.dataset.batches import Batch, BatchForm, copied_ahead, masked, micro_batches, read_batch
+from training.dataset.batches import Batch, BatchForm, TokenSource, copied_ahead, masked, micro_batches, read_batch
 from training.dataset.blend import Blend
 from training.metrics.timers import Timers
 from training.optimizer import take_step
@@ -61,7 +61,7 @@ class Step(NamedTuple):
     """The most urgent stop request of any rank: CONTINUE, SAVE or LEAVE of `training.monitoring.stop`."""
 
 
-def step_batches(session: Session, data: Blend, consumed: int) -> Generator[list[Batch], None, None]:
+def step_batches(session: Session, data: TokenSource, consumed: int) -> Generator[list[Batch], None, None]:
     """This process's micro-batches from sample `consumed` on, one list per optimiser step, without end.
 
     Threads read two steps ahead, and on a GPU one step ahead is copied there. Close the iterator to stop them.
@@ -74,7 +74,7 @@ def step_batches(session: Session, data: Blend, consumed: int) -> Generator[list
         yield from copied_ahead(steps, device) if device.type == "cuda" else steps
 
 
-def _batch_form(session: Session, data: Blend, pinned: bool = False) -> BatchForm:
+def _batch_form(session: Session, data: TokenSource, pinned: bool = False) -> BatchForm:
     train = session.experiment.train
     return BatchForm(data.end_of_text, train.reset_position_ids, train.eod_mask_loss, pinned)
 

@@ -25,7 +25,7 @@ from training.parallel.device import check_offload
 from training.parallel.launch import Launch, check_world_size, read_launch
 from training.parallel.network import check_interface
 from training.parallel.process_group import QuietExit, before_start, exit_code, started
-from training.run_plan import make_plan
+from training.run_plan import fit_plan, make_plan
 
 
 def train(settings: Settings, name: str) -> int:
@@ -61,8 +61,9 @@ def _train(settings: Settings, name: str, launch: Launch, folder: Path) -> int:
     with started(launch, folder, settings.cluster) as world:
         from training.trainer import run_training  # imports torch for seconds: after every check that needs none
 
+        plan, settings = fit_plan(plan, settings, launch, world)
         texts = {"plan": str(plan), "settings": settings_text(settings)}
-        finished = run_training(experiment, plan.data, plan.tokenize, folder, world, **texts)
+        finished = run_training(plan.experiment, plan.data, plan.tokenize, folder, world, **texts)
         disarm()
         return 0 if finished else RESUME_ME
 

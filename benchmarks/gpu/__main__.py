@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --out results/gpu --only step profile --rows 345m
     python -m benchmarks.gpu --out results/gpu --toy
 
-DIR then has at most 8 files: machine.md, kernels.md, step.md, checkpoint.md, generate.md and profile.md with the
+DIR then has at most 8 files: machine.md, kernels.md, step.md, checkpoint.md, generate.md and planning.md with the
 tables, tests.txt with what the compiler and pytest printed, and rows.jsonl with all figures. Each measurement is
 isolated: one that fails or hangs is reported in its file, and the next one begins. Nothing begins that cannot end
 within --minutes. `--toy` is a rehearsal at toy size, on a CPU if there is no GPU. Exit code 1: something failed.
@@ -37,10 +37,11 @@ _MARGIN = 5.0  # seconds for the last files
 def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
     """The items of the chosen parts, in order; the machine's always, because others refer to them.
 
-    `rows`: of the part `step`, those whose name contains one of these texts.
+    `rows`: of the parts `step` and `planning`, those whose name contains one of these texts.
     """
     chosen = [item for part in PARTS if not only or part in {"machine", *only} for item in PARTS[part].items(toy)]
-    return [item for item in chosen if item.part != "step" or not rows or any(text in item.name for text in rows)]
+    named = ("step", "planning")
+    return [item for item in chosen if item.part not in named or not rows or any(text in item.name for text in rows)]
 
 
 def run(items: Sequence[Item], report: Report, worker: Worker, context: Context, minutes: float) -> None:
@@ -87,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=cli.output_folder, required=True, metavar="DIR", help="where to write the tables")
     parser.add_argument("--toy", action="store_true", help="rehearse at toy size")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[], metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--rows", nargs="+", default=[], metavar="TEXT", help="only steps whose names contain a TEXT")
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="TEXT", help="only steps and layouts whose names contain a TEXT"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, metavar="M", help="time for everything (default 9)")
     arguments: Namespace = parser.parse_args(argv)
     report = Report(arguments.out, {part: module.TITLE for part, module in PARTS.items()}, FILES)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.gpu.items import Row
+from training.planning.comparison import MEMORY_GOAL, TIME_GOAL
 
 _MFU = {"345m": (50.0, "204k tokens/s on an H100 or H200; best published 46.2 %"), "124m": (40.5, "llm.c's")}
 _BANDWIDTH = 85.0  # per cent of a copy's, of kernels that only move bytes
@@ -13,7 +14,13 @@ def goals(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     """A line per goal on which there are rows."""
     steps = [row for row in rows.get("step", ()) if row["step"] == "ours"]
     kernels = rows.get("kernels", ())
-    return [*_mfu(steps), *_kernels_auto(steps), *_bandwidth(kernels), *_loss(kernels)]
+    return [
+        *_mfu(steps),
+        *_kernels_auto(steps),
+        *_bandwidth(kernels),
+        *_loss(kernels),
+        *_planning(rows.get("planning", ())),
+    ]
 
 
 def _line(goal: str, found: str, reached: bool) -> str:
@@ -68,3 +75,16 @@ def _loss(kernels: Sequence[Row]) -> list[str]:
     time, memory = chunked["ms"] / fastest["ms"], chunked["peak GB"] / fastest["peak GB"]
     goal = "loss in parts: 1.2 times the time of the fastest whole one or less, a quarter of its memory or less"
     return [_line(goal, f"{time:.2f} times the time, {memory:.2f} of the memory", time <= _CHUNKED and memory <= 0.25)]
+
+
+def _planning(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for key, goal in {"memory error %": MEMORY_GOAL, "time error %": TIME_GOAL}.items():
+        found = [row for row in rows if row["device"] == "cuda"]
+        if found:
+            worst = max(found, key=lambda row: abs(float(row[key])))
+            what = f"{worst['size']}, micro-batch {worst['micro']}, recompute {worst['recompute']}"
+            name = key.removesuffix(" error %")
+            text = f"the worst of {len(found)} is {worst[key]:+.1f} % at {what}"
+            lines.append(_line(f"predicted {name} within {goal:g} %", text, abs(worst[key]) <= goal))
+    return lines

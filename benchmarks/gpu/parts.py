@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from benchmarks.gpu import checkpoints, kernels, machine, profile, steps, suite, texts
+from benchmarks.gpu import checkpoints, kernels, machine, planning, profile, steps, suite, texts
 
 PARTS: dict[str, ModuleType] = {
     "machine": machine,
@@ -12,9 +12,10 @@ PARTS: dict[str, ModuleType] = {
     "checkpoint": checkpoints,
     "generate": texts,
     "profile": profile,
+    "planning": planning,
 }
 
-FILES = {part: "machine" if part == "tests" else part for part in PARTS}
+FILES = {part: {"tests": "machine", "profile": "step"}.get(part, part) for part in PARTS}
 """The file of each part, without `.md`: six, so that with rows.jsonl and tests.txt there are at most eight."""
 
 RESERVED = {"kernels": 85.0, "step": 120.0, "checkpoint": 40.0, "generate": 15.0, "profile": 40.0}

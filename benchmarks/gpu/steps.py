@@ -143,12 +143,12 @@ def running(variant: Variant, context: Context) -> "Iterator[tuple[Generator[Ten
     device = torch.device("cuda" if context.gpu else "cpu")
     job = job_of(variant, context)
     steps = cast("Generator[Tensor | float, None, None]", _STEPS[variant.step](job))
-    with patch("training.parallel.layout.initial_value", _drawn_on(device)):
+    with patch("training.parallel.layout.initial_value", drawn_on(device)):
         try:
             yield steps, job
         finally:
             steps.close()
-            _enable_attention()
+            enable_attention()
             library.select(())
             clean_up()
 
@@ -166,7 +166,8 @@ def _attention_switches() -> dict[str, tuple[Callable[[], bool], Callable[[bool]
     }
 
 
-def _enable_attention() -> None:
+def enable_attention() -> None:
+    """Let PyTorch choose among all attention kernels again."""
     for _, enable in _attention_switches().values():
         enable(True)
 
@@ -177,7 +178,8 @@ def _attention() -> str | None:
     return enabled[0] if len(enabled) == 1 else None
 
 
-def _drawn_on(device: "torch.device") -> "Callable[[str, torch.Size, ModelSettings, int], Tensor]":
+def drawn_on(device: "torch.device") -> "Callable[[str, torch.Size, ModelSettings, int], Tensor]":
+    """What replaces `initial_value` in the trainer: initial weights that are drawn on the device."""
     import torch
     from torch import Tensor
 

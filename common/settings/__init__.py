@@ -12,6 +12,7 @@ from common.settings.corpus import (
     TokenizeSettings,
     TrainTokenizerSettings,
 )
+from common.settings.experiment import DataSettings, Experiment
 from common.settings.gpu import GpuSettings
 from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.run import (
@@ -22,8 +23,6 @@ from common.settings.section import (
     Section,
 )
 from common.settings.training import (
-    DataSettings,
-    Experiment,
     GenerateSettings,
     LogSettings,
     TrainSettings,

@@ -1,10 +1,10 @@
 """The configuration of a model's architecture and of its parallel layout."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.section import PositiveInt, Section, Size
+from common.settings.section import NonNegativeInt, PositiveInt, Section, Size
 
 
 class ModelSettings(Section):
@@ -42,8 +42,13 @@ class ModelSettings(Section):
 
 
 class ParallelSettings(Section):
-    """Parallel layout: world size = pipeline x data x tensor."""
+    """Parallel layout: world size = pipeline x data x tensor; or `auto`, and the planner chooses it."""
 
+    auto: bool = False
+    """Let the planner choose the other keys, train.recompute, and train.micro_batch_size if it is 0, when the training
+    starts; `parallel: auto` is short for it. Needs train.global_batch_size."""
+    gpus: NonNegativeInt = 0
+    """With auto: number of processes, one per GPU. 0: one node, or as many as were started."""
     tensor: PositiveInt = 1
     """Tensor-parallel ranks; must divide n_head."""
     sequence_parallel: bool = False
@@ -62,6 +67,20 @@ class ParallelSettings(Section):
     also parameters. A higher stage saves memory and costs communication."""
     offload: bool = False
     """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, zero_stage 1 to 3)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_word(cls, value: Any) -> Any:
+        return {"auto": True} if value == "auto" else value
+
+    @model_validator(mode="after")
+    def _auto_is_alone(self) -> Self:
+        if self.gpus and not self.auto:
+            raise ValueError(f"gpus {self.gpus} is for auto: true; elsewhere it follows from pipeline, data and tensor")
+        fixed = [key for key in self.model_fields_set - {"auto", "gpus"} if getattr(self, key) != _default(key)]
+        if self.auto and fixed:
+            raise ValueError(f"auto chooses {fixed[0]}, too; leave it out, or set auto to false")
+        return self
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
@@ -88,10 +107,18 @@ class ParallelSettings(Section):
 
     @property
     def world_size(self) -> int:
-        """Processes of the job."""
+        """Processes of the job; with auto, those that were asked for, 0 if that is not known yet."""
+        if self.auto:
+            return self.gpus
         return self.pipeline * self.data * self.tensor
 
     @property
     def factors(self) -> str:
         """`pipeline 1 x data 2 x tensor 4 = 8 processes`."""
+        if self.auto:
+            return f"auto over {self.gpus} processes"
         return f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor} = {self.world_size} processes"
+
+
+def _default(key: str) -> Any:
+    return ParallelSettings.model_fields[key].default

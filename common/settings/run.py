@@ -19,8 +19,9 @@ from common.settings.corpus import (
     TokenizeSettings,
     TrainTokenizerSettings,
 )
+from common.settings.experiment import DataSettings, Experiment
 from common.settings.section import PositiveInt, Section, Share
-from common.settings.training import DataSettings, Experiment, GenerateSettings
+from common.settings.training import GenerateSettings
 
 
 def closest(name: str, known: Iterable[str]) -> str:

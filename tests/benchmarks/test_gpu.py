@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.gpu.goals import goals
 from benchmarks.gpu.items import Context, Item, Row
 from benchmarks.gpu.output import Report, cell
 from benchmarks.gpu.parts import FILES, PARTS
+from benchmarks.gpu.planning import CASES
 from benchmarks.gpu.profile import best
 from benchmarks.gpu.steps import VARIANTS, Variant
 from benchmarks.gpu.worker import Message, Worker
@@ -104,6 +106,15 @@ def test_kernels_the_loss_and_the_profile_have_their_rows(rehearsal: Path) -> No
     assert sum(row["ms per step"] for row in profile[1:17]) == pytest.approx(profile[0]["ms per step"])
 
 
+def test_a_rehearsal_compares_predicted_and_measured_steps(rehearsal: Path) -> None:
+    rows = rows_of(rehearsal, "planning")
+    assert {(row["micro"], row["recompute"]) for row in rows} == {*product((8, 16), ("none", "selective", "full"))}
+    shapes = {(case.size, case.micro, case.dropout, case.recompute) for case in CASES.values()}
+    assert shapes >= {*product(("124m", "345m"), (8, 16), (0.0, 0.1), ("none", "selective", "full"))}
+    assert all(row["measured GB"] > 0 and row["measured ms"] > 0 and row["device"] == "cpu" for row in rows)
+    assert "goal" not in (rehearsal / "planning.md").read_text(), "judged on GPUs only"
+
+
 def items(*names: str) -> list[Item]:
     return [Item("part", name, seconds=1) for name in names]
 
@@ -170,6 +181,22 @@ def test_goals_are_judged_by_the_best_row() -> None:
     assert "1.10 times the time, 0.31 of the memory, NOT reached" in goals({"kernels": losses})[0]
     copies = [{"kernel": "adamw", "of a copy %": 91.0}, {"kernel": "bias_gelu", "of a copy %": None}]
     assert "adamw with 91 %, reached" in goals({"kernels": copies})[0]
+
+
+def test_predictions_are_judged_by_the_worst_row_on_a_gpu() -> None:
+    row = {
+        "device": "cuda",
+        "size": "345m",
+        "micro": 16,
+        "recompute": "none",
+        "memory error %": 4.0,
+        "time error %": 3.0,
+    }
+    worse = {**row, "micro": 8, "memory error %": -9.0, "time error %": -16.0}
+    memory, time = goals({"planning": [row, worse, {**row, "device": "cpu", "memory error %": 80.0}]})
+    assert memory.endswith("the worst of 2 is -9.0 % at 345m, micro-batch 8, recompute none, reached")
+    assert "-16.0 %" in time and time.endswith("NOT reached")
+    assert goals({"planning": [{**row, "device": "cpu"}]}) == []
 
 
 def test_the_profile_is_of_the_fastest_step() -> None:

@@ -29,6 +29,8 @@ BASE: dict[str, Any] = {
     },
 }
 
+OWN_GPU = "{memory_gib: 9, float32_tflops: 9, memory_gb_per_s: 9, node_gb_per_s: 9, network_gb_per_s: 9}"
+
 # Rules whose params change -> the changes that do it, each alone. Rules after them run because their input is new.
 CHANGES: dict[str, list[str]] = {
     "": [
@@ -57,7 +59,9 @@ CHANGES: dict[str, list[str]] = {
         *("models.tiny.train.keep_last=9", "models.tiny.train.keep_every=9", "models.tiny.time_limit_minutes=9"),
         *("models.tiny.watch.non_finite=skip", "models.tiny.watch.spike=9", "models.tiny.watch.spike_reaction=stop"),
         *("models.tiny.watch.silence_seconds=9", "models.tiny.log.tensorboard=no", "models.tiny.log.wandb=w"),
-        *("models.tiny.log.peak_tflops=9",),
+        *("models.tiny.log.peak_tflops=9", "models.tiny.train.allow_slow=yes", "models.tiny.train.allow_tight=yes"),
+        *("cluster.gpu=h100", f"cluster.gpus={{own: {OWN_GPU}}}"),
+        *("models.tiny.parallel=auto", "models.tiny.parallel={auto: true, gpus: 8}"),
     ],
     "blacklist": ["blacklist.min_score=9", "blacklist.over_18=yes", "blacklist.self_posts=yes"],
     "blacklist scrape": [

@@ -27,6 +27,14 @@ class Readable(Protocol):
         """Tokens of one sample, shape (seq_len + 1,)."""
 
 
+class TokenSource(Readable, Protocol):
+    """Samples without end: a Blend, or random tokens."""
+
+    @property
+    def end_of_text(self) -> int:
+        """Id of the token that ends a document."""
+
+
 @dataclass(frozen=True)
 class BatchForm:
     """How a batch is made from samples (Megatron-LM's options of the same names)."""

@@ -61,7 +61,7 @@ def node_name() -> str:
 
 def check_world_size(launch: Launch, parallel: ParallelSettings, model: str) -> None:
     """Raises ConfigError if the job has more or fewer processes than the layout of `model`."""
-    if launch.world_size != parallel.world_size:
+    if parallel.world_size and launch.world_size != parallel.world_size:  # 0: `auto` takes what was started
         raise ConfigError(
             f"models.{model}.parallel: {parallel.factors}, but {launch.world_size} were started; "
             f"start {parallel.world_size} (python -m cluster.submit does) or change these keys"

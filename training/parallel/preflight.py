@@ -20,7 +20,7 @@ import psutil
 from common.console import say, warn
 from common.errors import ConfigError, JobError, LostRankError
 from common.files import write_text
-from common.settings import Experiment, Settings
+from common.settings import Experiment, ParallelSettings, Settings
 from common.workers import available_cpus
 from training.parallel.launch import check_world_size, node_name, read_launch
 from training.parallel.network import check_interface
@@ -239,7 +239,8 @@ def run_preflight(settings: Settings, name: str) -> int:
         with started(launch, folder, settings.cluster) as world:
             from training.parallel.layout import make_mesh
 
-            preflight(world, make_mesh(experiment.parallel, world.device.type), experiment, folder)
+            parallel = ParallelSettings(data=world.size) if experiment.parallel.auto else experiment.parallel
+            preflight(world, make_mesh(parallel, world.device.type), experiment, folder)
     except LostRankError as error:
         return exit_code(error)
     return 0

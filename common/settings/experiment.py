@@ -1,0 +1,160 @@
+"""The configuration of one model: architecture, data, layout and training, validated together."""
+
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+from pydantic import field_validator, model_validator
+
+from common.settings.model import ModelSettings, ParallelSettings
+from common.settings.section import PositiveFloat, PositiveInt, Section
+from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings
+
+_MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it
+
+
+class DataSettings(Section):
+    """One dataset of a blend."""
+
+    prefix: Path
+    """PREFIX of a dataset (PREFIX.bin, PREFIX.idx), from this toolkit or from Megatron-LM."""
+    weight: PositiveFloat
+    """Relative share of the samples; the weights need not add up to 1."""
+
+    @field_validator("prefix")
+    @classmethod
+    def _has_a_name(cls, prefix: Path) -> Path:
+        if not prefix.name or "\0" in str(prefix):
+            raise ValueError(f"{str(prefix)!r} is not a PREFIX; give the name of a dataset without .bin or .idx")
+        return prefix
+
+
+class Experiment(Section):
+    """One model to train; `train_<name>` and `merge_<name>` are its targets."""
+
+    model: ModelSettings
+    """Architecture."""
+    data: list[DataSettings] = []
+    """Datasets to train on: a list of {prefix, weight}. Left out: the corpus of the run."""
+    parallel: ParallelSettings = ParallelSettings()
+    """Parallel layout."""
+    train: TrainSettings
+    """Batch sizes, optimisation and intervals."""
+    finetune: Path | None = None
+    """Hugging Face folder of a GPT-2 to start from, instead of random weights."""
+    watch: WatchSettings = WatchSettings()
+    """Reactions to non-finite numbers, spikes and hangs."""
+    log: LogSettings = LogSettings()
+    """Where metrics go."""
+    time_limit_minutes: PositiveInt = 24 * 60
+    """Wall-clock limit of one job, in minutes."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return self.parallel.world_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per optimiser step and data-parallel rank; unknown while the layout is `auto`."""
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
+
+    @field_validator("data")
+    @classmethod
+    def _corpora_differ(cls, data: list[DataSettings]) -> list[DataSettings]:
+        for number, source in enumerate(data):
+            if any(source.prefix == other.prefix for other in data[:number]):
+                raise ValueError(f"{source.prefix} is named twice; name it once, with the sum of its weights")
+        return data
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        model, parallel = self.model, self.parallel
+        for name, value in (("n_head", model.n_head), ("seq_len", model.seq_len)):
+            if value % parallel.tensor and (name == "n_head" or parallel.sequence_parallel):
+                raise ValueError(
+                    f"parallel.tensor {parallel.tensor} does not divide model.{name} {value}; choose a divisor"
+                )
+        if self.train.compile == "model" and parallel.data > 1:
+            raise ValueError(
+                "train.compile model, but parallel.data is above 1 and gathers parameters layer by layer; use blocks"
+            )
+        stages = parallel.pipeline * parallel.virtual_stages
+        if stages > model.n_layer:
+            raise ValueError(
+                f"parallel.pipeline {parallel.pipeline} x parallel.virtual_stages {parallel.virtual_stages} = {stages} "
+                f"stages, but model.n_layer is {model.n_layer}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> Self:
+        """Fill in the batch sizes that were left out: micro x accumulation x data = global.
+
+        Every message names values that are valid together with the keys that it does not name.
+        """
+        train, parallel, data = self.train, self.parallel, self.parallel.data
+        if parallel.auto:
+            return self._auto_fits()
+        micro, accumulation, whole = train.micro_batch_size, train.accumulation, train.global_batch_size
+        if whole:
+            named = {"train.micro_batch_size": micro, "train.accumulation": accumulation, "parallel.data": data}
+            unit = (micro or 1) * (accumulation or 1) * data
+            if whole % unit or (micro and accumulation and whole != unit):
+                product = " x ".join(f"{key} {value}" for key, value in named.items() if value)
+                nearest = [number for number in (whole // unit * unit, (whole // unit + 1) * unit) if number]
+                cures = [unit] if micro and accumulation else nearest
+                raise ValueError(
+                    f"train.global_batch_size {whole} is not {'' if micro and accumulation else 'a multiple of '}"
+                    f"{product} = {unit}; set it to {' or '.join(map(str, cures))}, or leave it out"
+                )
+            rest = whole // unit  # product of the missing factors
+            if not micro:
+                sizes = [size for size in range(_MICRO_BATCH, 0, -1) if not rest % size]
+                micro = rest if accumulation else next((n for n in sizes if parallel.takes(rest // n)), sizes[-1])
+        micro = micro or _MICRO_BATCH
+        if not accumulation:
+            needed = next(number for number in count(1) if parallel.takes(number))
+            accumulation = whole // (micro * data) if whole else needed
+        if not parallel.takes(accumulation):
+            works = next(number for number in count(accumulation) if parallel.takes(number))
+            raise ValueError(
+                f"parallel.schedule {parallel.schedule} over parallel.pipeline {parallel.pipeline} cannot run a step "
+                f"with train.accumulation {accumulation}; set train.accumulation to {works} and "
+                f"train.global_batch_size to {micro * works * data}"
+            )
+        if micro * accumulation * data > LARGEST_BATCH:
+            raise ValueError(f"train.global_batch_size {micro * accumulation * data} is over {LARGEST_BATCH}; lower it")
+        # accumulation stays as given: left out, it can follow a change of `data` in a resolved file
+        derived = {"micro_batch_size": micro, "global_batch_size": micro * accumulation * data}
+        object.__setattr__(self, "train", train.model_copy(update=derived))  # the model is frozen
+        return self
+
+    def _auto_fits(self) -> Self:
+        """What the planner needs; it fills in the rest."""
+        train = self.train
+        if not train.global_batch_size:
+            raise ValueError("parallel is auto, but train.global_batch_size is missing; set it to the samples per step")
+        if train.accumulation:
+            raise ValueError(f"parallel is auto and chooses train.accumulation {train.accumulation}, too; leave it out")
+        if train.micro_batch_size and train.global_batch_size % train.micro_batch_size:
+            raise ValueError(
+                f"train.global_batch_size {train.global_batch_size} is not a multiple of train.micro_batch_size "
+                f"{train.micro_batch_size}; leave the latter out"
+            )
+        if train.compile == "model":
+            raise ValueError(
+                "parallel is auto, but train.compile model works without data-parallel ranks only; use blocks"
+            )
+        return self
+
+    def check_schedule(self, key: str) -> None:
+        """Raise ValueError if the warm-up is longer than training; `key` names this model.
+
+        Not a validator, so that older manifests with such a warm-up stay readable.
+        """
+        if self.train.warmup_end > self.train.iterations:
+            raise ValueError(
+                f"{key}.train.warmup_iterations {self.train.warmup_end} is longer than the run, "
+                f"{self.train.iterations} iterations; lower it, or raise {key}.train.iterations"
+            )

@@ -1,0 +1,193 @@
+"""Whether a training fits its machine: in memory, and on CPUs in time. Asked before anything is queued or built.
+
+check_fits(settings, "tiny", machine)       # ConfigError in one line, with what would fit
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from common.console import note
+from common.errors import ConfigError
+from common.settings import Experiment, ParallelSettings, Settings
+from training.planning.layout import Layout
+from training.planning.machines import GIB, Machine
+from training.planning.memory import FEASIBLE, TIGHT
+from training.planning.search import Prediction, Question, fewest_gpus, nearest, search
+from training.planning.terms import by_part
+from training.planning.this_machine import UNKNOWN, machine_of_job, this_cpu
+from training.planning.workload import Workload
+
+LONGEST = 7 * 24 * 3600  # seconds; a run on CPUs that takes longer was hardly meant
+
+
+def predict(experiment: Experiment, machine: Machine) -> Prediction:
+    """What an experiment takes on a machine, in its layout."""
+    return Prediction(Workload.of(experiment, machine), Layout.of(experiment), machine)
+
+
+def question_of(experiment: Experiment, gpus: int, *, any_micro_batch: bool = False) -> Question:
+    """The layouts that train the same on a number of GPUs."""
+    train = experiment.train
+    return Question(gpus, train.global_batch_size, micro_batch_size=0 if any_micro_batch else train.micro_batch_size)
+
+
+def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0, timed: bool = False) -> None:
+    """Raise ConfigError if the model `name` is too large for the memory of its machine.
+
+    `done`: iterations that need no more time. `timed`: the machine is this one, so that its speed is known; on CPUs, a
+    run of more than a week is then an error, too. `train.allow_tight` and `train.allow_slow` turn errors into notes.
+    """
+    experiment = settings.models[name]
+    train, check = experiment.train, _Check(predict(experiment, machine), experiment.train.iterations - done)
+    if check.iterations <= 0:
+        return
+    problems = [check.memory_text] if check.too_large else []
+    problems += [check.time_text] if timed and check.too_slow else []
+    no_memory = check.too_large and not train.allow_tight
+    no_time = timed and check.too_slow and not train.allow_slow
+    if no_memory or no_time:
+        cures = _smaller(settings, name) if no_time else _layouts(check.prediction, experiment, timed)
+        allow = [*(["train.allow_tight=true"] if no_memory else []), *(["train.allow_slow=true"] if no_time else [])]
+        ways = [*cures, f"set {' '.join(allow)} to start anyway"]
+        raise ConfigError(f"models.{name} {' and '.join(problems)}; {', or '.join(ways)}")
+    if check.tight and not check.too_large:
+        problems.append(f"{check.memory_text}, which is tight")
+    if problems:
+        note(f"models.{name} {' and '.join(problems)}")
+
+
+def predicted_rows(experiment: Experiment, machine: Machine) -> dict[str, str]:
+    """The rows of a run's plan: memory per process, and time if the machine's speed is known."""
+    prediction = predict(experiment, machine)
+    parts = ", ".join(f"{part} {gib(value)}" for part, value in by_part(prediction.memory).items() if value)
+    unit = "process" if machine.device == "cpu" else "GPU"
+    rows = {"memory": f"predicted {gib(prediction.memory_bytes)} GiB of {gib(machine.memory)} per {unit}: {parts}"}
+    if machine.name != UNKNOWN:
+        total = duration(experiment.train.iterations * prediction.step_seconds)
+        mfu = "" if machine.device == "cpu" else f", MFU {prediction.mfu:.0%}"
+        rows["time"] = f"predicted {total} at {prediction.tokens_per_second:,.0f} tokens per second{mfu}"
+    return rows
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A prediction, and how it compares with the machine."""
+
+    prediction: Prediction
+    iterations: int
+
+    @property
+    def bytes(self) -> float:
+        """Per process; on CPUs without the libraries, of which all processes share one copy: no false alarms."""
+        parts = by_part(self.prediction.memory)
+        return self.prediction.memory_bytes - (parts.get("context", 0) if self.on_cpu else 0)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.prediction.machine.device == "cpu"
+
+    @property
+    def too_large(self) -> bool:
+        return self.bytes >= self.prediction.machine.memory * (1 if self.on_cpu else TIGHT)
+
+    @property
+    def tight(self) -> bool:
+        return self.bytes >= self.prediction.machine.memory * FEASIBLE
+
+    @property
+    def seconds(self) -> float:
+        """Of all iterations."""
+        return self.iterations * self.prediction.step_seconds
+
+    @property
+    def too_slow(self) -> bool:
+        return self.on_cpu and self.seconds > LONGEST
+
+    @property
+    def memory_text(self) -> str:
+        """`needs 93.1 GiB per GPU and there are 79.2 (the largest part: activations, 61.0)`."""
+        machine, layout = self.prediction.machine, self.prediction.layout
+        part, value = max(by_part(self.prediction.memory).items(), key=lambda item: item[1])
+        count, where = 1, "per GPU"
+        if self.on_cpu:
+            count = min(layout.world_size, machine.per_node)
+            where = "in one process" if count == 1 else f"in {count} processes"
+        largest = f"the largest part{' of each' if count > 1 else ''}: {part}, {gib(value)}"
+        return f"needs {gib(count * self.bytes)} GiB {where} and there are {gib(count * machine.memory)} ({largest})"
+
+    @property
+    def time_text(self) -> str:
+        return f"would take {duration(self.seconds)} on this machine's CPUs"
+
+
+def _layouts(given: Prediction, experiment: Experiment, timed: bool) -> Iterator[str]:
+    """What to change so that the memory suffices: the nearest layout, or the number of GPUs."""
+    gpus, on_cpu = given.layout.world_size, given.machine.device == "cpu"
+    question = question_of(experiment, gpus, any_micro_batch=True)
+    found = nearest(given, question)
+    if found is None and on_cpu and timed and gpus > 1:  # more processes would not have more memory
+        alone = replace(given, machine=this_cpu(1))
+        found = nearest(alone, replace(question, gpus=1))
+    if found is not None:
+        needed = found.memory_bytes * (found.layout.world_size if on_cpu else 1)
+        yield f"set {_keys(experiment, found.layout)} to need {gib(needed)}"
+    elif on_cpu and timed:
+        yield "train a smaller model, or on GPUs"
+    elif enough := fewest_gpus(given.workload, given.machine, question):
+        yield f"no layout fits on {gpus} {'processes' if on_cpu else 'GPUs'}, but on {enough}"
+    else:
+        yield "no layout fits on any number of them"
+    if on_cpu and not timed:
+        yield "raise cluster.mem_gb_per_task"
+
+
+def _keys(experiment: Experiment, layout: Layout) -> str:
+    """The keys that turn the layout of an experiment into another one, as overrides."""
+    before, after = Layout.of(experiment)._asdict(), layout._asdict()
+    changed = [key for key in before if before[key] != after[key]]
+    words = [f"parallel.{key}={_text(after[key])}" for key in changed if key in ParallelSettings.model_fields]
+    if {"micro_batch_size", "accumulation", "data"} & set(changed):
+        batch = {"micro_batch_size": layout.micro_batch_size, "global_batch_size": layout.global_batch_size}
+        if experiment.train.accumulation:  # left out, it follows from the others
+            batch["accumulation"] = layout.accumulation
+        words += [f"train.{key}={value}" for key, value in batch.items()]
+    if "recompute" in changed:
+        words.append(f"train.recompute={layout.recompute}")
+    return " ".join(words)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _smaller(settings: Settings, name: str) -> Iterator[str]:
+    """The largest smaller model of the configuration that fits on this machine, and in time."""
+    own = settings.models[name].model.parameters
+    smaller = [(other.model.parameters, key) for key, other in settings.models.items() if other.model.parameters < own]
+    for _, key in sorted(smaller, reverse=True):
+        experiment = settings.models[key]
+        machine = machine_of_job(experiment, settings.cluster)
+        assert machine is not None  # this machine
+        if experiment.parallel.auto:
+            question = question_of(experiment, machine.per_node)
+            found = search(Workload.of(experiment, machine), machine, question)[:1]
+        else:
+            found = [predict(experiment, machine)]
+        for check in (_Check(prediction, experiment.train.iterations) for prediction in found):
+            if not check.too_large and not check.too_slow:
+                yield f"train {key}, which fits and takes {duration(check.seconds)}"
+                return
+    yield "train a smaller model, or on GPUs"
+
+
+def gib(value: float) -> str:
+    """Bytes in GiB, with one decimal; two digits below 1."""
+    return f"{value / GIB:.1f}" if value >= GIB else f"{value / GIB:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """`about 41 years`."""
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:,.0f} {unit}"
+    return f"about {max(1, round(seconds))} s"

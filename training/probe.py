@@ -1,0 +1,237 @@
+"""Run a few steps of a layout, and print what the planner predicts beside what was measured.
+
+    python -m training.probe --config config.yaml --model tiny
+    torchrun --nproc-per-node 2 -m training.probe --config config.yaml --model tiny parallel.data=2 --output probe.json
+
+Every process of a job runs it, as many as the layout asks for, alone or under torchrun, srun or submitit. The tokens
+are random, so that no corpus is needed. The first steps compile and warm up; then `--steps` are timed. Memory is that
+of the fullest process: on a GPU the peak of all tensors, and what the driver says is taken beside them; on a CPU the
+resident set. FILE gets the figures as JSON, or {"failed": reason} if a process runs out of memory or fails otherwise.
+The goals, memory within 10 % and time within 15 %, are judged on GPUs only.
+"""
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from common import cli
+from common.console import say
+from common.errors import ConfigError, InputError, LostRankError
+from common.files import write_json
+from common.settings import Experiment, Settings
+from training.leaving import leave_at_once
+from training.parallel.device import check_offload
+from training.parallel.launch import Launch, check_world_size, read_launch
+from training.parallel.network import check_interface
+from training.parallel.process_group import QuietExit, World, before_start, describe, exit_code, started
+from training.planning.auto import resolve
+from training.planning.check import predict
+from training.planning.comparison import Figures, goals, table
+from training.planning.machines import Machine
+from training.planning.search import Prediction
+from training.planning.table import short
+from training.run_plan import machine_of_device
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    from training.step import Session
+
+WARM_UP = 2  # steps: the first compiles, in the second caches and the allocator settle
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """Samples of random tokens, without end."""
+
+    seq_len: int
+    vocab_size: int
+
+    @property
+    def end_of_text(self) -> int:
+        """The last token."""
+        return self.vocab_size - 1
+
+    def sample(self, number: int) -> "npt.NDArray[np.int64]":
+        """Tokens of one sample, shape (seq_len + 1,)."""
+        import numpy as np
+
+        return np.random.default_rng(number).integers(self.vocab_size, size=self.seq_len + 1)
+
+
+def probe(settings: Settings, name: str, steps: int, output: Path | None = None) -> int:
+    """Measure the layout of the model `name`; every process of the job calls this. Returns the exit code.
+
+    Raises ToolkitError for what a person has to cure; `output` then says why.
+    """
+    launch, folder = read_launch(), settings.model_folder(name) / "probe"
+    try:
+        with before_start(launch, folder):
+            try:
+                experiment = settings.experiment(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            check_world_size(launch, experiment.parallel, name)
+            check_offload(experiment.parallel, name)
+            check_interface(settings.cluster.interface)
+            folder.mkdir(parents=True, exist_ok=True)
+        with started(launch, folder, settings.cluster) as world:
+            from training.operations import choose_operations
+
+            experiment, machine = _resolved(settings, name, launch, world)
+            choose_operations(experiment, world, folder)
+            memory, seconds = measure(experiment, world, steps)
+            if world.rank == 0:
+                prediction = predict(experiment, machine)
+                _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
+    except LostRankError as error:  # it says nothing about the layout
+        return exit_code(error)
+    except (Exception, QuietExit) as error:
+        if output is not None:
+            _record_failure(output, error.message if isinstance(error, QuietExit) else describe(error))
+        raise
+    return 0
+
+
+def _resolved(settings: Settings, name: str, launch: Launch, world: World) -> tuple[Experiment, Machine]:
+    """The experiment in its layout, which rank 0 chooses if it is `auto`, and the machine (a collective call)."""
+    from training.parallel.collectives import all_gather, run_on_all_ranks
+
+    def decide() -> tuple[Experiment, Machine]:
+        machine = machine_of_device(world.device, launch, settings.cluster)
+        return resolve(settings, name, machine, world.size).models[name], machine
+
+    decided: list[tuple[Experiment, Machine]] = all_gather(run_on_all_ranks(decide if world.rank == 0 else str))
+    return decided[0]
+
+
+def _record_failure(output: Path, reason: str) -> None:
+    """Write why the layout failed; of several processes that fail alike, one does."""
+    with suppress(OSError, InputError):
+        write_json(output, {"failed": reason})
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int, int, int, int], float]:
+    """Build the model, and run `steps` after the first ones (a collective call).
+
+    Returns the memory of the fullest process, see `_memory`, and the seconds of a step.
+    """
+    from training.parallel.collectives import all_gather
+    from training.step import step_batches, train_step
+    from training.trainer import open_session
+
+    model, device = experiment.model, world.device
+    before = _forget_peak(device)
+    session = open_session(experiment, world)
+    tokens = RandomTokens(model.seq_len, model.vocab_size)
+    with closing(step_batches(session, tokens, 0)) as batches:
+        for iteration in range(1, WARM_UP + steps + 1):
+            if iteration == WARM_UP + 1:
+                _synchronize(device)
+                all_gather(None)  # all begin together
+                begun = time.perf_counter()
+            train_step(session, iteration, next(batches), experiment.train.lr)
+            session.timers.collect()
+        _synchronize(device)
+        seconds = max(all_gather(time.perf_counter() - begun)) / steps
+    memory: tuple[int, int, int, int] = max(all_gather(_memory(session, before)), key=sum)
+    return memory, seconds
+
+
+def _synchronize(device: "torch.device") -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _forget_peak(device: "torch.device") -> int:
+    """Count the peak from now on; returns the bytes that the process has taken so far, on a CPU."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        return 0
+    return int(psutil.Process().memory_info().rss)
+
+
+def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
+    """Bytes of this process: parameters, the optimiser's state, the other tensors at the peak, everything else."""
+    import torch
+
+    from training.parallel.dtensor import local_shard
+
+    device = session.world.device
+
+    def here(values: list[Any]) -> int:
+        shards = [local_shard(value) for value in values if isinstance(value, torch.Tensor)]
+        return sum(shard.nbytes for shard in shards if shard.device.type == device.type)
+
+    parameters = here([*session.parameters.values()])
+    optimizer = here([value for state in session.optimizer.state.values() for value in state.values()])
+    if device.type == "cuda":
+        tensors = torch.cuda.max_memory_allocated(device)
+        reserved = torch.cuda.max_memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        taken = total - free - torch.cuda.memory_reserved(device) + reserved
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        taken = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, psutil.Process().memory_info().rss)
+        tensors = max(taken - before, parameters + optimizer)
+    return parameters, optimizer, tensors - parameters - optimizer, max(0, taken - tensors)
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+def _report(name: str, prediction: Prediction, measured: Figures, steps: int, output: Path | None) -> None:
+    """Print the table, and write the JSON file."""
+    import torch
+
+    layout, machine, predicted = prediction.layout, prediction.machine, Figures.predicted(prediction)
+    say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {short(layout)}")
+    say(table(predicted, measured))
+    for line in goals(predicted, measured, machine):
+        say(line)
+    if output is not None:
+        found = {
+            "model": name,
+            "layout": layout._asdict(),
+            "steps": steps,
+            "device": machine.name,
+            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
+            "measured": measured.plain(),
+            "predicted": predicted.plain(),
+        }
+        write_json(output, found)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("training.probe", __doc__)
+    cli.add_model_settings(parser)
+    parser.add_argument("--steps", type=cli.positive_int, default=5, metavar="N", help="steps to time (default 5)")
+    parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="the figures as JSON, or why it failed")
+    arguments = parser.parse_args(argv)
+    with before_start(read_launch()):
+        settings = cli.read_settings(arguments)
+    return probe(settings, arguments.model, arguments.steps, arguments.output)
+
+
+if __name__ == "__main__":
+    leave_at_once()
+    sys.exit(cli.run(main))
