@@ -25,6 +25,7 @@ from common.settings import Experiment, Settings
 from common.tables import text_table
 from training.planning.document import config_text, plan_document
 from training.planning.explain import explain
+from training.planning.handover import autotune_command, probe_command, replace_process
 from training.planning.layout import Layout
 from training.planning.machines import GIB, Machine, known_gpus, machine
 from training.planning.refusal import does_not_fit, nothing_fits
@@ -132,6 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
     answer.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
     answer.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
     answer.add_argument("--html", type=cli.output_file, metavar="FILE", help="a page with figures")
+    measured = parser.add_argument_group("measuring").add_mutually_exclusive_group()
+    measured.add_argument("--probe", action="store_true", help="run a few steps of the given layout here instead")
+    measured.add_argument("--autotune", type=cli.positive_int, metavar="K", help="run the best K as jobs instead")
     return parser
 
 
@@ -145,6 +149,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.model is None:
         parser.error("the following arguments are required: --model")
+    words = sys.argv[1:] if argv is None else argv
+    if arguments.probe:
+        replace_process(probe_command(words))
+    if arguments.autotune:
+        replace_process(autotune_command(words))
     asked = read_question(arguments)
     ranked = [_given(asked)] if arguments.given else search(asked.workload, asked.machine, asked.question)
     if not ranked:
