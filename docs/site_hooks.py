@@ -7,12 +7,15 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
 
+_LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
 _UNTITLED = "\n    options:\n      show_root_heading: false"  # the page has this title
 
 
@@ -35,6 +38,14 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     for source, name in PAGES.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return markdown
+
+
+def on_post_page(output: str, page: Page, **_: object) -> str:
+    """Raises PluginError if a page loads something from another address."""
+    found = _LOADED.search(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri}: loads {found[1]}; a reader's browser must not connect to anything")
+    return output
 
 
 def api_pages() -> dict[str, list[str]]:

@@ -1,6 +1,11 @@
-"""docs/architecture.md names files, tests and folders that exist, and leaves no folder out; links lead somewhere."""
+"""docs/architecture.md names files, tests and folders that exist, and leaves no folder out; links lead somewhere.
 
+`make docs` checks the links inside pages.
+"""
+
+import html
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,3 +70,29 @@ def test_every_link_leads_to_a_file(page: str) -> None:
 def test_the_readme_links_the_architecture_first() -> None:
     links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert Path(links[0]) == Path("docs/architecture.md")
+
+
+def _drawing() -> tuple[set[str], list[str]]:
+    """The edges of docs/dag.dot, and its labels."""
+    text = re.sub(r"//.*", "", (ROOT / "docs/dag.dot").read_text(encoding="utf-8"))
+    chains = re.findall(r"\w+(?: -> \w+)+", text)
+    edges = {f"{a}->{b}" for chain in chains for a, b in pairwise(chain.split(" -> "))}
+    return edges, re.findall(r'(?<!font)label="([^"]*)"', text)
+
+
+def test_the_picture_of_the_dag_is_that_of_its_source() -> None:
+    svg = html.unescape((ROOT / "docs/dag.svg").read_text(encoding="utf-8"))
+    edges, labels = _drawing()
+    assert {title for title in re.findall(r"<title>(.*?)</title>", svg) if "->" in title} == edges
+    texts = set(re.findall(r"<text[^>]*>(.*?)</text>", svg))
+    assert {line for label in labels for line in label.split("\\n")} <= texts
+
+
+def test_the_steps_in_the_picture_are_rules_of_the_workflow() -> None:
+    rules = {
+        name
+        for path in (ROOT / "workflow/rules").glob("*.smk")
+        for name in re.findall(r"^ *rule (\w+):", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    steps = {step for edge in _drawing()[0] for step in edge.split("->")} - {"urls", "texts", "index", "folder"}
+    assert steps - rules == set()
