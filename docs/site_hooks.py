@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+FILES = ("LICENSE", "CITATION.cff")
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
 
 _LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
@@ -24,6 +25,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, name in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_links_from_root(text)))
+    for name in FILES:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     reference = api_pages()
     for package, modules in reference.items():
         blocks = [f"::: {module}" + (_UNTITLED if module == package else "") for module in modules]

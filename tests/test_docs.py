@@ -67,9 +67,9 @@ def test_every_link_leads_to_a_file(page: str) -> None:
     assert [link for link in links if not (folder / link).exists()] == []
 
 
-def test_the_readme_links_the_architecture_first() -> None:
+def test_the_readme_links_the_quick_start_first() -> None:
     links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert Path(links[0]) == Path("docs/architecture.md")
+    assert Path(links[0]) == Path("docs/quickstart.md")
 
 
 def _drawing() -> tuple[set[str], list[str]]:
