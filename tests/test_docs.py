@@ -72,6 +72,14 @@ def test_the_readme_links_the_quick_start_first() -> None:
     assert Path(links[0]) == Path("docs/quickstart.md")
 
 
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("## How fast it is\n")[1].split("\n## ")[0]
+    measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    rows = [row.strip("|").split("|") for row in readme.splitlines() if row.startswith("| ")][1:]
+    figures = [figure for row in rows for cell in row[1:3] for figure in re.findall(r"\d[\d.,]*\d", cell)]
+    assert len(rows) > 8 and [figure for figure in figures if figure not in measured] == []
+
+
 def _drawing() -> tuple[set[str], list[str]]:
     """The edges of docs/dag.dot, and its labels."""
     text = re.sub(r"//.*", "", (ROOT / "docs/dag.dot").read_text(encoding="utf-8"))
