@@ -13,6 +13,7 @@ from training.planning.check import check_fits, gib, predict, question_of
 from training.planning.layout import Layout
 from training.planning.machines import Machine
 from training.planning.search import fewest_gpus, search, smallest
+from training.planning.table import short
 from training.planning.this_machine import judges_this_machine, machine_of_job, processes_of
 from training.planning.workload import Workload
 
@@ -48,15 +49,8 @@ def resolve(settings: Settings, name: str, machine: Machine, processes: int) -> 
     how = f"as in {settings.model_folder(name) / 'settings.yaml'}" if kept else "chosen by the planner"
     if earlier and not kept:
         how += f"; the run had {earlier.parallel.factors}"
-    batch = f"micro-batch {chosen.train.micro_batch_size}, recompute {chosen.train.recompute}"
-    note(f"models.{name}.parallel: {_layout_text(chosen)}, {batch}, {how}")
+    note(f"models.{name}.parallel: {short(Layout.of(chosen))} on {processes} processes, {how}")
     return settings.model_copy(update={"models": {**settings.models, name: chosen}})
-
-
-def _layout_text(experiment: Experiment) -> str:
-    keys = Layout.of(experiment).keys()["parallel"]
-    more = [f"{key} {value}" for key, value in keys.items() if key not in ("pipeline", "data", "tensor")]
-    return ", ".join([experiment.parallel.factors, *more])
 
 
 def _earlier(settings: Settings, name: str) -> Experiment | None:
@@ -100,5 +94,5 @@ def _best(experiment: Experiment, name: str, machine: Machine, processes: int) -
     cure = f"parallel.gpus={enough} would do" if enough else "nor on more"
     raise ConfigError(
         f"{where}: nothing fits on {processes} processes: {gib(least.memory_bytes)} GiB each at least, of "
-        f"{gib(machine.memory)}; {cure}, or train.allow_tight=true to start anyway"
+        f"{gib(machine.memory)}; {cure}, or set train.allow_tight=true to start anyway"
     )
