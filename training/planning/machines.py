@@ -109,7 +109,7 @@ def _nearest(peak_tflops: float) -> str:
 
 
 def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
-    """Machines without GPUs, of `processes` processes; `memory` (bytes) and float32 `flops` are of the whole machine."""
+    """A machine without GPUs; `memory` (bytes) and `flops` (float32, per second) are of all processes together."""
     share = memory // processes
     gpu = GpuSettings(
         memory_gib=share / GIB,
