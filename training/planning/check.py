@@ -111,7 +111,7 @@ class _Check:
         count, where = 1, "per GPU"
         if self.on_cpu:
             count = min(layout.world_size, machine.per_node)
-            where = "in one process" if count == 1 else f"in {count} processes"
+            where = f"in {processes(count, machine.device)}"
         largest = f"the largest part{' of each' if count > 1 else ''}: {part}, {gib(value)}"
         return f"needs {gib(count * self.bytes)} GiB {where} and there are {gib(count * machine.memory)} ({largest})"
 
@@ -122,7 +122,7 @@ class _Check:
 
 def _layouts(given: Prediction, experiment: Experiment, timed: bool) -> Iterator[str]:
     """What to change so that the memory suffices: the nearest layout, or the number of GPUs."""
-    gpus, on_cpu = given.layout.world_size, given.machine.device == "cpu"
+    gpus, machine, on_cpu = given.layout.world_size, given.machine, given.machine.device == "cpu"
     question = question_of(experiment, gpus, any_micro_batch=True)
     found = nearest(given, question)
     if found is None and on_cpu and timed and gpus > 1:  # more processes would not have more memory
@@ -133,8 +133,8 @@ def _layouts(given: Prediction, experiment: Experiment, timed: bool) -> Iterator
         yield f"set {_keys(experiment, found.layout)} to need {gib(needed)}"
     elif on_cpu and timed:
         yield "train a smaller model, or on GPUs"
-    elif enough := fewest_gpus(given.workload, given.machine, question):
-        yield f"no layout fits on {gpus} {'processes' if on_cpu else 'GPUs'}, but on {enough}"
+    elif enough := fewest_gpus(given.workload, machine, question):
+        yield f"no layout of {processes(gpus, machine.device)} fits, {enough} would do"
     else:
         yield "no layout fits on any number of them"
     if on_cpu and not timed:
@@ -178,6 +178,13 @@ def _smaller(settings: Settings, name: str) -> Iterator[str]:
                 yield f"train {key}, which fits and takes {duration(check.seconds)}"
                 return
     yield "train a smaller model, or on GPUs"
+
+
+def processes(count: int, device: str) -> str:
+    """`8 GPUs`, or `1 process` on CPUs."""
+    if device == "cpu":
+        return f"{count} process{'es' * (count != 1)}"
+    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def gib(value: float) -> str:

@@ -44,7 +44,7 @@ def test_the_planners_first_choice_becomes_the_layout(tmp_path: Path, capsys: py
     assert Layout.of(experiment) == best.layout and not experiment.parallel.auto
     assert (experiment.world_size, experiment.train.global_batch_size) == (8, 64)
     assert validate(chosen.model_dump(mode="json"), "written") == chosen
-    assert capsys.readouterr().err.endswith(" on 8 processes, chosen by the planner\n")
+    assert capsys.readouterr().err.endswith(" on 8 GPUs, chosen by the planner\n")
     assert list(tmp_path.iterdir()) == [], "nothing is written"
 
 
@@ -98,9 +98,7 @@ def test_where_nothing_fits_one_line_says_what_would(tmp_path: Path) -> None:
     least = smallest(Workload.of(given.models["m"], H100), H100, Question(2, 64))
     assert least is not None
     small = replace(H100, memory=int(least.memory_bytes / 1.2))
-    says = (
-        r"parallel: auto: nothing fits on 2 processes: [\d.]+ GiB each at least, of [\d.]+; .* set train\.allow_tight"
-    )
+    says = r"parallel: auto: nothing fits on 2 GPUs: [\d.]+ GiB each at least, of [\d.]+; .* set train\.allow_tight"
     with pytest.raises(ConfigError, match=says):
         resolve(given, "m", small, 2)
     assert Layout.of(resolve(settings(tmp_path, allow_tight=True), "m", small, 2).models["m"]) == least.layout

@@ -91,7 +91,7 @@ def test_if_nothing_fits_the_number_of_gpus_that_would_do_is_named() -> None:
     small = replace(h100, memory=int(least.memory_bytes / 1.5))
     message = refusal(given, small)
     found = re.search(
-        r"; no layout fits on 1 GPUs, but on (\d+), or set train\.allow_tight=true to start anyway$", message
+        r"; no layout of 1 GPU fits, (\d+) would do, or set train\.allow_tight=true to start anyway$", message
     )
     assert found, message
     workload = Workload.of(given.models["medium"], small)
