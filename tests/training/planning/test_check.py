@@ -144,6 +144,7 @@ def test_the_large_models_of_the_repository_are_refused_on_a_laptop_and_the_tiny
             r"would take about [\d,]+ years on this machine's CPUs; train tiny, which fits and takes", message
         )
         assert message.endswith("set train.allow_tight=true train.allow_slow=true to start anyway")
+    use_cpu(monkeypatch, 256 * GIB)
     with pytest.raises(ConfigError, match=r"^models\.gpt2_124m would take .* train tiny, .* train\.allow_slow=true"):
         prepare(given, "gpt2_124m")
 
@@ -171,6 +172,13 @@ def test_a_run_of_weeks_starts_if_it_is_allowed_or_nearly_done(
     values["models"]["medium"]["train"]["allow_slow"] = True
     check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True)
     assert re.match("note: models.medium would take about 14 days", capsys.readouterr().err)
+
+
+def test_a_slurm_job_on_cpus_is_judged_by_its_node(laptop: None) -> None:
+    values = raw({}, executor="slurm", models={"small": {"model": MODEL | {"n_layer": 1}, "train": {"iterations": 1}}})
+    values["models"]["medium"]["train"] = TRAIN | {"iterations": 10**9}
+    with pytest.raises(ConfigError, match=r"years on this machine's CPUs; train small, which fits and takes about"):
+        check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True)
 
 
 def test_too_many_processes_for_one_memory_are_told_which_layout_fits(monkeypatch: pytest.MonkeyPatch) -> None:
