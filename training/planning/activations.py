@@ -43,9 +43,11 @@ class Loss(NamedTuple):
     """Logits, or in parts the gradients that exist after the forward pass."""
     work: float
     """Beside them, at the worst moment of the loss."""
+    weight: int
+    """Elements of the head's weight."""
 
 
-def layer(workload: Workload, layout: Layout, machine: Machine) -> Layer:
+def layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> Layer:
     """What a layer takes."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
@@ -78,7 +80,7 @@ def layer(workload: Workload, layout: Layout, machine: Machine) -> Layer:
     return Layer(unit, stream, saved, again, casts, work)
 
 
-def loss(workload: Workload, layout: Layout, machine: Machine, share: Layer) -> Loss:
+def loss_bytes(workload: Workload, layout: Layout, machine: Machine, share: Layer) -> Loss:
     """What the loss takes, after layers that take `share`."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
@@ -93,7 +95,7 @@ def loss(workload: Workload, layout: Layout, machine: Machine, share: Layer) -> 
         gradients = share.unit + element * weight  # of the input and of the weight
         fused = logits if workload.compiled else 0.0  # the gradient of the logits, which eager mode writes over them
         work = max(turned, fused, gradients, gradients + 4 * weight - logits if cast else 0)
-        return Loss(parts, share.stream + share.unit + cast, logits, work)
+        return Loss(parts, share.stream + share.unit + cast, logits, work, weight)
     product = element * weight if narrow else 0
     work = max(logits / parts + max(turned, product), 4 * weight + product + share.unit)
-    return Loss(parts, share.stream + share.unit, share.unit + 4 * weight, work)
+    return Loss(parts, share.stream + share.unit, share.unit + 4 * weight, work, weight)

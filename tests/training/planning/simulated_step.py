@@ -42,7 +42,7 @@ from training.parallel.process_group import World
 from training.step import Session, run_micro_batches
 
 CPU = torch.device("cpu")
-_MESH_METHODS = ("__getitem__", "get_group", "get_local_rank", "get_coordinate", "_flatten", "_get_all_submeshes")
+_MESH_METHODS = ("__init__", "__getitem__", "get_group", "get_local_rank", "get_coordinate", "_flatten", "_get_all_submeshes")
 
 
 class Storages(TorchDispatchMode):
