@@ -1,7 +1,7 @@
 """What autograd keeps of a layer and of the loss, and what their backward passes hold beside it, in bytes.
 
 Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence parallelism,
-else 1. Counted as the trainer's modules save (training/model.py, tensor_parallel.py), eager and compiled alike.
+else 1. Counted as the trainer's modules save: tests/training/planning/test_activations.py compares with autograd.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,8 @@ from training.planning.layout import Layout
 from training.planning.machines import Machine
 from training.planning.workload import Workload
 
-_PART = {"cpu": 1 << 18, "cuda": 1 << 26}  # logits that the eager loss turns into float32 at a time
+# logits that the eager loss turns into float32 at a time (training/kernels/cross_entropy.py)
+TURNED = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 class Layer(NamedTuple):
@@ -23,13 +24,15 @@ class Layer(NamedTuple):
     stream: float
     """q u: the residual stream as a rank has it."""
     saved: float
-    """Kept from the forward to the backward pass."""
-    again: float
-    """Made again by the backward pass, beside what was saved."""
+    """Kept from the forward to the backward pass, without casts."""
     casts: float
     """Weights in the type of the products, which autograd keeps where no data-parallel gather makes them."""
+    again: float
+    """Made again by the backward pass, beside what was saved."""
     work: float
     """Gradients of activations that the backward pass holds at once."""
+    mask: float
+    """One dropout mask of the residual stream."""
 
 
 class Loss(NamedTuple):
@@ -38,9 +41,9 @@ class Loss(NamedTuple):
     parts: int
     """1: whole logits."""
     saved: float
-    """Around the head: the last LayerNorm's input and output, and the head's weight in the type of the products."""
+    """Before the logits: the last LayerNorm's input and output, and the head's weight in the type of the products."""
     logits: float
-    """Logits, or in parts the gradients that exist after the forward pass."""
+    """Logits; in parts, the gradients that exist after the forward pass."""
     work: float
     """Beside them, at the worst moment of the loss."""
     weight: int
@@ -52,50 +55,66 @@ def layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> Layer:
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     unit = float(element * tokens * model.n_embd)
-    share = 1 / tensor if layout.sequence_parallel else 1.0
-    stream = share * unit
-    statistics = 16 * share * tokens  # mean and 1 / deviation of two LayerNorms, float32
-    lse = 4 * model.n_head * tokens / tensor
-    masks = attention = 0.0
-    if model.dropout:
-        mask = 1 if workload.compiled or machine.device != "cpu" else element
-        masks = 2 * mask * share * tokens * model.n_embd
-        if machine.device == "cpu":  # no fused attention with dropout there: softmax, mask and product, (s, s) each
-            attention = 3.0 * element * model.n_head / tensor * tokens * model.seq_len
-    narrow = 2 * unit + 2 * stream  # both LayerNorms' inputs; their outputs, which enter the split products whole
-    everything = narrow + 12 * unit / tensor + lse + statistics + masks + attention
-    casts = 0.0
-    if element < 4 and layout.data == 1:
-        casts = element * 12.0 * model.n_embd**2 / tensor
-    saved, again = everything, 0.0
-    if layout.recompute == "full":
-        saved, again = stream, everything - stream + casts
-        casts = 0.0
-    elif layout.recompute == "selective":
-        results = 2 * unit + (2 * stream if tensor > 1 else 0)  # of both c_proj; summed over ranks they are saved again
-        saved = stream + results + 8 * unit / tensor + lse + attention
-        again = everything - stream - 8 * unit / tensor - lse - attention + casts
-        casts = 0.0
-    work = stream + 4 * unit / tensor + (unit if share < 1 else 0)
-    return Layer(unit, stream, saved, again, casts, work)
+    stream = unit / tensor if layout.sequence_parallel else unit
+    on_cpu = machine.device == "cpu"
+    mask = 0.0
+    if model.dropout:  # a byte per element; eager mode on a CPU multiplies with one in the activations' type
+        mask = stream if on_cpu and not workload.compiled else stream / element
+
+    attention, kept = _attention(workload, layout, on_cpu, unit)
+    statistics = 16 * tokens * stream / unit  # mean and 1 / deviation of two LayerNorms, float32
+    # both LayerNorms' inputs, and their outputs, which enter the split products whole; fc and gelu
+    everything = 2 * stream + 2 * unit + 8 * unit / tensor + attention + statistics + 2 * mask
+    casts = element * 12.0 * model.n_embd**2 / tensor if element < 4 and layout.data == 1 else 0.0
+
+    work = stream + 4 * unit / tensor + (unit if stream < unit else 0)  # with sequence parallelism one is gathered
+    if layout.recompute == "none":
+        return Layer(unit, stream, everything, casts, 0.0, work, mask)
+    saved = stream
+    if layout.recompute == "selective":
+        if workload.compiled:
+            projections = stream  # of attention; the compiler drops that of the MLP, which nothing needs
+        else:  # both, and with several ranks before and after their sum
+            projections = 2 * unit + (2 * stream if tensor > 1 else 0)
+        saved += projections + 4 * unit / tensor + kept
+    return Layer(unit, stream, saved, 0.0, everything - min(saved, everything) + casts, work, mask)
 
 
-def loss_bytes(workload: Workload, layout: Layout, machine: Machine, share: Layer) -> Loss:
-    """What the loss takes, after layers that take `share`."""
+def _attention(workload: Workload, layout: Layout, on_cpu: bool, unit: float) -> tuple[float, float]:
+    """What attention saves, and what selective recompute keeps of that: q, k, v, the result, the log-sum-exp."""
+    model, tensor = workload.model, layout.tensor
+    tokens = layout.micro_batch_size * model.seq_len
+    if not (on_cpu and model.dropout):
+        fused = 4 * unit / tensor + 4 * model.n_head * tokens / tensor
+        return fused, fused
+    # a CPU has no fused kernel with dropout: weights, mask and their product, (s, s) per head
+    scores = float(model.n_head // tensor * tokens * model.seq_len)
+    if tensor > 1 and not layout.sequence_parallel:
+        found = (5 + workload.element) * scores  # training/parallel/randomness.py: float32, bool, the product
+    else:
+        found = 12 * scores + (3 * unit / tensor if workload.element < 4 else 0)  # in float32, with q, k and v
+    return found + 4 * unit / tensor, 3 * unit / tensor
+
+
+def loss_bytes(workload: Workload, layout: Layout, machine: Machine, layer: Layer) -> Loss:
+    """What the loss takes, after layers that take `layer`."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     rows = padded_vocab_size(model.vocab_size, tensor) // tensor
     elements, weight = tokens * rows, rows * model.n_embd
     parts = loss_parts(workload.loss, elements * element, machine.memory if machine.device == "cuda" else None)
-    logits = float(element * elements)
-    narrow = element < 4
+    logits, narrow = float(element * elements), element < 4
     cast = float(element * weight) if narrow and layout.data == 1 else 0.0
-    turned = 0.0 if workload.compiled else 4.0 * min(elements // parts, _PART[machine.device]) * (1 + narrow)
-    if parts == 1:
-        gradients = share.unit + element * weight  # of the input and of the weight
-        fused = logits if workload.compiled else 0.0  # the gradient of the logits, which eager mode writes over them
-        work = max(turned, fused, gradients, gradients + 4 * weight - logits if cast else 0)
-        return Loss(parts, share.stream + share.unit + cast, logits, work, weight)
-    product = element * weight if narrow else 0
-    work = max(logits / parts + max(turned, product), 4 * weight + product + share.unit)
-    return Loss(parts, share.stream + share.unit, share.unit + 4 * weight, work, weight)
+    saved = layer.stream + layer.unit + cast
+    turned = 0.0 if workload.compiled else 4.0 * min(elements // parts, TURNED[machine.device]) * (1 + narrow)
+    if parts > 1:
+        product = element * weight if narrow else 0
+        work = max(logits / parts + max(turned, product), 4 * weight + product + layer.unit)
+        return Loss(parts, saved - cast, layer.unit + 4 * weight, work, weight)
+    of_both = layer.unit + element * weight  # the gradients of the input and of the weight
+    work = max(turned, of_both, of_both + 4 * weight - logits if cast else 0)
+    if not workload.compiled:
+        return Loss(parts, saved, logits, work, weight)  # the gradient overwrites the logits
+    work = max(work, logits)
+    # over several ranks the compiler keeps float32 logits and the mask of the targets
+    return Loss(parts, saved, 5.0 * elements if tensor > 1 else logits, work, weight)

@@ -142,7 +142,7 @@ def _moments(shared: _Shared, rank: int, whole: Held, mine: Held) -> list[_Momen
 
     moments = []
     for gradients, flying in phases:
-        activations = flying * whole.layers * one
+        activations = flying * (whole.layers * one + (layer.mask / stages if first else 0))
         if pipeline > 1:  # outputs are kept until the end; the inputs of stages lie in buffers, or are such outputs
             activations += flying * layer.stream * (first - last) / stages
         heads = flying / stages if layout.schedule == "gpipe" else 1.0
