@@ -1,7 +1,7 @@
 """What autograd keeps of a layer and of the loss, and what their backward passes hold beside it, in bytes.
 
-Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence parallelism,
-else 1. Counted as the trainer's modules save: tests/training/planning/test_activations.py compares with autograd.
+Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
+parallelism, else 1. Counted as the trainer's modules save: tests/training/planning/test_activations.py compares with autograd.
 """
 
 from typing import NamedTuple
@@ -61,39 +61,38 @@ def layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> Layer:
     if model.dropout:  # a byte per element; eager mode on a CPU multiplies with one in the activations' type
         mask = stream if on_cpu and not workload.compiled else stream / element
 
-    attention, kept = _attention(workload, layout, on_cpu, unit)
+    attention, kept, scores = _attention(workload, layout, on_cpu, unit)
     statistics = 16 * tokens * stream / unit  # mean and 1 / deviation of two LayerNorms, float32
     # both LayerNorms' inputs, and their outputs, which enter the split products whole; fc and gelu
     everything = 2 * stream + 2 * unit + 8 * unit / tensor + attention + statistics + 2 * mask
     casts = element * 12.0 * model.n_embd**2 / tensor if element < 4 and layout.data == 1 else 0.0
 
-    work = stream + 4 * unit / tensor + (unit if stream < unit else 0)  # with sequence parallelism one is gathered
+    # with sequence parallelism one is gathered; unfused attention has float32 gradients of weights and scores
+    work = max(stream + 4 * unit / tensor + (unit if stream < unit else 0), stream + 8 * scores)
     if layout.recompute == "none":
         return Layer(unit, stream, everything, casts, 0.0, work, mask)
     saved = stream
     if layout.recompute == "selective":
-        if workload.compiled:
-            projections = stream  # of attention; the compiler drops that of the MLP, which nothing needs
-        else:  # both, and with several ranks before and after their sum
-            projections = 2 * unit + (2 * stream if tensor > 1 else 0)
-        saved += projections + 4 * unit / tensor + kept
+        # both projections, and with several ranks before and after their sum; the compiler drops all but attention's sum
+        eager = 2 * unit + (2 * stream if tensor > 1 else 0)
+        saved += (stream if workload.compiled else eager) + 4 * unit / tensor + kept
     return Layer(unit, stream, saved, 0.0, everything - min(saved, everything) + casts, work, mask)
 
 
-def _attention(workload: Workload, layout: Layout, on_cpu: bool, unit: float) -> tuple[float, float]:
-    """What attention saves, and what selective recompute keeps of that: q, k, v, the result, the log-sum-exp."""
+def _attention(workload: Workload, layout: Layout, on_cpu: bool, unit: float) -> tuple[float, float, float]:
+    """What attention saves, what selective recompute keeps of that, and the elements of its weights if they exist."""
     model, tensor = workload.model, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     if not (on_cpu and model.dropout):
-        fused = 4 * unit / tensor + 4 * model.n_head * tokens / tensor
-        return fused, fused
+        fused = 4 * unit / tensor + 4 * model.n_head * tokens / tensor  # q, k, v, the result, float32 log-sum-exp
+        return fused, fused, 0.0
     # a CPU has no fused kernel with dropout: weights, mask and their product, (s, s) per head
     scores = float(model.n_head // tensor * tokens * model.seq_len)
     if tensor > 1 and not layout.sequence_parallel:
         found = (5 + workload.element) * scores  # training/parallel/randomness.py: float32, bool, the product
     else:
         found = 12 * scores + (3 * unit / tensor if workload.element < 4 else 0)  # in float32, with q, k and v
-    return found + 4 * unit / tensor, 3 * unit / tensor
+    return found + 4 * unit / tensor, 3 * unit / tensor, scores
 
 
 def loss_bytes(workload: Workload, layout: Layout, machine: Machine, layer: Layer) -> Loss:

@@ -1,6 +1,6 @@
 """Measures what autograd keeps from a stage's forward pass, on real tensors with fake ranks; run as one process.
 
-    python -m tests.training.planning.saved_activations '[{"model": {…}, "parallel": {…}, "train": {…}}]'
+python -m tests.training.planning.saved_activations '[{"model": {…}, "parallel": {…}, "train": {…}}]'
 """
 
 import gc
