@@ -1,7 +1,8 @@
 """What autograd keeps of a layer and of the loss, and what their backward passes hold beside it, in bytes.
 
 Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
-parallelism, else 1. Counted as the trainer's modules save: tests/training/planning/test_activations.py compares with autograd.
+parallelism, else 1. Counted as the trainer's modules save; tests/training/planning/test_activations.py compares this
+with autograd.
 """
 
 from typing import NamedTuple
@@ -73,7 +74,7 @@ def layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> Layer:
         return Layer(unit, stream, everything, casts, 0.0, work, mask)
     saved = stream
     if layout.recompute == "selective":
-        # both projections, and with several ranks before and after their sum; the compiler drops all but attention's sum
+        # both projections, and with several ranks before and after their sum; compiled, only attention's sum
         eager = 2 * unit + (2 * stream if tensor > 1 else 0)
         saved += (stream if workload.compiled else eager) + 4 * unit / tensor + kept
     return Layer(unit, stream, saved, 0.0, everything - min(saved, everything) + casts, work, mask)

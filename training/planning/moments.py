@@ -218,7 +218,7 @@ def _in_embedding(rank: _Rank, before: float, saved: float) -> Moment:
 
 
 def _between_micro_batches(rank: _Rank) -> list[Moment]:
-    """Moments without a layer's activations: earlier micro-batches' embedding, a pipeline's reduction, the optimiser."""
+    """Moments without a layer: earlier micro-batches' embedding, a pipeline's reduction, the optimiser's step."""
     layout, whole, moments = rank.case.layout, rank.whole, []
     if rank.reduces and layout.accumulation > 1 and layout.zero_stage in (1, 2):  # all parameters are still gathered
         sums = rank.before

@@ -8,12 +8,15 @@ counted from its allocation to its end, so the peak is exact for eager mode, at 
 
 import gc
 import json
+import os
+import subprocess
 import sys
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -35,13 +38,15 @@ from training.dataset.batches import Batch
 from training.kernels import cross_entropy
 from training.optimizer import take_step
 from training.parallel import layout
+from training.parallel.dtensor import local_shard
 from training.parallel.gradients import sync_gradients
 from training.parallel.layout import make_mesh
 from training.parallel.pipeline import Stage
 from training.parallel.process_group import World
-from training.step import run_micro_batches
+from training.step import Session, run_micro_batches
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
 _MESH_METHODS = (
     "__init__",
     "__getitem__",
@@ -135,11 +140,11 @@ def _large_parts(logits: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(logits), size)]
 
 
-def simulate(case: dict[str, Any], look_at: dict[str, int] | None = None) -> dict[str, Any]:
+def simulate(case: dict[str, Any]) -> dict[str, Any]:
     """Bytes held before a step, at the peak of its passes, after them, and at the peak of the optimiser's step.
 
-    A case has `model`, `parallel` and `train` as in a configuration, and `rank`; `attention_dropout` is that of the
-    CPU's attention, whose kernel has none.
+    A case has `model`, `parallel` and `train` as in a configuration, and `rank`. With `look`, `seen` tells what the
+    peak consists of.
     """
     sections = {key: case.get(key, {}) for key in ("model", "parallel", "train")}
     experiment = Experiment.model_validate({**sections, "train": {"iterations": 10, **sections["train"]}})
@@ -169,7 +174,7 @@ def simulate(case: dict[str, Any], look_at: dict[str, int] | None = None) -> dic
     try:
         mesh = make_mesh(experiment.parallel, "cpu")
         with FakeTensorMode(allow_non_fake_inputs=True), storages:
-            return _measure(experiment, World(rank, size, CPU), mesh, storages, case.get("look", False))
+            return _measure(experiment, World(rank, size, CPU), mesh, storages, case)
     finally:
         for each in patches:
             each.stop()
@@ -177,23 +182,22 @@ def simulate(case: dict[str, Any], look_at: dict[str, int] | None = None) -> dic
             dist.destroy_process_group()
 
 
-def _measure(experiment: Experiment, world: World, mesh: Any, storages: Storages, look: bool) -> dict[str, Any]:
+def _measure(
+    experiment: Experiment, world: World, mesh: Any, storages: Storages, case: dict[str, Any]
+) -> dict[str, Any]:
     session = trainer.open_session(experiment, world, mesh)
-    for stage in session.stages if not True else []:
-        for block in stage.model.h.values():
-            block.attn.core.dropout = 0.0  # type: ignore[union-attr]
     shape = (experiment.train.micro_batch_size, experiment.model.seq_len)
     tokens = torch.zeros(shape, dtype=torch.long)
     batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
     found: dict[str, Any] = {}
-    steps = 3 if look else 2
-    for step in range(steps):  # the first step allocates buffers
+    for step in range(3 if case.get("look") else 2):  # the first step allocates buffers
         gc.collect()
         storages.peak = found["before"] = storages.held
         if step == 2:
             storages.look_at = max(found["passes"], found["optimizer"])
         run_micro_batches(session, batches, 1.0, train=True)
         found["passes"], found["after"] = storages.peak, storages.held
+        found |= _allocated(session)
         storages.peak = storages.held
         sync_gradients(session.parameters, mesh)
         take_step(session.optimizer, 1e-4, torch.ones(()))
@@ -201,6 +205,31 @@ def _measure(experiment: Experiment, world: World, mesh: Any, storages: Storages
         session.optimizer.zero_grad()
     found["peak"] = max(found["passes"], found["optimizer"])
     found["seen"] = dict(storages.seen.most_common(40))
+    return found
+
+
+def _allocated(session: Session) -> dict[str, int]:
+    """Bytes of this rank's parameters, gradients and moments."""
+
+    def size(tensors: Iterable[Any]) -> int:
+        return sum(local_shard(tensor).untyped_storage().nbytes() for tensor in tensors)
+
+    parameters = list(session.parameters.values())
+    states = [session.optimizer.state[parameter] for parameter in parameters]
+    return {
+        "parameters": size(parameters),
+        "gradients": size(parameter.grad for parameter in parameters),
+        "optimizer": size(state[name] for state in states for name in ("exp_avg", "exp_avg_sq")),
+    }
+
+
+def run_worker(module: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a module of this folder measures in its own process, because fake process groups are global."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", f"tests.training.planning.{module}", json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
