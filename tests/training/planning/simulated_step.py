@@ -190,20 +190,20 @@ def _measure(
     tokens = torch.zeros(shape, dtype=torch.long)
     batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
     found: dict[str, Any] = {}
-    for step in range(3 if case.get("look") else 2):  # the first step allocates buffers
+    for step in range(3 if case.get("look") else case.get("steps", 2)):  # the first step allocates buffers
         gc.collect()
         storages.peak = found["before"] = storages.held
         if step == 2:
-            storages.look_at = max(found["passes"], found["optimizer"])
+            storages.look_at = max(found["passes"], found["step"])
         run_micro_batches(session, batches, 1.0, train=True)
         found["passes"], found["after"] = storages.peak, storages.held
         found |= _allocated(session)
         storages.peak = storages.held
         sync_gradients(session.parameters, mesh)
         take_step(session.optimizer, 1e-4, torch.ones(()))
-        found["optimizer"] = storages.peak
+        found["step"] = storages.peak
         session.optimizer.zero_grad()
-    found["peak"] = max(found["passes"], found["optimizer"])
+    found["peak"] = max(found["passes"], found["step"])
     found["seen"] = dict(storages.seen.most_common(40))
     return found
 
@@ -212,7 +212,8 @@ def _allocated(session: Session) -> dict[str, int]:
     """Bytes of this rank's parameters, gradients and moments."""
 
     def size(tensors: Iterable[Any]) -> int:
-        return sum(local_shard(tensor).untyped_storage().nbytes() for tensor in tensors)
+        storages = [local_shard(tensor).untyped_storage() for tensor in tensors]
+        return sum({each._cdata: each.nbytes() for each in storages}.values())  # reduced gradients share theirs
 
     parameters = list(session.parameters.values())
     states = [session.optimizer.state[parameter] for parameter in parameters]
