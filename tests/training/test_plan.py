@@ -207,8 +207,8 @@ def test_every_term_is_explained_with_its_formula_and_the_values_of_its_symbols(
             continue
         assert term["name"] in text and term["formula"] in text
         assert not term["source"] or term["source"] in text
-    assert "6,658,404,352  parameters of the model" in text
-    assert set(best["symbols"]["all"]) >= set("PLhsVtpdbm") and set(best["symbols"]["time"]) >= set("lnPFW")
+    assert "6,658,404,352  parameters of the model" in text and "Published estimates of the memory" in text
+    assert set(best["symbols"]["all"]) >= set("PLhsVtpdbmuqk") and set(best["symbols"]["time"]) >= set("lnRFW")
 
 
 def test_the_page_has_the_ten_best(plan: Plan, tmp_path: Path) -> None:

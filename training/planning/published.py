@@ -4,6 +4,10 @@ Symbols: s tokens per sample, b samples per micro-batch, h width, a heads, L lay
 p pipeline-parallel and d data-parallel ranks, v stages per rank, m micro-batches. Activations have 2 bytes per element.
 """
 
+from training.planning.layout import Layout
+from training.planning.terms import Term
+from training.planning.workload import Workload
+
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
 NARAYANAN = "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters"
 RAJBHANDARI = "Rajbhandari et al. 2020, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
@@ -67,3 +71,27 @@ def in_flight(m: int, p: int, v: int = 1) -> float:
     Narayanan, section 2.2; Korthikanti, section 4.2.3.
     """
     return min(m, p) if v == 1 else p * (1 + (p - 1) / (p * v))
+
+
+def published_terms(workload: Workload, layout: Layout) -> list[Term]:
+    """What the published estimates say of a layout, in bytes on the first pipeline rank."""
+    model, t, b = workload.model, layout.tensor, layout.micro_batch_size
+    s, h, a = model.seq_len, model.n_embd, model.n_head
+    per_parameter = bytes_per_parameter(f"zero {layout.zero_stage}", layout.data)
+    states = per_parameter * model.parameters / (t * layout.pipeline)
+    kept, formula = flash_layer_activations(s, b, h, t, layout.sequence_parallel), "k L s b h (10 + 24 / t)"
+    if layout.sequence_parallel:
+        formula = "k L 34 s b h / t"
+    if layout.recompute == "full":
+        kept, formula = full_recompute_activations(s, b, h), "k L 2 s b h"
+    layers = model.n_layer / layout.pipeline
+    flying = in_flight(layout.accumulation, layout.pipeline, layout.virtual_stages)
+    scores = 0.0 if layout.recompute == "full" else 5 * b * s**2 * a / t
+    head = head_activations(s, b, h, model.vocab_size, t) if layout.pipeline == 1 else 0.0
+    zero = f"{per_parameter:g} P / (t p), of ZeRO {layout.zero_stage}"
+    return [
+        Term("model states", states, "weights, gradients, optimizer", zero, RAJBHANDARI),
+        Term("activations", flying * layers * kept, "of all layers", formula, KORTHIKANTI),
+        Term("scores", flying * layers * scores, "without fused attention", "k L 5 b s^2 a / t", KORTHIKANTI),
+        Term("logits and loss", head, "last LayerNorm, head, float32 logits", "4 s b h (1 + V / h) / t", KORTHIKANTI),
+    ]
