@@ -32,9 +32,11 @@ from training.planning.refusal import does_not_fit, nothing_fits
 from training.planning.search import Prediction, Question, search
 from training.planning.sizes import published_settings
 from training.planning.table import gpu_table, layout_table, memory_table, why
+from training.planning.this_machine import judges_this_machine, processes_of, this_cpu
 from training.planning.workload import Workload
 
 _DEFAULT_GPU = "h100"
+_CPUS = "cpu"
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -68,12 +70,12 @@ class Asked:
                 f"sequence {model.seq_len}; {model.parameters:,} parameters; {self.workload.precision}",
             ),
             (
-                "GPUs",
+                "CPUs" if machine.device == "cpu" else "GPUs",
                 f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, question.gpus)} per node"
                 f"{' (assumed: --gpu names another kind)' * self.assumed}",
             ),
             ("step", f"{'at most ' * question.at_most}{question.global_batch_size:,} samples"),
-            ("run", f"{self.tokens / 1e9:,.1f} B tokens"),
+            ("run", f"{self.tokens / 1e9:,.1f} B tokens" if self.tokens >= 1e9 else f"{self.tokens:,.0f} tokens"),
         ]
 
 
@@ -107,7 +109,11 @@ def make_parser() -> argparse.ArgumentParser:
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpus", type=cli.positive_int, metavar="N", help="number of GPUs (default: one node)")
     machine.add_argument("--gpus-per-node", type=cli.positive_int, metavar="N", help="default: usual for the kind")
-    machine.add_argument("--gpu", metavar="KIND", help=f"kind of the GPUs (default {_DEFAULT_GPU}); see --list-gpus")
+    machine.add_argument(
+        "--gpu",
+        metavar="KIND",
+        help=f"kind of the GPUs (default {_DEFAULT_GPU}); see --list-gpus. {_CPUS}: this machine",
+    )
     machine.add_argument("--gpu-memory", type=_memory, metavar="SIZE", help="such as 40GiB, instead of the kind's")
     machine.add_argument(
         "--peak-tflops",
@@ -203,17 +209,21 @@ def read_question(arguments: argparse.Namespace) -> Asked:
     else:
         settings = cli.read_settings(arguments)
     experiment = settings.experiment(arguments.model)
-    gpus = _machine(arguments, settings)
+    gpus = _machine(arguments, settings, experiment)
     assumed = gpus.name == _DEFAULT_GPU and not (arguments.gpu or settings.cluster.gpu)
     question = _question(arguments, experiment, gpus.per_node)
     tokens = arguments.tokens or (experiment.train.iterations * question.global_batch_size * experiment.model.seq_len)
     return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, question, tokens, assumed)
 
 
-def _machine(arguments: argparse.Namespace, settings: Settings) -> Machine:
-    """The kind of GPU, with the figures that options replace."""
+def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:
+    """The kind of GPU, with the figures that options replace; or this machine's CPUs."""
     cluster, own_figures = settings.cluster, (arguments.gpu_memory, arguments.peak_tflops)
-    name = arguments.gpu or cluster.gpu or ("" if all(own_figures) else _DEFAULT_GPU)
+    here = arguments.config is not None and judges_this_machine(cluster) and not any(own_figures)
+    name = arguments.gpu or cluster.gpu or ("" if all(own_figures) else _CPUS if here else _DEFAULT_GPU)
+    if name == _CPUS:
+        configured = processes_of(experiment, cluster) if arguments.config else 1
+        return this_cpu(arguments.gpus or configured, cluster.cpus_per_task)
     return machine(name, cluster.gpus, arguments.gpus_per_node or cluster.gpus_per_node, *own_figures)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from cluster.jobs import Job, look, read_job, read_state, write_job
 from cluster.submit import describe, job_name, submit
+from common.config import load_settings, validate
 from common.errors import ConfigError, InputError
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
@@ -47,6 +48,43 @@ def test_layouts_that_do_not_fit_the_nodes_are_refused_by_key(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"cluster\.executor is local"):
         submit(settings(tmp_path, executor="local"), "tiny")
     assert list(tmp_path.iterdir()) == [], "an error of the configuration writes no file"
+
+
+def planned(folder: Path, parallel: object, **cluster: object) -> Settings:
+    """A model of 32 layers x 4,096, on nodes of 8 H100 unless `cluster` says otherwise."""
+    raw = settings(folder).model_dump(mode="json")
+    model = {"n_layer": 32, "n_head": 32, "n_embd": 4096, "seq_len": 2048}
+    train = {"iterations": 20, "global_batch_size": 64}
+    raw["models"]["tiny"] |= {"model": model, "parallel": parallel, "train": train}
+    return validate(raw | {"cluster": {"executor": "slurm", "gpus_per_node": 8, "gpu": "h100", **cluster}}, "test")
+
+
+def test_a_model_that_is_too_large_for_its_gpus_is_not_queued(tmp_path: Path, fake: FakeSlurm) -> None:
+    too_large = planned(tmp_path, {})  # 6.6 B parameters of 16 bytes
+    says = r"models\.tiny needs \d+\.\d GiB per GPU and there are 79\..*; .* or set train\.allow_tight=true"
+    with pytest.raises(ConfigError, match=says):
+        submit(too_large, "tiny")
+    with pytest.raises(ConfigError, match=says):
+        describe(too_large, "tiny")
+    assert fake.jobs() == [] and not (tmp_path / "models").exists()
+    assert "#SBATCH --nodes=1" in describe(planned(tmp_path, {}, gpu=""), "tiny"), "the job checks its own GPUs"
+
+
+def test_a_job_gets_the_layout_that_the_planner_chose(
+    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submit(planned(tmp_path, {"auto": True, "gpus": 16}), "tiny")
+    chosen = load_settings(Path(job.snapshot) / "settings.yaml").models["tiny"]
+    assert (chosen.parallel.auto, chosen.world_size, chosen.train.global_batch_size) == (False, 16, 64)
+    asked = directives(fake.job(job.id).script)
+    assert (asked["nodes"], asked["ntasks-per-node"]) == ("2", "8")
+    assert "(16 processes)" in capsys.readouterr().out
+
+
+def test_a_job_on_unknown_gpus_chooses_its_layout_itself(tmp_path: Path, fake: FakeSlurm) -> None:
+    job = submit(planned(tmp_path, "auto", gpu=""), "tiny")
+    assert load_settings(Path(job.snapshot) / "settings.yaml").models["tiny"].parallel.auto
+    assert directives(fake.job(job.id).script)["ntasks-per-node"] == "8", "one node"
 
 
 def test_what_a_site_asks_is_absent_by_default(tmp_path: Path) -> None:

@@ -40,6 +40,38 @@ def configuration(prefix: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
+AUTO = {"auto": True}
+
+
+@pytest.mark.parametrize("written", ["auto", AUTO, {"auto": "yes", "gpus": "64", "tensor": 1}])
+def test_a_layout_that_the_planner_will_choose_needs_the_samples_per_step_alone(prefix: Path, written: object) -> None:
+    train = {"iterations": 10, "global_batch_size": 12}
+    read = validate(configuration(prefix, parallel=written, train=train), "config.yaml").models["m"]
+    assert read.parallel.auto and read.train.micro_batch_size == read.train.accumulation == 0
+    assert read.world_size == (64 if isinstance(written, dict) and "gpus" in written else 0)
+    assert Experiment.model_validate(read.model_dump()) == read, "a resolved file reads back"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "train", "says"),
+    [
+        ("auto", {}, "parallel is auto, but train.global_batch_size is missing; set it to the samples per step"),
+        ("auto", {"global_batch_size": 8, "accumulation": 2}, "chooses train.accumulation 2, too; leave it out"),
+        ("auto", {"global_batch_size": 8, "micro_batch_size": 3}, "is not a multiple of train.micro_batch_size 3"),
+        ("auto", {"global_batch_size": 8, "compile": "model"}, "train.compile model works without data-parallel ranks"),
+        ({**AUTO, "tensor": 2}, {"global_batch_size": 8}, "parallel: auto chooses tensor, too; leave it out"),
+        ({"gpus": 8, "data": 8}, {}, "gpus 8 is for auto: true; elsewhere it follows from pipeline, data and tensor"),
+        ("automatic", {}, "models.m.parallel"),
+    ],
+)
+def test_what_contradicts_the_planners_choice_is_one_line(
+    prefix: Path, parallel: object, train: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate(configuration(prefix, parallel=parallel, train={"iterations": 10, **train}), "config.yaml")
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
 INTERLEAVED = {"pipeline": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}
 
 

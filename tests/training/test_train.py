@@ -1,6 +1,7 @@
 """The command as a user runs it: curves, checkpoints, resume bit for bit, and one line for every mistake."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 import yaml
 
+from common.config import load_settings
 from common.errors import InputError
 from common.files import read_rows
-from common.settings import ModelSettings, Settings
+from common.settings import Experiment, ModelSettings, Settings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
 from training import train
@@ -113,6 +115,8 @@ def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_as
     assert "34,208 (vocabulary 257; 38,272 padded to 384)" in plan
     assert "2 micro x 4 accumulation x 1 data = 8 samples = 128 tokens" in plan
     assert "4 iterations, 32 samples, 512 tokens" in plan
+    assert re.search(r"^memory +predicted [\d.]+ GiB of [\d.]+ per process: parameters ", plan, re.M)
+    assert re.search(r"^time +predicted about \d+ s at [\d,]+ tokens per second$", plan, re.M)
     row = next(line for line in plan.splitlines() if "  train  " in line).split()
     assert row[3] == "54" and row[-1] == "0.05"  # documents, epochs
     (folder / "done.json").unlink()
@@ -210,3 +214,50 @@ def test_help_shows_examples_and_is_quick(command: Command) -> None:
         result = command(f"training.{verb}", "--help", timeout=60)
         assert result.returncode == 0
         assert f"python -m training.{verb} --" in result.stdout
+
+
+def test_a_model_that_is_too_large_stops_all_ranks_in_one_line_before_anything_is_written(tmp_path: Path) -> None:
+    model = {"n_layer": 9000, "n_embd": 2**14}  # 29 trillion parameters
+    config = make_run(tmp_path, model=model, parallel={"data": 2})
+    first, second = launch(2, "training.train", "--config", config, "--model", "tiny")
+    assert (first.returncode, second.returncode) == (2, 2)
+    (line,) = (first.stderr + second.stderr).splitlines()
+    assert re.match(
+        r"error: models\.tiny needs [\d.]+ GiB in 2 processes and there are .*train\.allow_tight=true", line
+    )
+    assert not list((tmp_path / "models/tiny").glob("*.*"))
+
+
+def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(tmp_path: Path) -> None:
+    train = {"micro_batch_size": 0, "iterations": 2}
+    config = make_run(tmp_path, parallel={"auto": True}, train=train, cluster={"tasks_per_node": 2})
+    command = ("training.train", "--config", config, "--model", "tiny")
+
+    def layout() -> Experiment:
+        return load_settings(tmp_path / "models/tiny/settings.yaml").models["tiny"]
+
+    assert "on 2 processes, chosen by the planner" in launch_ok(2, *command)[0].stderr
+    chosen = layout()
+    assert (chosen.parallel.auto, chosen.world_size, chosen.train.global_batch_size) == (False, 2, 8)
+    # a choice that the planner would not make shows that it is not asked again
+    other = ("parallel.tensor=2", "train.recompute=full", "parallel.auto=false")
+    launch_ok(2, *command, *other, "train.iterations=3")
+    assert layout().parallel.tensor == 2
+    first, second = launch_ok(2, *command, "train.iterations=4")
+    assert f"as in {tmp_path}/models/tiny/settings.yaml" in first.stderr and second.stderr == ""
+    assert "resumed from" in first.stdout
+    assert (layout().parallel.tensor, layout().train.recompute) == (2, "full")
+    # with another number of processes it is planned again
+    (alone,) = launch_ok(1, *command, "train.iterations=5")
+    assert "on 1 process, chosen by the planner; the run had pipeline 1 x data 1 x tensor 2 = 2" in alone.stderr
+    assert layout().world_size == 1
+
+
+def test_a_job_of_another_size_than_was_asked_for_stops_in_one_line(tmp_path: Path) -> None:
+    config = make_run(tmp_path, parallel={"auto": True, "gpus": 4}, train={"micro_batch_size": 0})
+    command = ("training.train", "--config", config, "--model", "tiny")
+    errors = "".join(result.stderr for result in launch(2, *command))
+    assert errors == (
+        "error: models.tiny.parallel: auto over 4 processes, but 2 were started; start 4 "
+        "(python -m cluster.submit does) or change these keys\n"
+    )

@@ -54,9 +54,30 @@ def test_the_whole_dag_is_planned_alike_here_and_on_slurm(folder: Path, profile:
 
 @pytest.mark.parametrize("target", ["corpus", "dataset", "report", *(f"train_{m}" for m in MODELS)])
 def test_every_target_is_planned(folder: Path, target: str) -> None:
-    result = snakemake("-n", target, cwd=folder)
+    result = snakemake("-n", target, "--config", "cluster={executor: slurm, gpus_per_node: 8}", cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
     assert ("train" in jobs(result.stdout)) == (target not in ("corpus", "dataset"))
+
+
+@pytest.mark.parametrize("dry_run", [("-n",), ()])
+def test_a_model_for_gpus_is_refused_on_a_machine_without_before_its_corpus_is_built(
+    folder: Path, dry_run: tuple[str, ...]
+) -> None:
+    result = snakemake("train_gpt2_345m", *dry_run, cwd=folder)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith(("error", "Traceback", "Exception"))]
+    assert result.returncode == 2 and "rule demo_site" not in result.stdout + result.stderr
+    assert (
+        line.startswith("error: models.gpt2_345m ") and "years on this machine's CPUs; train tiny, which fits" in line
+    )
+    assert not (folder / "results").exists()
+
+
+def test_a_model_that_is_trained_already_is_not_judged_again(folder: Path) -> None:
+    done = folder / "results/demo/models/gpt2_345m/done.json"
+    done.parent.mkdir(parents=True)
+    done.write_text("{}")
+    result = snakemake("-n", "train_gpt2_345m", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_merge_targets_exist_for_every_model(folder: Path) -> None:

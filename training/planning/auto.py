@@ -10,9 +10,11 @@ from common.errors import ConfigError, ToolkitError
 from common.settings import Experiment, Settings
 from training.model_folder import newest_iteration
 from training.planning.check import check_fits, gib, predict, question_of
+from training.planning.check import processes as count
 from training.planning.layout import Layout
 from training.planning.machines import Machine
 from training.planning.search import fewest_gpus, search, smallest
+from training.planning.table import short
 from training.planning.this_machine import judges_this_machine, machine_of_job, processes_of
 from training.planning.workload import Workload
 
@@ -48,15 +50,8 @@ def resolve(settings: Settings, name: str, machine: Machine, processes: int) -> 
     how = f"as in {settings.model_folder(name) / 'settings.yaml'}" if kept else "chosen by the planner"
     if earlier and not kept:
         how += f"; the run had {earlier.parallel.factors}"
-    batch = f"micro-batch {chosen.train.micro_batch_size}, recompute {chosen.train.recompute}"
-    note(f"models.{name}.parallel: {_layout_text(chosen)}, {batch}, {how}")
+    note(f"models.{name}.parallel: {short(Layout.of(chosen))} on {count(processes, machine.device)}, {how}")
     return settings.model_copy(update={"models": {**settings.models, name: chosen}})
-
-
-def _layout_text(experiment: Experiment) -> str:
-    keys = Layout.of(experiment).keys()["parallel"]
-    more = [f"{key} {value}" for key, value in keys.items() if key not in ("pipeline", "data", "tensor")]
-    return ", ".join([experiment.parallel.factors, *more])
 
 
 def _earlier(settings: Settings, name: str) -> Experiment | None:
@@ -91,7 +86,7 @@ def _best(experiment: Experiment, name: str, machine: Machine, processes: int) -
     where = f"models.{name}.parallel: auto"
     if least is None:
         raise ConfigError(
-            f"{where}: no layout of {processes} processes takes train.global_batch_size "
+            f"{where}: no layout of {count(processes, machine.device)} takes train.global_batch_size "
             f"{question.global_batch_size}; choose a multiple of {processes}"
         )
     if experiment.train.allow_tight:
@@ -99,6 +94,6 @@ def _best(experiment: Experiment, name: str, machine: Machine, processes: int) -
     enough = fewest_gpus(workload, machine, question)
     cure = f"parallel.gpus={enough} would do" if enough else "nor on more"
     raise ConfigError(
-        f"{where}: nothing fits on {processes} processes: {gib(least.memory_bytes)} GiB each at least, of "
-        f"{gib(machine.memory)}; {cure}, or train.allow_tight=true to start anyway"
+        f"{where}: nothing fits on {count(processes, machine.device)}: {gib(least.memory_bytes)} GiB each at least, of "
+        f"{gib(machine.memory)}; {cure}, or set train.allow_tight=true to start anyway"
     )

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from common.console import note
 from common.errors import ConfigError
-from common.settings import Experiment, ParallelSettings, Settings
+from common.settings import Experiment, Settings
 from training.planning.layout import Layout
 from training.planning.machines import GIB, Machine
 from training.planning.memory import FEASIBLE, TIGHT
+from training.planning.refusal import changed_keys
 from training.planning.search import Prediction, Question, fewest_gpus, nearest, search
 from training.planning.terms import by_part
-from training.planning.this_machine import UNKNOWN, machine_of_job, this_cpu
+from training.planning.this_machine import UNKNOWN, processes_of, this_cpu
 from training.planning.workload import Workload
 
 LONGEST = 7 * 24 * 3600  # seconds; a run on CPUs that takes longer was hardly meant
@@ -111,7 +112,7 @@ class _Check:
         count, where = 1, "per GPU"
         if self.on_cpu:
             count = min(layout.world_size, machine.per_node)
-            where = "in one process" if count == 1 else f"in {count} processes"
+            where = f"in {processes(count, machine.device)}"
         largest = f"the largest part{' of each' if count > 1 else ''}: {part}, {gib(value)}"
         return f"needs {gib(count * self.bytes)} GiB {where} and there are {gib(count * machine.memory)} ({largest})"
 
@@ -122,7 +123,7 @@ class _Check:
 
 def _layouts(given: Prediction, experiment: Experiment, timed: bool) -> Iterator[str]:
     """What to change so that the memory suffices: the nearest layout, or the number of GPUs."""
-    gpus, on_cpu = given.layout.world_size, given.machine.device == "cpu"
+    gpus, machine, on_cpu = given.layout.world_size, given.machine, given.machine.device == "cpu"
     question = question_of(experiment, gpus, any_micro_batch=True)
     found = nearest(given, question)
     if found is None and on_cpu and timed and gpus > 1:  # more processes would not have more memory
@@ -130,44 +131,24 @@ def _layouts(given: Prediction, experiment: Experiment, timed: bool) -> Iterator
         found = nearest(alone, replace(question, gpus=1))
     if found is not None:
         needed = found.memory_bytes * (found.layout.world_size if on_cpu else 1)
-        yield f"set {_keys(experiment, found.layout)} to need {gib(needed)}"
+        yield f"set {changed_keys(given, found)} to need {gib(needed)}"
     elif on_cpu and timed:
         yield "train a smaller model, or on GPUs"
-    elif enough := fewest_gpus(given.workload, given.machine, question):
-        yield f"no layout fits on {gpus} {'processes' if on_cpu else 'GPUs'}, but on {enough}"
+    elif enough := fewest_gpus(given.workload, machine, question):
+        yield f"no layout of {processes(gpus, machine.device)} fits, {enough} would do"
     else:
         yield "no layout fits on any number of them"
     if on_cpu and not timed:
         yield "raise cluster.mem_gb_per_task"
 
 
-def _keys(experiment: Experiment, layout: Layout) -> str:
-    """The keys that turn the layout of an experiment into another one, as overrides."""
-    before, after = Layout.of(experiment)._asdict(), layout._asdict()
-    changed = [key for key in before if before[key] != after[key]]
-    words = [f"parallel.{key}={_text(after[key])}" for key in changed if key in ParallelSettings.model_fields]
-    if {"micro_batch_size", "accumulation", "data"} & set(changed):
-        batch = {"micro_batch_size": layout.micro_batch_size, "global_batch_size": layout.global_batch_size}
-        if experiment.train.accumulation:  # left out, it follows from the others
-            batch["accumulation"] = layout.accumulation
-        words += [f"train.{key}={value}" for key, value in batch.items()]
-    if "recompute" in changed:
-        words.append(f"train.recompute={layout.recompute}")
-    return " ".join(words)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _smaller(settings: Settings, name: str) -> Iterator[str]:
     """The largest smaller model of the configuration that fits on this machine, and in time."""
-    own = settings.models[name].model.parameters
+    cluster, own = settings.cluster, settings.models[name].model.parameters
     smaller = [(other.model.parameters, key) for key, other in settings.models.items() if other.model.parameters < own]
     for _, key in sorted(smaller, reverse=True):
         experiment = settings.models[key]
-        machine = machine_of_job(experiment, settings.cluster)
-        assert machine is not None  # this machine
+        machine = this_cpu(min(processes_of(experiment, cluster), cluster.tasks_per_node), cluster.cpus_per_task)
         if experiment.parallel.auto:
             question = question_of(experiment, machine.per_node)
             found = search(Workload.of(experiment, machine), machine, question)[:1]
@@ -178,6 +159,13 @@ def _smaller(settings: Settings, name: str) -> Iterator[str]:
                 yield f"train {key}, which fits and takes {duration(check.seconds)}"
                 return
     yield "train a smaller model, or on GPUs"
+
+
+def processes(count: int, device: str) -> str:
+    """`8 GPUs`, or `1 process` on CPUs."""
+    if device == "cpu":
+        return f"{count} process{'es' * (count != 1)}"
+    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def gib(value: float) -> str:

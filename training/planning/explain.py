@@ -1,11 +1,11 @@
 """A prediction explained: every term with its formula, value and source, and the values of the symbols."""
 
-from collections.abc import Iterable
-
 from common.tables import text_table
 from training.parallel.vocabulary import padded_vocab_size
 from training.planning.layout import Layout
 from training.planning.machines import GIB
+from training.planning.moments import in_flight
+from training.planning.published import published_terms
 from training.planning.rates import rates_of
 from training.planning.search import Prediction
 from training.planning.terms import Term, by_part
@@ -33,6 +33,9 @@ def symbols(workload: Workload, layout: Layout) -> Symbols:
         "d": (layout.data, "data-parallel ranks"),
         "b": (layout.micro_batch_size, "samples of a micro-batch"),
         "m": (layout.accumulation, "micro-batches of a step"),
+        "u": (workload.element * layout.micro_batch_size * model.seq_len * model.n_embd, "bytes: e b s h"),
+        "q": (1 / layout.tensor if layout.sequence_parallel else 1, "1 / t with sequence parallelism, else 1"),
+        "k": (in_flight(layout, 0), "micro-batches in flight on the first pipeline rank"),
     }
 
 
@@ -46,7 +49,7 @@ def time_symbols(prediction: Prediction) -> Symbols:
     return {
         "l": (rank.layers, "layers of the pipeline rank"),
         "n": (round(parameters(workload, layout, rank)[0]), "parameters of the GPU, before ZeRO shards them"),
-        "P": (rates.products * machine.peak_flops(workload.precision) / 1e12, "TFLOP/s of matrix products"),
+        "R": (rates.products * machine.peak_flops(workload.precision) / 1e12, "TFLOP/s of matrix products"),
         "F": (gpu.float32_tflops, "TFLOP/s of other operations, float32"),
         "W": (rates.bandwidth * gpu.memory_gb_per_s, "GB/s of memory"),
         **{
@@ -60,7 +63,7 @@ def time_symbols(prediction: Prediction) -> Symbols:
     }
 
 
-def explain(prediction: Prediction, published: Iterable[Term] = ()) -> str:
+def explain(prediction: Prediction) -> str:
     """The terms of the memory and of a step's time, the published estimates beside them, and the symbols."""
     sources: dict[str, int] = {}
     machine = prediction.machine
@@ -69,7 +72,8 @@ def explain(prediction: Prediction, published: Iterable[Term] = ()) -> str:
         _terms(memory, prediction.memory, GIB, "GiB", sources),
         _terms(f"A step: {1e3 * prediction.step_seconds:,.1f} ms", prediction.time, 1e-3, "ms", sources),
     ]
-    if estimates := list(published):
+    if machine.device == "cuda":
+        estimates = published_terms(prediction.workload, prediction.layout)
         sections.append(_terms("Published estimates of the memory", estimates, GIB, "GiB", sources))
     sections.append(_legend("Symbols", symbols(prediction.workload, prediction.layout)))
     sections.append(_legend("Symbols of the time", time_symbols(prediction)))

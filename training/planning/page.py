@@ -8,7 +8,7 @@ from training.planning.machines import GIB
 from training.planning.memory import PARTS
 from training.planning.roofline import work_of
 from training.planning.search import Prediction
-from training.planning.table import hours_for, short
+from training.planning.table import hours_for, hours_text, short
 from training.planning.terms import by_part
 
 
@@ -23,7 +23,7 @@ def plan_page(
             "verdict": prediction.verdict,
             "speed": f"{prediction.tokens_per_second:,.0f}",
             "mfu": f"{prediction.mfu:.1%}",
-            "hours": f"{hours_for(prediction, tokens):,.1f}",
+            "hours": hours_text(hours_for(prediction, tokens)),
             "parts": [f"{by_part(prediction.memory).get(part, 0) / GIB:.2f}" for part in PARTS],
             "memory": f"{prediction.memory_bytes / GIB:.2f}",
             "share": f"{prediction.memory_bytes / prediction.machine.memory:.0%}",

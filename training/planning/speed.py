@@ -5,7 +5,7 @@ is done once per step. The model is of this trainer: flash attention, recompute 
 
 Symbols: b micro-batch, m micro-batches per step, s sequence, h width, a heads, l layers of the rank, L of all, V padded
 vocabulary, t tensor, p pipeline, v virtual stages, d data, e bytes of an activation, n parameters of the GPU. Rates
-(`training.planning.rates`): P products, F float32, W memory, N link.
+(`training.planning.rates`): R products, F float32, W memory, N link.
 """
 
 from training.logits_memory import loss_parts
@@ -109,9 +109,9 @@ def speed_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Te
 
     terms = [
         Term("matrix products", 3 * m * layers * products, "of layers, forward and backward",
-             "3 m l sum(2 r k c / P + e (r k + k c + r c) / W + start), r = b s"),
+             "3 m l sum(2 r k c / R + e (r k + k c + r c) / W + start), r = b s"),
         Term("attention", m * layers * attention, "the causal half of the scores",
-             "m l (a / t) b s^2 / 2 (14 (h / a) / P + 100 / F)", _FLASH),
+             "m l (a / t) b s^2 / 2 (14 (h / a) / R + 100 / F)", _FLASH),
         Term("memory traffic", m * layers * moves, "LayerNorm, GELU, residuals, dropout", _PASSES[compiled]),
         Term("memory traffic", m * weights, "weights cast, gradients accumulated",
              "n (24 m - 12) / W; d > 1: n (10 m + 2 + 4 gathers + 8 scatters) / W"),

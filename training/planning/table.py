@@ -39,8 +39,8 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
                 f"{prediction.bubble_share:.1%}",
                 size(prediction.links.in_node),
                 size(prediction.links.between_nodes),
-                f"{hours:,.1f}",
-                f"{hours * layout.world_size:,.0f}",
+                hours_text(hours),
+                hours_text(hours * layout.world_size),
             )
         )
     return text_table(rows, "r" + "l" * (len(head) - 1) + "r" * len(speed))
@@ -77,6 +77,11 @@ def gpu_table(kinds: Mapping[str, GpuSettings]) -> str:
         rates = (gpu.memory_gb_per_s, gpu.node_gb_per_s, gpu.network_gb_per_s, gpu.gpus_per_node)
         rows.append((name, *(f"{value:g}" if value else "-" for value in (gpu.memory_gib, *peaks, *rates))))
     return text_table(rows, "l" + "r" * 8)
+
+
+def hours_text(hours: float) -> str:
+    """With one decimal below 1,000, and two digits below 1."""
+    return f"{hours:.2g}" if hours < 1 else f"{hours:,.1f}" if hours < 1000 else f"{hours:,.0f}"
 
 
 def hours_for(prediction: Prediction, tokens: float) -> float:

@@ -1,25 +1,12 @@
 # train -> merge -> evaluate, generate. Every model of the configuration has its own targets.
 
-from functools import cache
 from shlex import quote
 
 from common import job_memory
-from training.planning.auto import prepare
 
 
 localrules:
     train,
-
-
-@cache
-def fits(model):
-    """True; ends Snakemake in one line if the model needs more memory or time than it will have.
-
-    Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
-    """
-    if not (settings.model_folder(model) / "done.json").exists():
-        snakefile.check_before_jobs(workflow, lambda: prepare(settings, model))
-    return True
 
 
 # Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must survive it.

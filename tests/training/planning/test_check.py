@@ -1,0 +1,279 @@
+"""A training that cannot fit is refused in one line that leads to one that can; everything else starts."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import load_settings, validate
+from common.errors import ConfigError
+from common.settings import Settings
+from common.yaml_text import with_overrides
+from tests.conftest import ROOT
+from training.planning import this_machine
+from training.planning.auto import prepare
+from training.planning.check import LONGEST, check_fits, duration, gib, predict, predicted_rows
+from training.planning.machines import GIB, Machine, machine
+from training.planning.search import Question, search, smallest
+from training.planning.terms import by_part
+from training.planning.this_machine import UNKNOWN, available_memory, float32_rate, machine_of_job, this_cpu, this_gpu
+from training.planning.workload import Workload
+
+MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "vocab_size": 2048}
+TRAIN = {"iterations": 1000, "micro_batch_size": 8, "global_batch_size": 512}
+
+
+def raw(parallel: object, models: Mapping[str, Any] | None = None, **cluster: object) -> dict[str, Any]:
+    """A configuration with the 345M model, `medium`."""
+    medium = {"model": MODEL, "parallel": parallel, "train": TRAIN}
+    return {"run": "run", "urls": ["-"], "models": {"medium": medium, **(models or {})}, "cluster": cluster}
+
+
+def settings(parallel: object, **more: Any) -> Settings:
+    return validate(raw(parallel, **more), "test")
+
+
+def sized(given: Settings, share: float, name: str = "medium") -> Machine:
+    """An H100 of such a memory that the model takes this share of it."""
+    h100 = machine("h100", {}, 8)
+    return replace(h100, memory=int(predict(given.models[name], h100).memory_bytes / share))
+
+
+def refusal(given: Settings, found: Machine, **options: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        check_fits(given, "medium", found, **options)
+    message = str(error.value)
+    assert "\n" not in message and message.startswith("models.medium needs ")
+    return message
+
+
+@pytest.fixture
+def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 GiB, and 4 cores of 50 GFLOP/s each."""
+    use_cpu(monkeypatch, 16 * GIB)
+
+
+def use_cpu(monkeypatch: pytest.MonkeyPatch, memory: int, flops: float = 2e11, cores: int = 4) -> None:
+    monkeypatch.setattr(this_machine, "available_memory", lambda *_env: memory)
+    monkeypatch.setattr(this_machine, "available_cpus", lambda: cores)
+    monkeypatch.setattr(this_machine, "float32_rate", lambda: flops)
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.mark.parametrize("share", [0.93, 1.5, 2.5])
+def test_following_a_refusal_leads_to_a_layout_that_fits(share: float) -> None:
+    given = settings({"data": 8})
+    h100 = sized(given, share)
+    message = refusal(given, h100)
+    prediction = predict(given.models["medium"], h100)
+    part, value = max(by_part(prediction.memory).items(), key=lambda item: item[1])
+    assert f"needs {gib(prediction.memory_bytes)} GiB per GPU and there are {gib(h100.memory)} (" in message
+    assert f"the largest part: {part}, {gib(value)})" in message
+    keys = re.findall(r"[a-z]+\.\w+=\w+", message)
+    assert keys.pop() == "train.allow_tight=true" and keys, message
+    changed = validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
+    assert predict(changed.models["medium"], h100).fits
+    assert changed.models["medium"].world_size == 8
+    assert changed.models["medium"].train.global_batch_size == 512
+    check_fits(changed, "medium", h100)
+
+
+def test_if_nothing_fits_the_number_of_gpus_that_would_do_is_named() -> None:
+    given = settings({})
+    h100 = machine("h100", {}, 8)
+    least = smallest(Workload.of(given.models["medium"], h100), h100, Question(1, 512))
+    assert least is not None
+    small = replace(h100, memory=int(least.memory_bytes / 1.5))
+    message = refusal(given, small)
+    found = re.search(
+        r"; no layout of 1 GPU fits, (\d+) would do, or set train\.allow_tight=true to start anyway$", message
+    )
+    assert found, message
+    workload = Workload.of(given.models["medium"], small)
+    assert search(workload, small, Question(int(found[1]), 512))
+
+
+def test_a_tight_layout_is_a_note_and_a_feasible_one_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    given = settings({"data": 8})
+    check_fits(given, "medium", sized(given, 0.79))
+    assert capsys.readouterr().err == ""
+    check_fits(given, "medium", sized(given, 0.85))
+    assert re.match(r"note: models\.medium needs .* per GPU .*, which is tight$", capsys.readouterr().err)
+
+
+def test_allow_tight_turns_the_refusal_into_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    values = raw({"data": 8})
+    values["models"]["medium"]["train"] = {**TRAIN, "allow_tight": True}
+    given = validate(values, "test")
+    check_fits(given, "medium", sized(given, 3))
+    assert re.match(r"note: models\.medium needs .*\)$", capsys.readouterr().err)
+
+
+def test_a_finished_run_is_not_refused() -> None:
+    given = settings({"data": 8})
+    refusal(given, sized(given, 3), done=999)
+    check_fits(given, "medium", sized(given, 3), done=1000)
+
+
+def test_gpus_are_never_too_slow() -> None:
+    values = raw({"data": 8})
+    values["models"]["medium"]["train"] = {**TRAIN, "iterations": 10**9}
+    given = validate(values, "test")
+    check_fits(given, "medium", sized(given, 0.5), timed=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- CPUs
+
+
+def test_the_large_models_of_the_repository_are_refused_on_a_laptop_and_the_tiny_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, laptop: None
+) -> None:
+    given = load_settings(ROOT / "config.yaml")
+    for name in ("gpt2_345m", "gpt2_7b"):
+        given_cluster = given.cluster.model_copy(update={"tasks_per_node": 64})
+        with pytest.raises(ConfigError) as error:
+            prepare(given.model_copy(update={"cluster": given_cluster}), name)
+        message = str(error.value)
+        assert re.match(rf"models\.{name} needs [\d.]+ GiB in \d+ processes and there are 16.0 \(the largest", message)
+        assert re.search(
+            r"would take about [\d,]+ years on this machine's CPUs; train tiny, which fits and takes", message
+        )
+        assert message.endswith("set train.allow_tight=true train.allow_slow=true to start anyway")
+    use_cpu(monkeypatch, 256 * GIB)
+    with pytest.raises(ConfigError, match=r"^models\.gpt2_124m would take .* train tiny, .* train\.allow_slow=true"):
+        prepare(given, "gpt2_124m")
+
+
+def test_the_embedded_run_starts_on_small_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, 2 * GIB, 1e10, cores=2)
+    given = load_settings(ROOT / "config.yaml")
+    assert prepare(given, "tiny") == given
+
+
+def test_a_run_of_weeks_starts_if_it_is_allowed_or_nearly_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_cpu(monkeypatch, 999 * GIB)
+    given = settings({})
+    seconds = predict(given.models["medium"], this_cpu(1)).step_seconds
+    iterations = int(2 * LONGEST / seconds)
+    values = raw({})
+    values["models"]["medium"]["train"] = {**TRAIN, "iterations": iterations}
+    with pytest.raises(ConfigError, match=r"would take about 14 days .*; train a smaller model, or on GPUs, or set"):
+        check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True)
+    check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True, done=iterations * 6 // 10)
+    check_fits(validate(values, "test"), "medium", this_cpu(1), timed=False)
+    assert capsys.readouterr().err == ""
+    values["models"]["medium"]["train"]["allow_slow"] = True
+    check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True)
+    assert re.match("note: models.medium would take about 14 days", capsys.readouterr().err)
+
+
+def test_a_slurm_job_on_cpus_is_judged_by_its_node(laptop: None) -> None:
+    values = raw({}, executor="slurm", models={"small": {"model": MODEL | {"n_layer": 1}, "train": {"iterations": 1}}})
+    values["models"]["medium"]["train"] = TRAIN | {"iterations": 10**9}
+    with pytest.raises(ConfigError, match=r"years on this machine's CPUs; train small, which fits and takes about"):
+        check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True)
+
+
+def test_too_many_processes_for_one_memory_are_told_which_layout_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = settings({"data": 8}, tasks_per_node=8)
+    use_cpu(monkeypatch, int(4 * predict(given.models["medium"], machine("h100", {}, 8)).memory_bytes), 1e15)
+    message = refusal(given, this_cpu(8), timed=True)
+    keys = re.findall(r"[a-z]+\.\w+=\w+", message)[:-1]
+    changed = validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
+    check_fits(changed, "medium", this_cpu(changed.models["medium"].world_size), timed=True)
+
+
+def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def must_not_measure() -> float:
+        raise AssertionError("the login node's speed")
+
+    monkeypatch.setattr(this_machine, "float32_rate", must_not_measure)
+    values = {"executor": "slurm", "gpus_per_node": 8}
+    for cluster in (values, {"executor": "slurm"}):
+        given = settings({"data": 8}, **cluster)
+        assert machine_of_job(given.models["medium"], given.cluster) is None
+        assert prepare(given, "medium") is given
+    given = settings({"data": 8}, **values, gpu="h100")
+    found = machine_of_job(given.models["medium"], given.cluster)
+    assert found is not None and (found.name, found.per_node) == ("h100", 8)
+    with pytest.raises(ConfigError, match="no GPU kind 'h1000'"):
+        prepare(settings({"data": 8}, **values, gpu="h1000"), "medium")
+    with pytest.raises(
+        ConfigError, match=r"needs .* in 8 processes and there are 8\.0 .*raise cluster\.mem_gb_per_task"
+    ):
+        prepare(settings({"data": 8}, executor="slurm", mem_gb_per_task=1), "medium")
+    given = settings({"data": 8}, executor="slurm", mem_gb_per_task=99)
+    assert prepare(given, "medium") is given
+
+
+# -------------------------------------------------------------------------------------------------------- this machine
+
+
+def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "memory/c").mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("5:cpu:/x\n4:memory:/c/gone\n0::/a/b\n")
+    (tmp_path / "a/b/memory.max").write_text("max\n")
+    (tmp_path / "a/memory.max").write_text("7000\n")
+    (tmp_path / "memory/c/memory.limit_in_bytes").write_text("5000\n")
+    assert sorted(this_machine._cgroup_limits(tmp_path, own)) == [5000, 7000]
+    assert list(this_machine._cgroup_limits(tmp_path, tmp_path / "none")) == []
+    monkeypatch.setattr(this_machine, "_cgroup_limits", lambda: [2**62])
+    whole = available_memory({})
+    assert whole > GIB
+    assert available_memory({"SLURM_MEM_PER_NODE": "5"}) == whole, "no job"
+    assert available_memory({"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "5"}) == 5 << 20
+    assert available_memory({"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "0"}) == whole
+    per_cpu = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_CPU": "5", "SLURM_CPUS_ON_NODE": "4"}
+    assert available_memory(per_cpu) == 20 << 20
+
+
+def test_processes_share_a_machine_and_use_no_more_than_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, 16 * GIB, flops=4e11, cores=4)
+
+    def rate(*arguments: Any) -> float:
+        found = this_cpu(*arguments)
+        return found.per_node * found.peak_flops("float32")
+
+    assert (this_cpu(2, 0, {}).memory, this_cpu(2, 0, {}).device) == (8 * GIB, "cpu")
+    assert rate(2, 0, {}) == pytest.approx(4e11)
+    assert rate(2, 1, {}) == pytest.approx(2e11)
+    assert rate(8, 1, {}) == pytest.approx(4e11), "two for each core"
+    assert rate(8, 4, {"SLURM_CPUS_ON_NODE": "32"}) == pytest.approx(32e11), "srun gave each process its own cores"
+
+
+def test_the_speed_of_this_machine_is_measured_once() -> None:
+    assert 1e9 < float32_rate() < 1e14
+    assert float32_rate() == float32_rate()
+
+
+def test_a_gpu_of_no_known_kind_is_planned_by_its_memory_and_has_no_time() -> None:
+    given = settings({})
+    known = this_gpu("NVIDIA H100 80GB HBM3", 85 * 10**9, {}, 4)
+    assert (known.name, known.memory, known.per_node) == ("h100", 85 * 10**9, 4)
+    assert "MFU" in predicted_rows(given.models["medium"], known)["time"]
+    unknown = this_gpu("Another 5000", 24 * GIB, {}, 4)
+    assert (unknown.name, unknown.memory, unknown.device) == (UNKNOWN, 24 * GIB, "cuda")
+    assert list(predicted_rows(given.models["medium"], unknown)) == ["memory"]
+
+
+def test_the_plan_says_what_a_run_will_take(laptop: None) -> None:
+    rows = predicted_rows(settings({}).models["medium"], this_cpu(1))
+    assert re.match(r"predicted [\d.]+ GiB of 16\.0 per process: .*parameters \d", rows["memory"])
+    assert re.match(r"predicted about [\d,]+ (days|years) at [\d,]+ tokens per second$", rows["time"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.1, "1 s"), (119, "119 s"), (150, "2 minutes"), (7200, "2 hours"), (1e6, "12 days"), (1e12, "31,710 years")],
+)
+def test_times_are_rounded(seconds: float, text: str) -> None:
+    assert duration(seconds) == f"about {text}"
