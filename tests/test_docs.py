@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+NOT_OURS = ("No space left on device", "snakemake: command not found")
+"""Messages of the system in docs/troubleshooting.md."""
 PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
 
 
@@ -78,6 +80,16 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     rows = [row.strip("|").split("|") for row in readme.splitlines() if row.startswith("| ")][1:]
     figures = [figure for row in rows for cell in row[1:3] for figure in re.findall(r"\d[\d.,]*\d", cell)]
     assert len(rows) > 8 and [figure for figure in figures if figure not in measured] == []
+
+
+def test_the_messages_that_the_troubleshooting_page_quotes_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    cells = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| ")]
+    quoted = [quote for cell in cells for quote in re.findall(r"`([^`]* [^`]*)`", cell) if quote not in NOT_OURS]
+    sources = [ROOT / "Makefile", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    code = re.sub(r'"\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    parts = [part.strip(" ,;:") for quote in quoted for part in quote.split("…")]
+    assert len(quoted) > 12 and [part for part in parts if part not in code] == []
 
 
 def _drawing() -> tuple[set[str], list[str]]:
