@@ -1,6 +1,7 @@
 # make demo    set up, run the whole toolkit on the embedded site, print generated text
 # make test    set up, run the tests          make test-all   with the slow ones
-# make lint    formatting, lint, types        make clean      remove results and the environment
+# make lint    formatting, lint, types, docs  make clean      remove results and the environment
+# make docs    the documentation as a site under results/docs
 # make slurm-lab   a shell in a throw-away Slurm (Debian: slurm-wlm, munge; as root)
 #
 # A laptop without a GPU can choose PyTorch's CPU builds:
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint slurm-lab clean
+.PHONY: setup demo test test-all lint docs slurm-lab clean
 
 setup: $(READY)
 
@@ -27,11 +28,15 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY)
+lint: $(READY) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
+
+# strict: a link that leads nowhere, in a page or inside one, is an error. The variable silences an advertisement
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4 --accounting"
 slurm-lab: $(READY)

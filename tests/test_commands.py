@@ -18,7 +18,8 @@ COMMANDS = (
     "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "training.train",
     "training.evaluate", "training.plan", "training.probe",
     "training.generate", "training.kernels", "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs",
-    "cluster.cancel", "cluster.preflight", "cluster.autotune", "report", "demo", "demo.build", "demo.serve",
+    "cluster.cancel", "cluster.preflight", "cluster.autotune", "common.init", "report", "demo", "demo.build",
+    "demo.serve",
     "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
 PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "training.kernels", "report", "demo", "benchmarks.gpu")

@@ -1,6 +1,11 @@
-"""docs/architecture.md names files, tests and folders that exist, and leaves no folder out; links lead somewhere."""
+"""docs/architecture.md names files, tests and folders that exist, and leaves no folder out; links lead somewhere.
 
+`make docs` checks the links inside pages.
+"""
+
+import html
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,8 @@ from tests.conftest import ROOT
 
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+NOT_OURS = ("No space left on device", "snakemake: command not found")
+"""Messages of the system in docs/troubleshooting.md."""
 PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
 
 
@@ -62,6 +69,50 @@ def test_every_link_leads_to_a_file(page: str) -> None:
     assert [link for link in links if not (folder / link).exists()] == []
 
 
-def test_the_readme_links_the_architecture_first() -> None:
+def test_the_readme_links_the_quick_start_first() -> None:
     links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert Path(links[0]) == Path("docs/architecture.md")
+    assert Path(links[0]) == Path("docs/quickstart.md")
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("## How fast it is\n")[1].split("\n## ")[0]
+    measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    rows = [row.strip("|").split("|") for row in readme.splitlines() if row.startswith("| ")][1:]
+    figures = [figure for row in rows for cell in row[1:3] for figure in re.findall(r"\d[\d.,]*\d", cell)]
+    assert len(rows) > 8 and [figure for figure in figures if figure not in measured] == []
+
+
+def test_the_messages_that_the_troubleshooting_page_quotes_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    cells = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| ")]
+    quoted = [quote for cell in cells for quote in re.findall(r"`([^`]* [^`]*)`", cell) if quote not in NOT_OURS]
+    sources = [ROOT / "Makefile", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    code = re.sub(r'"\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    parts = [part.strip(" ,;:") for quote in quoted for part in quote.split("…")]
+    assert len(quoted) > 12 and [part for part in parts if part not in code] == []
+
+
+def _drawing() -> tuple[set[str], list[str]]:
+    """The edges of docs/dag.dot, and its labels."""
+    text = re.sub(r"//.*", "", (ROOT / "docs/dag.dot").read_text(encoding="utf-8"))
+    chains = re.findall(r"\w+(?: -> \w+)+", text)
+    edges = {f"{a}->{b}" for chain in chains for a, b in pairwise(chain.split(" -> "))}
+    return edges, re.findall(r'(?<!font)label="([^"]*)"', text)
+
+
+def test_the_picture_of_the_dag_is_that_of_its_source() -> None:
+    svg = html.unescape((ROOT / "docs/dag.svg").read_text(encoding="utf-8"))
+    edges, labels = _drawing()
+    assert {title for title in re.findall(r"<title>(.*?)</title>", svg) if "->" in title} == edges
+    texts = set(re.findall(r"<text[^>]*>(.*?)</text>", svg))
+    assert {line for label in labels for line in label.split("\\n")} <= texts
+
+
+def test_the_steps_in_the_picture_are_rules_of_the_workflow() -> None:
+    rules = {
+        name
+        for path in (ROOT / "workflow/rules").glob("*.smk")
+        for name in re.findall(r"^ *rule (\w+):", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    steps = {step for edge in _drawing()[0] for step in edge.split("->")} - {"urls", "texts", "index", "folder"}
+    assert steps - rules == set()

@@ -48,6 +48,7 @@ SKIPPED = {
     r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",
     r"python -m cluster\.submit --config config\.yaml": "two processes; tests/workflow/test_all.py starts them",
     r"python -m tests\.slurm\.lab": "needs Slurm; tests/slurm/test_lab.py does that",
+    r"python -m cluster\.status results/lab": "needs Slurm; tests/slurm/test_training.py does that",
     r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_logs.py has some",
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
@@ -198,6 +199,11 @@ def _run_the_steps() -> None:
     call("python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m")
     for name in ("models", "merged"):
         shutil.copytree(f"{run}/{name}/tiny", f"results/mine/{name}/gpt2_345m")
+    shutil.copytree(f"{run}/merged/tiny", f"{run}/merged/small")
+    shutil.copytree(f"{run}/dataset", "results/mine/dataset")
+    for folder in ("results/demo/pages", "results/mine/pages"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(pages, folder)
 
 
 @pytest.fixture

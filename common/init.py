@@ -1,0 +1,69 @@
+"""Start a working folder: the Snakefile, its rules, the profiles, the demo's configuration and the examples.
+
+    python -m common.init runs
+
+A clone of the repository is such a folder already; this is for a toolkit that was installed from a wheel. Then, in the
+folder, `python -m demo` runs the demo, and `snakemake` what a configuration asks for. The files are copies: after an
+upgrade, start another folder, or give --force to replace them.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from common import cli
+from common.errors import InputError
+from common.files import write_text
+
+PROJECT = "urls-to-gpt2"
+PARTS = ("Snakefile", "config.yaml", "workflow", "profiles", "slurm", "configs")
+"""What a working folder holds besides results. pyproject.toml puts the same files into the wheel."""
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def workflow_files() -> dict[str, Path]:
+    """The files of a working folder, by their path in it. Raises InputError if they were not installed."""
+    if (_ROOT / "Snakefile").is_file():
+        found = [path for part in PARTS for path in (_ROOT / part, *sorted((_ROOT / part).rglob("*")))]
+        return {str(path.relative_to(_ROOT)): path for path in found if path.is_file()}
+    shared = f"share/{PROJECT}/"
+    try:
+        installed = metadata.files(PROJECT) or []
+    except metadata.PackageNotFoundError:
+        installed = []
+    files = {
+        str(path).rpartition(shared)[2]: Path(str(path.locate()))
+        for path in installed
+        if shared in str(path) and path.parts[-1] != "__pycache__"
+    }
+    if "Snakefile" not in files:
+        raise InputError(f"share/{PROJECT}/Snakefile: not installed; install the wheel, or work in a clone")
+    return dict(sorted(files.items()))
+
+
+def start(folder: Path, force: bool = False) -> list[Path]:
+    """Copy the files into a folder; returns those that were written. Raises InputError before it changes anything."""
+    texts = {folder / name: path.read_text(encoding="utf-8") for name, path in workflow_files().items()}
+    changed = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    existing = [path for path in changed if path.exists()]
+    if existing and not force:
+        raise InputError(f"{existing[0]}: exists and differs; name another folder, or replace it with --force")
+    for path in changed:
+        write_text(path, texts[path])
+    return changed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("common.init", __doc__)
+    parser.add_argument("folder", type=cli.output_folder, help="where to work; created if it does not exist")
+    parser.add_argument("--force", action="store_true", help="replace files that exist and differ")
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    print(f"{arguments.folder}: {len(start(arguments.folder, arguments.force))} files written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,99 @@
+"""A wheel built from the tree is complete, and runs outside it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from common.init import PARTS, start, workflow_files
+from tests.conftest import ROOT, Command
+from tests.helpers import assert_one_line_error
+
+PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo")
+ELSEWHERE = (
+    ".git",
+    ".venv",
+    "results",
+    "build",
+    "tests",
+    "docs",
+    "*.egg-info",
+    "__pycache__",
+    ".*_cache",
+    ".snakemake",
+)
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*ELSEWHERE), symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    _run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, "./tree", cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if "__pycache__" not in path.parts]
+    missing = [
+        str(path.relative_to(ROOT)) for path in files if path.is_file() and str(path.relative_to(ROOT)) not in names
+    ]
+    assert missing == []
+    shared = {name.partition("/share/urls-to-gpt2/")[2] for name in names} - {""}
+    assert shared == set(workflow_files())
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_makes_a_dataset_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    python = tmp_path / "venv/bin/python"
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    # the dependencies; .pth files in there, such as that of an editable install, are not read
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    _run(python, "-m", "common.init", "work", cwd=tmp_path)
+    where = _run(python, "-c", "import common; print(common.__file__)", cwd=tmp_path / "work").strip()
+    assert Path(where).is_relative_to(site)
+    texts = tmp_path / "work/texts"
+    texts.mkdir()
+    for number in range(8):
+        (texts / f"{number}.txt").write_text("\n".join(f"Sentence {number} {word} of a text." for word in range(300)))
+    (tmp_path / "work/mine.yaml").write_text(
+        "run: results/mine\nsources: [{path: texts}]\ntrain_models: [small]\nmodels:\n  small:\n"
+        "    model: {n_layer: 1, n_head: 2, n_embd: 16, seq_len: 32}\n"
+        "    train: {iterations: 2, micro_batch_size: 1, split: '60,20,20'}\n"
+    )
+    snakemake = (python, "-m", "snakemake")
+    _run(*snakemake, "dataset", "--configfile", "mine.yaml", cwd=tmp_path / "work")
+    assert (tmp_path / "work/results/mine/dataset/corpus_text_document.bin").stat().st_size > 0
+    assert "merge" in _run(*snakemake, "-n", "all", "--configfile", "mine.yaml", cwd=tmp_path / "work")
+    assert "slurm" in _run(
+        *snakemake, "-n", "all", "--profile", "slurm", "--configfile", "mine.yaml", cwd=tmp_path / "work"
+    )
+
+
+def test_a_working_folder_is_started_once_and_never_overwritten_unasked(tmp_path: Path, command: Command) -> None:
+    assert len(start(tmp_path / "runs")) == len(workflow_files())
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == set(PARTS)
+    assert start(tmp_path / "runs") == []
+    (tmp_path / "runs/config.yaml").write_text("run: mine\n")
+    assert_one_line_error(command("common.init", str(tmp_path / "runs")), "config.yaml", "--force")
+    assert (tmp_path / "runs/config.yaml").read_text() == "run: mine\n"
+    assert start(tmp_path / "runs", force=True) == [tmp_path / "runs/config.yaml"]
