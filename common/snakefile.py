@@ -145,13 +145,14 @@ def _prepare_run(settings: Settings) -> None:
 
 
 def _inputs(settings: Settings) -> Iterable[Path]:
-    """Every file and folder that the configuration names and the run reads."""
+    """Every file and folder that the configuration names and the run does not make itself."""
     yield from map(Path, (*settings.url_files(), *settings.source_files(), *settings.evaluation_files()))
     yield from map(Path, settings.blacklist.domain_lists)
     for name, model in settings.models.items():
         if model.finetune is not None:
             yield model.finetune
-        yield from (Path(f"{data.prefix}.{suffix}") for data in settings.datasets(name) for suffix in ("bin", "idx"))
+        others = [data.prefix for data in settings.datasets(name) if data.prefix != settings.dataset_prefix]
+        yield from (Path(f"{prefix}.{suffix}") for prefix in others for suffix in ("bin", "idx"))
 
 
 def _or_exit(action: Callable[[], Result]) -> Result:
