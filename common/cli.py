@@ -40,7 +40,9 @@ from common.path_options import (
     regular_file,
     shards,
 )
-from common.settings import Experiment, Section, Settings
+from common.settings import Experiment, Section, Settings, closest
+
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 __all__ = [
     "add_input",
@@ -91,6 +93,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line, without argparse's usage block, and exit with code 2."""
+        if message.startswith("unrecognized arguments: -"):
+            message += closest(message.split()[2], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -233,9 +237,6 @@ def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
     add_workers(parser)
     add_settings(parser, section)
     parser.add_argument("--allow-empty", action="store_true", help="allow a shard with no documents left")
-
-
-_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def run(main: Callable[[], int], signals: bool = True) -> int:
