@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import cli
 from common.errors import InputError
-from common.files import check_outputs, is_readable, is_stdout, write_json
+from common.files import check_outputs, is_readable, write_json
 from common.run_card import NAME, write_card
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = _task(arguments.task, model, tokenizer, checkpoint, paths[0], arguments.stride)
     if arguments.output is not None:
         write_json(arguments.output, {**about, **result})
-        if not is_stdout(arguments.output):
+        if arguments.output.is_file():  # not a pipe
             write_card(arguments.output.with_suffix(f".{NAME}"), inputs=_card_inputs(checkpoint, paths))
     return 0
 
