@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cluster import slurm, submission
@@ -30,7 +31,7 @@ from cluster.jobs import (
 from cluster.wait import POLL, describe, progress
 from common import cli
 from common.errors import JobError
-from common.progress import LOG_INTERVAL
+from common.progress import Ticker
 from training.model_folder import checkpoint_folders, stop_file
 
 
@@ -40,7 +41,7 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
     Raises JobError if it must be cancelled through the controller, which does not answer.
     """
     stop, asked, killed = stop_file(folder), -1, False
-    told, printed = "", time.monotonic()
+    told, ticker = "", Ticker()
     while True:
         known = look([job])
         state = current_state(folder, job, known)
@@ -58,9 +59,8 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
         doing = "waiting for its end" if now else "waiting until it has finished its step and saved"
         if told != doing:
             _say(folder, job, state, doing)
-        elif time.monotonic() - printed >= LOG_INTERVAL:
-            printed = time.monotonic()
-            print(progress(folder.name, job, state), flush=True)
+        else:
+            ticker.show(partial(progress, folder.name, job, state))
         told = doing
         time.sleep(POLL[job.executor])
     stop.unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one

@@ -1,4 +1,4 @@
-"""Decides, at the end of a Slurm job's batch script, whether the job is finished, has failed, or is requeued.
+"""Decide, at the end of a Slurm job's batch script, whether the job is finished, has failed, or is requeued.
 
     python -m cluster.job_end --folder results/demo/models/tiny --code 75 --max-restarts 3
 

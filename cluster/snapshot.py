@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from common import run_card
 from common.config import settings_text
 from common.files import write_text
 from common.settings import Settings
@@ -35,6 +36,7 @@ def make_snapshot(settings: Settings, folder: Path) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
         write_text(building / "settings.yaml", text)
+        write_text(building / "code" / run_card.COMMIT, run_card.commit(_ROOT) or "")
         building.rename(snapshot)
     return snapshot
 

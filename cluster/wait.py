@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cluster import slurm, submission
@@ -16,7 +17,7 @@ from cluster.jobs import FINAL, Job, State, current_state, log_tail, look, read_
 from cluster.slurm import QueuedJob
 from common.console import note
 from common.errors import JobError
-from common.progress import LOG_INTERVAL
+from common.progress import Ticker
 
 POLL = {"local": 0.5, "slurm": 5.0}
 """Seconds between two looks at a job, by executor."""
@@ -51,7 +52,7 @@ def _stop_here(folder: Path, job: Job) -> None:
 
 
 def _follow(name: str, folder: Path, job: Job, max_restarts: int) -> None:
-    printed, silent = time.monotonic(), False
+    ticker, silent = Ticker(), False
     while True:
         known = look([job])
         if known is None and not silent:
@@ -67,9 +68,7 @@ def _follow(name: str, folder: Path, job: Job, max_restarts: int) -> None:
                 write_state(folder, state)  # a Slurm job does it itself
             return _report(name, folder, job, state)
         time.sleep(POLL[job.executor])
-        if time.monotonic() - printed >= LOG_INTERVAL:
-            printed = time.monotonic()
-            print(progress(name, job, state), flush=True)
+        ticker.show(partial(progress, name, job, state))
 
 
 def progress(name: str, job: Job, state: State) -> str:

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from common.config import step_settings
-from common.console import discard, fail
+from common.console import QUIET, discard, fail
 from common.errors import InputError, ToolkitError
 from common.files import is_stdout, shard_paths
 from common.path_options import (
@@ -40,7 +40,9 @@ from common.path_options import (
     regular_file,
     shards,
 )
-from common.settings import Experiment, Section, Settings
+from common.settings import Experiment, Section, Settings, closest
+
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 __all__ = [
     "add_input",
@@ -85,15 +87,18 @@ class _Parser(argparse.ArgumentParser):
     keys: frozenset[str] = frozenset()
     """First parts that an override `section.key=value` may have; empty for a command without settings."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="show no progress")
+
     def error(self, message: str) -> NoReturn:
         """Print one line, without argparse's usage block, and exit with code 2."""
+        if message.startswith("unrecognized arguments: -"):
+            message += closest(message.split()[2], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, collect every `section.key=value` wherever it stands, and check the paths.
-
-        argparse calls this for the options of a verb, too.
-        """
+        """Parse as argparse does (verbs, too), collect every `section.key=value`, and check the paths."""
         given = list(sys.argv[1:] if args is None else args)
         overrides, others = list[str](), list[str]()
         for before, text in zip(["", *given], given, strict=False):
@@ -103,6 +108,8 @@ class _Parser(argparse.ArgumentParser):
             unknown = [text for text in rest if "=" in text and not text.startswith("-")]
             rest = [text for text in rest if text not in unknown]
             found.overrides = [*found.overrides, *overrides, *unknown]
+        if found.__dict__.pop("quiet", False):
+            os.environ[QUIET] = "1"  # of the processes that it starts, too
         check_paths(self._given(found))
         return found, rest
 
@@ -230,9 +237,6 @@ def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
     add_workers(parser)
     add_settings(parser, section)
     parser.add_argument("--allow-empty", action="store_true", help="allow a shard with no documents left")
-
-
-_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def run(main: Callable[[], int], signals: bool = True) -> int:

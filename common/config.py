@@ -7,6 +7,7 @@ Unknown keys, wrong types and contradictions raise ConfigError, one line with th
 `python -m common.config > docs/config.md` writes the reference page from the models' docstrings.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +19,19 @@ from common.errors import ConfigError
 from common.files import write_text
 from common.settings import Experiment, Section, Settings, closest
 from common.yaml_text import read_yaml, with_overrides
+
+_WORDS = {
+    "Input should": "must",
+    "String should": "must",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid list": "a list",
+    "a valid dictionary": "a mapping of keys",
+    "match pattern '^([a-z]{2})?$'": "be a two-letter code of a language, such as en, or empty",
+}
+"""Pydantic's words, and ours."""
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
@@ -50,12 +64,20 @@ def validate(raw: object, source: str) -> Settings:
             raise ConfigError(f"{source}: unknown key {key!r}{hint}") from None
         if error["type"] == "missing":
             raise ConfigError(f"{source}: key {key!r} is missing") from None
-        message = error["msg"].removeprefix("Value error, ")
+        message = plain_words(error["msg"])
         value = error["input"]  # text is shown as written if that is one line
         plain = isinstance(value, str) and value.isprintable() and value.strip() == value != ""
         shown = value if plain else repr(value)
         given = "" if error["type"] == "value_error" else f" (given: {shown})"
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
+
+
+def plain_words(message: str) -> str:
+    """A message of pydantic's in plain words: `must be a whole number`."""
+    message = re.sub(r", unable to (parse|interpret) .*| or instance of \w+", "", message.removeprefix("Value error, "))
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None = None) -> Settings:

@@ -5,6 +5,14 @@ import sys
 
 from common.errors import ToolkitError
 
+QUIET = "URLS_TO_GPT2_QUIET"
+"""The environment variable that turns progress off, unless it is empty or 0."""
+
+
+def is_quiet() -> bool:
+    """Whether progress is turned off: common.progress asks."""
+    return os.environ.get(QUIET, "") not in ("", "0")
+
 
 def say(text: str) -> None:
     """Print a line and flush it. Ignores a closed pipe and a full disk, so that long jobs survive `| head`."""

@@ -1,4 +1,8 @@
-"""Progress on stderr: a bar on a terminal, a line every 30 seconds in a batch log."""
+"""Progress on stderr: a bar on a terminal, a line every 30 seconds in a batch log, nothing with `--quiet`.
+
+Every command shows its progress with these functions. `--quiet` sets the environment variable URLS_TO_GPT2_QUIET, which
+the processes that a command starts inherit; set by hand, it silences all jobs of a Snakemake.
+"""
 
 import sys
 import time
@@ -12,6 +16,8 @@ from types import TracebackType
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from common.console import is_quiet
 
 LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
@@ -34,17 +40,20 @@ class Meter:
 
     with Meter("clean", "documents") as meter:
         meter.advance()
+
+    `lines=False`: only a bar, for a command that has log lines of its own.
     """
 
-    def __init__(self, label: str, unit: str, total: int | None = None, done: int = 0) -> None:
+    def __init__(self, label: str, unit: str, total: int | None = None, done: int = 0, *, lines: bool = True) -> None:
         self.label, self.unit, self.total, self.done = label, unit, total, done
+        self._lines = lines and not is_quiet()
         self._bytes = 0
         self._note = ""
         self._bar: _Bar | None = None
 
     def __enter__(self) -> "Meter":
         self._interval = LOG_INTERVAL
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not is_quiet():
             self._interval = _BAR_INTERVAL
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             self._bar = _Bar(
@@ -87,6 +96,7 @@ class Meter:
             figures += f"; {self._note}"
         if self._bar is not None:
             self._bar.figures = figures
+        if not self._lines or self._bar is not None:
             return
         of = f"/{self.total}" if self.total is not None else ""
         print(f"{self.label}: {self.done}{of} {self.unit}, {figures}", file=sys.stderr, flush=True)
@@ -114,3 +124,16 @@ def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
                 meter.advance(done // 10**6 - before // 10**6)
 
         yield advance
+
+
+class Ticker:
+    """Prints a line at most every 30 seconds, for a command that waits for something else to advance."""
+
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+
+    def show(self, line: Callable[[], str]) -> None:
+        """Print `line()` on stdout if it is due."""
+        if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
+            self._printed = time.monotonic()
+            print(line(), flush=True)

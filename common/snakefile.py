@@ -4,7 +4,8 @@ Parsing writes nothing into a run, so `snakemake -n`, a second Snakemake that fi
 configuration with the same `run` change no file. When a run starts (`onstart`: after the lock, never with -n), the
 resolved settings are written to RUN/settings/DIGEST.yaml, which never changes again. Every job of the run reads that
 file; its path is in the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile again
-and reads the same file, because the configuration may have been edited since. RUN/config.yaml is a copy for people.
+and reads the same file, because the configuration may have been edited since. RUN/config.yaml is a copy for people;
+RUN/run.json is the run's card.
 """
 
 import gc
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common import snakemake_lock
+from common import run_card, snakemake_lock
 from common.config import load_settings, settings_text, validate, write_settings
 from common.console import fail, note
 from common.errors import ConfigError, ToolkitError
@@ -135,10 +136,23 @@ def _prepare_run(settings: Settings) -> None:
         write_text(path, text)
         path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
+    seeds = run_card.seeds(settings.model_dump())
+    run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings))
     write_crawl_layout(settings)
     removed = remove_stale(settings)
     if removed:
         note(f"{settings.run}: removed {removed} files of shards from {shard_name(settings.shards)} on")
+
+
+def _inputs(settings: Settings) -> Iterable[Path]:
+    """Every file and folder that the configuration names and the run does not make itself."""
+    yield from map(Path, (*settings.url_files(), *settings.source_files(), *settings.evaluation_files()))
+    yield from map(Path, settings.blacklist.domain_lists)
+    for name, model in settings.models.items():
+        if model.finetune is not None:
+            yield model.finetune
+        others = [data.prefix for data in settings.datasets(name) if data.prefix != settings.dataset_prefix]
+        yield from (Path(f"{prefix}.{suffix}") for prefix in others for suffix in ("bin", "idx"))
 
 
 def _or_exit(action: Callable[[], Result]) -> Result:

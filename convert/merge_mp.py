@@ -27,10 +27,11 @@ from common.console import warn
 from common.errors import InputError
 from common.folders import replace_folder
 from common.progress import count_bytes
+from common.run_card import write_card
 from convert import arguments as flags
 from convert.outputs import check_output, not_ours
 from convert.sources.options import Options
-from training.huggingface.origin import Origin, first_changed_file, write_origin
+from training.huggingface.origin import CARD, Origin, first_changed_file, write_origin
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +97,7 @@ def merge(
         findings = merge_report.Findings(hashes, replicas, proof.as_json(), dtype)
         merge_report.write_report(temporary, source, findings, written)
         write_origin(temporary, _origin(source), written)
+        write_card(temporary / CARD, inputs=[source.path])  # merge_report.json has the hashes
     if replicas.drifted:
         warn(f"{source.path}: {replicas}; merge_report.json has all")
     tokenizer = "with" if tokenizer_of(source) else "without"

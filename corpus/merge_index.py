@@ -78,7 +78,7 @@ def expand_prefixes(paths: Sequence[Path], shards: int | None) -> list[Path]:
         elif found := sorted(index for index in path.glob("*.idx") if not index.name.startswith(".")):
             prefixes.extend(index.with_suffix("") for index in found)
         else:
-            raise InputError(f"{path}: no *.idx in this folder")
+            raise InputError(f"{path}: no *.idx in this folder; run corpus.tokenize first")
     return prefixes
 
 

@@ -62,8 +62,9 @@ def train_tokenizer(
     ids = {**model["vocab"], END_OF_TEXT: len(model["vocab"])}
     if len(ids) < settings.vocab_size:
         raise InputError(
-            f"{', '.join(map(str, inputs))}: {step.stats.documents_out} documents give {len(ids)} entries, not "
-            f"{settings.vocab_size}; lower train_tokenizer.vocab_size, raise train_tokenizer.share, or give more text"
+            f"{', '.join(map(str, inputs))}: {step.stats.documents_out} documents give {len(ids)} vocabulary "
+            f"entries, not {settings.vocab_size}; lower train_tokenizer.vocab_size, raise train_tokenizer.share, or "
+            "give more text"
         )
     lines = ["#version: 0.2", *(f"{left} {right}" for left, right in model["merges"]), ""]
     with output_files([files.encoder_json, files.vocab_bpe]) as (encoder_json, vocab_bpe):

@@ -66,7 +66,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the job, cluster and proxy settings of the shell from every test."""
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "SUBMITIT_", "MASTER_", "TORCHELASTIC_")) or name.lower().endswith("_proxy"):
+        if name.startswith(
+            ("SLURM_", "SUBMITIT_", "MASTER_", "TORCHELASTIC_", "URLS_TO_GPT2_")
+        ) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -22,7 +22,10 @@ COMMANDS = (
     "demo.serve",
     "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
-PACKAGES = ("corpus.scrape", "corpus.dedup", "corpus.index", "training.kernels", "report", "demo", "benchmarks.gpu")
+PACKAGES = (
+    *("corpus", "training", "convert", "cluster", "corpus.scrape", "corpus.dedup", "corpus.index"),
+    *("training.kernels", "report", "demo", "benchmarks.gpu"),
+)
 
 
 @pytest.mark.parametrize("module", COMMANDS)

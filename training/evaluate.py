@@ -19,13 +19,14 @@ last word the model predicts, token by token.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli
 from common.errors import InputError
 from common.files import check_outputs, is_readable, write_json
+from common.run_card import NAME, write_card
 
 if TYPE_CHECKING:
     from common.tokenizer import Tokenizer
@@ -76,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = _task(arguments.task, model, tokenizer, checkpoint, paths[0], arguments.stride)
     if arguments.output is not None:
         write_json(arguments.output, {**about, **result})
+        if arguments.output.is_file():  # not a pipe
+            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=_card_inputs(checkpoint, paths))
     return 0
 
 
@@ -95,6 +98,16 @@ def _check_data(arguments: argparse.Namespace) -> None:
             raise InputError(f"{path}: neither a file nor the PREFIX of a dataset (PREFIX.bin, PREFIX.idx)")
         if not is_dataset(path) and part != "all":
             raise InputError(f"{path}: --part {part} needs a dataset, this is one file of text")
+
+
+def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
+    """The files that were read, for the card beside the result."""
+    from corpus.index import suffixed
+    from training.evaluation.data import is_dataset
+
+    yield from (checkpoint, checkpoint / "training.json")  # which has the hashes of a merged folder
+    for path in paths:
+        yield from (suffixed(path, ".bin"), suffixed(path, ".idx")) if is_dataset(path) else (path,)
 
 
 def _losses(

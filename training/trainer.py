@@ -13,10 +13,12 @@ from pathlib import Path
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from common import run_card
 from common.console import note, say, warn
 from common.errors import InputError
 from common.files import read_rows, write_json, write_text
 from common.settings import Experiment, TokenizeSettings
+from corpus.index import suffixed
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.checkpoint.async_save import CheckpointWriter
@@ -74,6 +76,7 @@ def run_training(
     if on_rank0:
         say(plan)
         write_text(folder / "settings.yaml", settings)
+        _write_card(folder, experiment, data, world)
         _ = data.train.content  # cached now: the files may change during the run
         (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised
     job = f"{world.job}-{claim.token}"
@@ -251,6 +254,17 @@ def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
     """The first module with non-finite numbers in the last step, on these micro-batches (a collective call)."""
     models = [stage.model for stage in session.stages]
     return first_non_finite(models, session.parameters, partial(run_micro_batches, session, batches, 1.0, train=False))
+
+
+def _write_card(folder: Path, experiment: Experiment, data: Splits, world: World) -> None:
+    """Write MODEL_FOLDER/run.json, the card of this start."""
+    prefixes = [part.corpus.prefix for part in data.train.parts]
+    inputs = [suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")]
+    if experiment.finetune is not None:
+        inputs.append(experiment.finetune)
+    seeds = run_card.seeds(experiment.model_dump())
+    more = {"job": world.job, "processes": world.size}
+    run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", seeds=seeds, inputs=inputs, **more)
 
 
 def _write_done(folder: Path, last: Manifest) -> None:

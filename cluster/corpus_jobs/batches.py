@@ -30,6 +30,7 @@ from typing import Any
 
 from cluster.corpus_jobs.run_batch import read_events
 from cluster.slurm import site_options
+from common.console import QUIET
 from common.files import write_json
 from common.settings import SiteSettings
 
@@ -138,7 +139,9 @@ def exported(environment: Mapping[str, str]) -> dict[str, str]:
 
 def context(environment: Mapping[str, str]) -> str:
     """A hash of what the commands of a batch depend on besides their text: the settings, the Python, the folder."""
-    settings = sorted((name, value) for name, value in environment.items() if name.startswith("URLS_TO_GPT2_"))
+    settings = sorted(
+        (name, value) for name, value in environment.items() if name.startswith("URLS_TO_GPT2_") and name != QUIET
+    )
     return hashlib.sha256(json.dumps([settings, sys.executable, os.getcwd()]).encode()).hexdigest()[:16]
 
 

@@ -131,7 +131,8 @@ def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
         names = ", ".join(map(str, left_out[:_NAMED])) + (", …" if len(left_out) > _NAMED else "")
         skipped = f"{len(left_out)} left out: {names}" if left_out else ""
         if not files:
-            problem = f"folder with no {_NOUNS[kind]}" if Path(pattern).is_dir() else "matches no file"
+            problem = "matches no file" if any(sign in pattern for sign in "*?[") else "no such file or folder"
+            problem = f"holds no {_NOUNS[kind]}" if Path(pattern).is_dir() else problem
             raise InputError(f"{pattern}: {problem}" + (f" ({skipped})" if skipped else ""))
         if skipped:
             note(f"{pattern}: {len(files)} {_NOUNS[kind]}, {skipped}")

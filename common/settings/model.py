@@ -26,7 +26,7 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
+            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; choose a divisor")
         return self
 
     @property

@@ -178,7 +178,7 @@ def _signature_files(folder: Path, shards: int | None) -> list[Path]:
         return shard_paths(folder, shards, ".signatures")
     found = sorted(folder.glob("*.signatures"))
     if not found:
-        raise InputError(f"{folder}: no *.signatures inside; run the phase `signatures`")
+        raise InputError(f"{folder}: no *.signatures inside; run the phase `signatures` first")
     return found
 
 

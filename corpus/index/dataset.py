@@ -36,7 +36,7 @@ class IndexedDataset:
         for path in (index, data):
             if not path.is_file():
                 hint = "; give the PREFIX without its suffix" if prefix.suffix in (".idx", ".bin") else ""
-                raise InputError(f"{path}: no such file{hint}")
+                raise InputError(f"{path}: no such file{hint or '; snakemake dataset or corpus.tokenize makes it'}")
         size = index.stat().st_size
         with open(index, "rb") as file:
             head = file.read(HEADER.size)

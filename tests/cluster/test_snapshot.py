@@ -21,7 +21,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_snapshot_keeps_the_code_and_the_settings_of_its_day(tmp_path: Path, sources: Path) -> None:
+    (sources / ".commit").write_text("abc123")
     first = make_snapshot(settings(tmp_path / "run"), tmp_path)
+    assert (first / "code" / ".commit").read_text() == "abc123"
     source = sources / "training" / "trainer.py"
     text = source.read_text()
     source.write_text("raise SystemExit\n")

@@ -32,7 +32,7 @@ def until_seen(fake: FakeSlurm, looks: int = 2) -> None:
 def test_waiting_ends_with_the_job_over_its_restarts(
     folder: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.wait.LOG_INTERVAL", 0)
+    monkeypatch.setattr("common.progress.LOG_INTERVAL", 0)
     job = slurm_job(folder, fake, "PENDING", reason="Resources")
     Path(job.logs, f"{job.id}_0_log.out").write_text("iteration 4/20\n")
 

@@ -29,9 +29,9 @@ def written(folder: Path, text: str) -> Path:
     [
         ("scrpe: {}", "unknown key 'scrpe' (did you mean 'scrape'?)"),
         ("scrape: {contcat: x}", "unknown key 'scrape.contcat' (did you mean 'contact'?)"),
-        ("dedup: {threshold: high}", "dedup.threshold: Input should be a valid number"),
+        ("dedup: {threshold: high}", "dedup.threshold: must be a number"),
         ("train_models: [tinny]", "no model 'tinny' under models (did you mean 'tiny'?)"),
-        ("shards: 0", "shards: Input should be greater than 0 (given: 0)"),
+        ("shards: 0", "shards: must be greater than 0 (given: 0)"),
         ("models: {a: {model: {n_layer: 1, n_head: 3, n_embd: 8}, train: {iterations: 1}}}", "not divisible by n_head"),
         (
             "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8}, parallel: {tensor: 3}, train: {iterations: 1}}}",

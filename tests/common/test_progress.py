@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from common.progress import Meter, count_bytes
+from common import cli
+from common.console import QUIET, is_quiet
+from common.progress import Meter, Ticker, count_bytes
 from tests.conftest import ROOT
 
 
@@ -105,3 +107,66 @@ def test_bytes_are_counted_in_megabytes(capsys: pytest.CaptureFixture[str], pass
         pass_time(30)
         advance(1_500_000)
     assert lines(capsys) == ["merge: 45/90 MB, 1.5/s, 0:00:30 left"]
+
+
+@pytest.mark.parametrize("value", ["1", "yes"])
+def test_quiet_shows_nothing(
+    value: str,
+    capsys: pytest.CaptureFixture[str],
+    pass_time: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(QUIET, value)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    ticker = Ticker()
+    with Meter("clean", "documents", total=90) as meter:
+        for _ in range(90):
+            pass_time(1)
+            meter.advance()
+            ticker.show(lambda: "never")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_with_log_lines_of_its_own_shows_only_a_bar(
+    capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
+) -> None:
+    with Meter("train", "iterations", total=90, lines=False) as meter:
+        pass_time(60)
+        meter.advance()
+    assert lines(capsys) == []
+
+
+def test_a_command_that_waits_prints_a_line_every_thirty_seconds(
+    capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
+) -> None:
+    ticker = Ticker()
+    for second in range(1, 70):
+        pass_time(1)
+        ticker.show(lambda: f"second {second}")  # noqa: B023
+    assert capsys.readouterr().out == "second 30\nsecond 60\n"
+
+
+def test_every_command_has_the_option_quiet_and_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(QUIET, "0")
+    parser = cli.parser("corpus.dedup", "Remove duplicates.")
+    verb = parser.add_subparsers(dest="verb").add_parser("run")
+    verb.add_argument("--input")
+    assert not is_quiet()
+    assert vars(parser.parse_args(["run", "--quiet", "--input", "x"])) == {"verb": "run", "input": "x"}
+    assert is_quiet() and os.environ[QUIET] == "1"
+
+
+def test_progress_is_shown_by_one_module() -> None:
+    """Whatever else asks for a terminal formats results or guards signals."""
+    allowed = {
+        "common/progress.py",
+        "common/stats.py",
+        "cluster/watch.py",
+        "training/monitoring/stop.py",
+    }
+    packages = ("common", "corpus", "training", "convert", "cluster", "report", "demo")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    asking = {str(path.relative_to(ROOT)) for path in files if "isatty(" in path.read_text(encoding="utf-8")}
+    assert asking <= allowed
+    drawing = {str(p.relative_to(ROOT)) for p in files if "rich.progress" in p.read_text(encoding="utf-8")}
+    assert drawing == {"common/progress.py"}

@@ -99,6 +99,8 @@ def test_the_report_says_what_was_merged_and_how_it_was_proved(run: Path, tmp_pa
     assert report["replicas"] == {"compared": 0, "equal": 0, "drifted": {}}
     assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
     assert report["output"].keys() == {"config.json", "generation_config.json", "model.safetensors"}
+    card = json.loads((tmp_path / "merged" / "run.json").read_text())
+    assert card["inputs"][0]["path"] == report["source"]["path"] and "run.json" not in report["output"]
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +112,11 @@ def merged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes | str]:
-    """All files below a folder, links as their targets."""
+    """All files below a folder but run.json, which has a date; links as their targets."""
     return {
         str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_symlink() or path.is_file()
+        if path.is_symlink() or (path.is_file() and path.name != "run.json")
     }
 
 

@@ -74,7 +74,7 @@ def test_the_report_has_everything_and_the_folder_can_be_replaced_safely(tmp_pat
     }
     assert report["proof"]["tokens"] == 512 and report["notes"] == ["heads are assumed", "moments are left"]
     assert report["versions"]["torch"] == torch.__version__ and len(report["versions"]) == 3
-    others = {"merge_report.json", "training.json"}
+    others = {"merge_report.json", "training.json", "run.json"}
     assert report["output"] == {path.name: digest(path) for path in folder.iterdir() if path.name not in others}
     assert sum(name.startswith("model-") for name in report["output"]) > 2
 

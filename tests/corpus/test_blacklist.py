@@ -164,7 +164,7 @@ def test_a_list_without_usable_urls_is_an_error_and_leaves_nothing(
 
 def test_the_command_answers_bad_input_in_one_line(tmp_path: Path, command: Command) -> None:
     missing = command("corpus.blacklist", "--input", tmp_path / "none.txt", "--output", tmp_path / "out.txt")
-    assert_one_line_error(missing, "none.txt", "matches no file")
+    assert_one_line_error(missing, "none.txt", "no such file or folder")
     (tmp_path / "config.yaml").write_text("run: x\nurls: [a]\nblaklist: {}\n")
     wrong = command("corpus.blacklist", "--input", "-", "--output", "x", "--config", tmp_path / "config.yaml")
     assert_one_line_error(wrong, "config.yaml", "'blaklist'", "'blacklist'")

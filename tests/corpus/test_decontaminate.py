@@ -196,7 +196,7 @@ def test_run_does_what_count_and_cut_do(tmp_path: Path, command: Command) -> Non
     assert read_json(folder / "in.stats.json")["evaluation_sets"] == stats["evaluation_sets"]
     assert_one_line_error(command("corpus.decontaminate", "run", *arguments[:2], "--output-dir", folder), "--files")
     result = command("corpus.decontaminate", "run", *arguments[:3], tmp_path / "none.txt", "--output-dir", folder)
-    assert_one_line_error(result, "none.txt", "matches no file")
+    assert_one_line_error(result, "none.txt", "no such file or folder")
 
 
 def test_counts_of_shards_that_the_run_does_not_have_are_not_read(tmp_path: Path, command: Command) -> None:

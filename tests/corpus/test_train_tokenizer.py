@@ -114,7 +114,7 @@ def test_a_share_takes_the_same_documents_whatever_the_shards(shard: Path, tmp_p
 
 def test_text_too_small_for_the_size_is_an_error_that_says_what_was_reached(shard: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"30 documents give \d+ entries, not 32000; lower train_tokenizer\.vocab_size"
+        InputError, match=r"30 documents give \d+ vocabulary entries, not 32000; lower train_tokenizer\.vocab_size"
     ):
         train_tokenizer([shard], files_in(tmp_path), TrainTokenizerSettings(vocab_size=32000))
     assert not list(tmp_path.iterdir())

@@ -137,6 +137,8 @@ def test_a_part_follows_the_training_split_and_another_split_gives_a_note(
     assert capsys.readouterr().err == ""
     assert run_main(main, *asked, "--part", "valid", "--split", "0.8,0.1,0.1") == 0
     assert json.loads(output.read_text())["loss"] == found["loss"]
+    card = json.loads((tmp_path / "result.run.json").read_text())
+    assert [entry["path"] for entry in card["inputs"]][-2:] == [f"{data}.bin", f"{data}.idx"]
     assert capsys.readouterr().err == ""
     assert run_main(main, *asked, "--part", "valid", "--split", "60,30,10") == 0
     assert "trained on 8 of the 12 documents of --part valid; its own split is 80,10,10" in capsys.readouterr().err

@@ -72,11 +72,17 @@ def test_a_run_writes_its_curves_settings_and_done_json(straight: Path) -> None:
     assert tiny["train"]["iterations"] == 20
     of_both = flops_per_token(ModelSettings(**tiny["model"])) * float(rows[-1]["tokens_per_second"]) / 1e12
     assert float(rows[-1]["tflops"]) == pytest.approx(of_both / 2, rel=1e-3)
+    card = json.loads((straight / "run.json").read_text())
+    assert (
+        card["settings"]["path"] == "settings.yaml" and card["processes"] == 2 and card["seeds"]["train.seed"] == 1234
+    )
+    assert [Path(entry["path"]).suffix for entry in card["inputs"]] == [".bin", ".idx"]
     assert sorted(path.name for path in straight.iterdir()) == [
         "done.json",
         "iter_0000010",
         "iter_0000020",
         "latest",
+        "run.json",
         "settings.yaml",
         "tensorboard",
         "train.csv",

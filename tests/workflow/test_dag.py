@@ -95,7 +95,7 @@ def test_lint_finds_nothing_but_the_missing_containers(folder: Path) -> None:
     ("change", "message"),
     [
         ("scrpe={}", "config.yaml: unknown key 'scrpe' (did you mean 'scrape'?)"),
-        ("shards=0", "shards: Input should be greater than 0"),
+        ("shards=0", "shards: must be greater than 0"),
         ("urls=[none.txt]", "config.yaml: urls: none.txt: no such file or folder"),
     ],
 )

@@ -76,7 +76,9 @@ def resolve(path: Path) -> Manifest:
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder")
     if path.name.startswith("mp_rank_") or next(path.glob("mp_rank_*"), next(path.glob("*/mp_rank_*"), None)):
-        raise CheckpointError(f"{path}: a Megatron checkpoint (mp_rank_*); these are not read yet")
+        raise CheckpointError(
+            f"{path}: a Megatron checkpoint (mp_rank_*); merge it first, with python -m convert.merge_mp"
+        )
     if is_checkpoint_name(path.name) or (path / MANIFEST).exists():
         manifest = read_manifest(path)
         verify(manifest)

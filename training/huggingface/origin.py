@@ -3,7 +3,7 @@
     {"format": 1, "iteration": 320000, "consumed_samples": 163840000, "split": "949,50,1", "data": "…",
      "files": {"model.safetensors": {"size": 497774208, "xxh3": "…"}, …}}
 
-`transformers` ignores the file. Imports no torch.
+`transformers` ignores the file. run.json, the card of the merge, is not listed: it has a date. Imports no torch.
 """
 
 import hashlib
@@ -15,12 +15,14 @@ from typing import Any
 
 import xxhash
 
+from common import run_card
 from common.errors import InputError
 from common.files import read_json, write_json
 from common.folders import first_foreign_file
 from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
 
 NAME = "training.json"
+CARD = run_card.NAME
 REPORT = "merge_report.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,7 +33,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-_NAMES = {CONFIG, GENERATION_CONFIG, WEIGHTS, INDEX, *TOKENIZER_FILES, REPORT, NAME}
+_NAMES = {CONFIG, GENERATION_CONFIG, WEIGHTS, INDEX, *TOKENIZER_FILES, REPORT, NAME, CARD}
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _FORMAT = 1
 
@@ -108,7 +110,7 @@ def first_changed_file(folder: Path, successor: Path | None = None) -> Path | No
         return unknown
     raw = _read(folder)
     for path in sorted(folder.iterdir()):
-        if path.name == NAME and raw:
+        if path.name in (NAME, CARD) and raw:
             continue
         if not raw and successor is None and path.name in TOKENIZER_FILES:
             continue

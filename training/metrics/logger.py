@@ -11,7 +11,6 @@ and a progress bar on stderr if that is a terminal.
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -70,8 +69,7 @@ class MetricsLogger:
         if self.on_rank0:
             for part, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
                 self._curves[part] = Curve(folder / f"{part}.csv", columns, iteration)
-            if sys.stderr.isatty():
-                self._meter = Meter(f"train {name}", "iterations", self._train.iterations, iteration)
+            self._meter = Meter(f"train {name}", "iterations", self._train.iterations, iteration, lines=False)
         self.say(self._describe_device(name))
         self._memory_reported = False
         self._first_step: tuple[float, int] | None = None  # when this start's first step ended, and steps since

@@ -55,7 +55,7 @@ def _translated(argv: Sequence[str], options: Mapping[str, str], flag: str, wher
         if not word.startswith("-"):
             command.append(word)  # section.key=value
             continue
-        if word in ("--probe", "--given") and flag == "--probe":
+        if word == "--quiet" or (word in ("--probe", "--given") and flag == "--probe"):
             continue
         if name not in options:
             raise InputError(f"{flag} measures on {where} and takes no {name}; leave one of them out")

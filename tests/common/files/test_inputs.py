@@ -65,7 +65,7 @@ def test_globs_and_lists_leave_out_what_is_no_input_either(step: Path) -> None:
     lists = ["0000.jsonl.zst", "0000.warc.gz", "0001.jsonl.zst", "more/0002.jsonl"]
     assert below(step, expand_inputs([str(step)], "lists")) == lists
     assert below(step, expand_inputs([f"{step}/*.counts.json"])) == ["0000.counts.json"]
-    with pytest.raises(InputError, match=r"rejects: folder with no shards of documents \(2 left out: "):
+    with pytest.raises(InputError, match=r"rejects: holds no shards of documents \(2 left out: "):
         expand_inputs([f"{step}/rejects"], "shards")
 
 

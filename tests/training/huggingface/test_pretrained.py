@@ -94,7 +94,7 @@ def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
         ("activation_function", "relu", "activation_function is 'relu'"),
         ("model_type", "llama", "model_type is 'llama', only 'gpt2'"),
         ("n_inner", 77, "n_inner is 77"),
-        ("n_embd", "wide", r"config\.json: n_embd: Input should be a valid integer"),
+        ("n_embd", "wide", r"config\.json: n_embd: must be a whole number"),
         ("n_head", 5, r"config\.json: .*n_embd 24 is not divisible by n_head 5"),
         ("n_layer", 3, "tensor 'h.2.attn.c_attn.bias' is missing"),
         ("vocab_size", 102, r"tensor 'wte.weight' has shape \[101, 24\], config.json asks for \[102, 24\]"),
