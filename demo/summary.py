@@ -42,7 +42,7 @@ def summary(settings: Settings) -> str:
     untrained = [name for name in settings.models if name not in settings.train_models]
     lines += [f"report      {run / 'report.html'}   (open it in a browser)", *others]
     lines += [f"a GPT-2     python -m snakemake train_{name}" for name in untrained[:1]]
-    lines.append("your URLs   README.md: From a URL list to generated text on a cluster")
+    lines.append("your URLs   README.md says how to start from a list of your own")
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…" for line in lines)
 
 
