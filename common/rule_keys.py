@@ -89,5 +89,5 @@ def evaluate(settings: Settings, model: str) -> Keys:
 
 
 def generate(settings: Settings) -> Keys:
-    """Prompt and sampling."""
+    """Prompt, sampling and number of texts."""
     return _keys(settings.generate)

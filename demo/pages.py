@@ -1,15 +1,10 @@
 """Renders articles as HTML pages with navigation, sidebar, comments and footer, in three layouts."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from html import escape
 
-from demo.articles import heading
-
-_BULLET = re.compile(r"\s*(?:[*+-]|\d+\.)\s+")
-_CODE_LINE = re.compile(r"   |>>> |\.\.\. ")
 _COMMENTS = (
     "Thanks, this cleared up a question I had been carrying around for a week.",
     "Is there an example for the older versions as well?",
@@ -32,29 +27,8 @@ class Host:
 
 
 def article_html(text: str) -> str:
-    """Plain text as the HTML of an article: headings, lists, code and paragraphs."""
-    parts: list[str] = []
-    for block in re.split(r"\n\s*\n", text.strip("\n")):
-        lines = block.split("\n")
-        if title := heading(block):
-            parts.append(f"<h2>{escape(title)}</h2>")
-        elif _BULLET.match(lines[0]):
-            parts.append(_list_html(lines))
-        elif _CODE_LINE.match(lines[0]):
-            parts.append(f"<pre><code>{escape(block)}</code></pre>")
-        else:
-            parts.append(f"<p>{escape(' '.join(block.split()))}</p>")
-    return "\n".join(parts)
-
-
-def _list_html(lines: Sequence[str]) -> str:
-    items: list[str] = []
-    for line in lines:
-        if _BULLET.match(line):
-            items.append(_BULLET.sub("", line, count=1))
-        else:
-            items[-1] += " " + line.strip()
-    return "<ul>\n" + "\n".join(f"<li>{escape(item)}</li>" for item in items) + "\n</ul>"
+    """Plain text as the HTML of an article: a paragraph per block."""
+    return "\n".join(f"<p>{escape(' '.join(block.split()))}</p>" for block in text.split("\n\n"))
 
 
 def page_html(

@@ -126,7 +126,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).symlink_to(ROOT / name)
     site = folder / "results/demo/site"
     build_site(dict(list(python_articles().items())[:60]), site)
-    urls = (site / "urls.txt").read_text().splitlines()[:40]
+    urls = (site / "urls.txt").read_text().splitlines()[:60]
     with contextlib.chdir(folder), serve(site) as address:
         _write_inputs(urls, address)
         _run_the_steps()

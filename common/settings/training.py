@@ -198,3 +198,5 @@ class GenerateSettings(Section):
     """Sample among the most likely tokens whose probabilities add up to this."""
     seed: Seed = 1
     """Seed of the sampling, below 2^64."""
+    samples: PositiveInt = 1
+    """Texts to generate, with the seeds `seed`, `seed` + 1, …"""

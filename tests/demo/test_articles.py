@@ -1,53 +1,94 @@
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from demo.articles import docstrings, heading, prose, python_articles, split_articles
+import pytest
 
-PARAGRAPH = "A paragraph that is long enough to be told apart from others, number {0}. " * 4
+from demo.articles import docstrings, paragraphs, python_articles, sentence, split_articles
+
+PARAGRAPH = "A paragraph that is long enough for an article and that has the number {0}. " * 4
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
 
 
-def test_python_carries_a_few_hundred_articles_that_do_not_repeat_each_other() -> None:
-    articles = python_articles()
-    assert len(articles) >= 150 and sum(map(len, articles.values())) > 350_000
+@pytest.fixture(scope="module")
+def articles() -> Mapping[str, str]:
+    return python_articles()
+
+
+def test_python_carries_a_few_hundred_articles_that_do_not_repeat_each_other(articles: Mapping[str, str]) -> None:
+    assert len(articles) >= 400 and sum(map(len, articles.values())) > 600_000
     assert min(map(len, articles.values())) >= 600
-    long_blocks = [block for text in articles.values() for block in text.split("\n\n") if len(block) > 200]
-    assert len(set(long_blocks)) == len(long_blocks)
-    assert articles == python_articles()
+    blocks = [block for text in articles.values() for block in text.split("\n\n")]
+    assert len(set(blocks)) == len(blocks)
 
 
-def test_long_texts_are_cut_at_headings_or_between_paragraphs() -> None:
-    paragraphs = [PARAGRAPH.format(n).strip() for n in range(30)]
-    text = "\n\n".join([*paragraphs[:5], "Second part\n===========", *paragraphs[5:]])
-    parts = list(split_articles("First part", text, set()))
-    assert [title for title, _ in parts] == ["First part", "Second part", "Second part", "Second part"]
-    assert "\n\n".join(body for _, body in parts).split("\n\n") == paragraphs
-    assert list(split_articles("Again", "\n\n".join(paragraphs), set(paragraphs))) == []
+def test_articles_are_sentences_without_code_and_markup(articles: Mapping[str, str]) -> None:
+    blocks = [block for text in articles.values() for block in text.split("\n\n")]
+    assert all(block[0].isupper() and block[-1] in ".!?" and "\n" not in block for block in blocks)
+    text = " ".join(blocks)
+    assert not re.search(r"[<>={}|\\`*_#@$~^\[\]]|::|https?:", text)
+    words = text.split()
+    ordinary = [word for word in words if re.fullmatch(r"\W*[A-Za-z][a-z]*(?:['’-][a-z]+)*\W*", word)]
+    assert len(ordinary) > 0.93 * len(words), "names in capitals, numbers and dotted names are rare"
 
 
-def test_a_heading_is_an_underlined_line() -> None:
-    assert heading("Title\n*****") == "Title"
-    assert heading("Title") is None and heading("two\nlines") is None and heading(" code\n ====") is None
+def test_an_article_ends_after_enough_text_and_repeats_nothing() -> None:
+    texts = [PARAGRAPH.format(number) for number in NUMBERS]
+    articles = dict(split_articles("Title", ["\n\n".join(texts[:5]), *texts[3:]], set()))
+    assert list(articles) == ["Title", "Title, part 2"]
+    assert "\n\n".join(articles.values()).split("\n\n") == [text.strip() for text in texts[:10]], (
+        "the rest is too short"
+    )
+    assert list(split_articles("Again", texts, {text.strip() for text in texts})) == []
 
 
 def test_docstrings_are_read_without_running_the_module(tmp_path: Path) -> None:
-    module, long = tmp_path / "module.py", "A sentence of the documentation. " * 20
-    module.write_text(f'#!/usr/bin/python\n\nr"""{long}\n\n    Two.\n    """\nraise SystemExit\n')
-    assert docstrings(module) == f"{long}\n\nTwo."
-    module.write_text(f'class A:\n    """{long}"""\n    def short(self):\n        """Short."""\n')
-    assert docstrings(module) == f"A\n===\n\n{long}"
+    module = tmp_path / "module.py"
+    module.write_text('#!/usr/bin/python\n\nr"""One.\n\n    Two.\n    """\nraise SystemExit\n')
+    assert list(docstrings(module)) == ["One.\n\nTwo."]
+    module.write_text('class A:\n    """Class."""\n    def method(self):\n        """Method."""\n')
+    assert list(filter(None, docstrings(module))) == ["Class.", "Method."]
     for source in ("import os\n", "", "b'bytes'\n", "'unclosed", "def f(:\n"):
         module.write_text(source)
-        assert docstrings(module) == ""
+        assert not any(docstrings(module))
 
 
-def test_prose_is_what_reads_as_sentences() -> None:
-    sentence = 'The *mapping* is copied into a new ``dict`` before "update()" is called.'
-    assert prose(f"   {sentence}") == "The mapping is copied into a new dict before update() is called."
-    for code in (
-        ">>> sorted([3, 1, 2], reverse=True, key=lambda number: -number)\n[1, 2, 3].",
-        "yield_stmt ::= yield_expression, which is the grammar of a statement.",
-        "def function(argument, other):\n    return argument + other, which is no prose.",
+def test_a_sentence_has_no_markup_around_its_names() -> None:
+    text = 'The *mapping* is copied into a :class:`~os.Environ` or a ``dict`` before "update()" is called.'
+    assert sentence(text) == "The mapping is copied into a os.Environ or a dict before update() is called."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">>> sorted([3, 1, 2], reverse=True, key=lambda number: -number) and so on.",
+        "The grammar of yield_stmt ::= yield_expression, which is the grammar of a statement.",
+        "Def function(argument, other) returns the argument plus the other one.",
         "| `x < y`, `x > y`, `x == y`, `x >= y`, `x <= y`, `x != y` | (3) |.",
+        "SEEK_SET, SEEK_CUR, SEEK_END, O_RDONLY, O_WRONLY and O_RDWR are names.",
         "Too short.",
-        "A heading of forty characters and no more end",
-    ):
-        assert prose(code) == "", code
+        "a fragment that begins with a small letter, and has an end.",
+        "A heading of forty characters and no full stop",
+        "",
+    ],
+)
+def test_code_tables_lists_of_names_and_fragments_are_no_sentences(text: str) -> None:
+    assert sentence(text) == ""
+
+
+def test_paragraphs_keep_their_plain_sentences_and_lose_the_rest() -> None:
+    text = """\
+The first sentence of a paragraph is kept, e.g. this
+one here. Then x = f(y) is not. The third sentence is kept again.
+
+   for line in file:
+       print(line)
+
+* An item of a list is a paragraph of its own.
+* Another item of the same list follows it.
+"""
+    assert list(paragraphs(text)) == [
+        "The first sentence of a paragraph is kept, e.g. this one here. The third sentence is kept again.",
+        "An item of a list is a paragraph of its own.",
+        "Another item of the same list follows it.",
+    ]

@@ -113,6 +113,7 @@ rule generate:
         "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
         "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
         "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --seed {params.settings[seed]} "
+        "--samples {params.settings[samples]} "
         "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 
 

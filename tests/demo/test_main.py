@@ -1,0 +1,95 @@
+"""The progress lines and the closing summary of `python -m demo`."""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from common.config import load_settings
+from common.files import write_json
+from common.settings import Settings
+from demo import __main__ as demo
+from demo.summary import COLUMNS, LINES, summary
+from tests.conftest import ROOT
+from tests.helpers import prose
+
+
+def stats(path: Path, seen: int, kept: int, reasons: dict[str, int], **extra: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(
+        path, {"documents_in": seen, "documents_out": kept, "reasons": reasons, "bytes_in": 3000 * kept, **extra}
+    )
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The demo's settings, in a folder with a finished run."""
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(ROOT / "config.yaml")
+    run = settings.run
+    many = {f"reason_number_{n}": n for n in range(1, 20)}
+    stats(run / "urls/stats.json", 1234, 1200, {"duplicate": 34})
+    for shard in ("0000", "0001", "0002"):  # the last one is of an earlier configuration with more shards
+        stats(run / f"pages/{shard}.stats.json", 600, 410, many)
+        stats(run / f"clean/{shard}.stats.json", 410, 410, {})
+        stats(run / f"dedup/{shard}.stats.json", 410, 400, {"near": 10})
+        stats(run / f"tokens/{shard}.stats.json", 400, 400, {}, tokens=400_000)
+    model = run / "models/tiny"
+    write_json(model / "done.json", {"iteration": 1600, "consumed_samples": 12800})
+    (model / "train.csv").write_text("iteration,ms_per_iteration\n800,50.0\n1600,100.0\n")
+    (model / "valid.csv").write_text("iteration,loss,perplexity\n200,5.5,244.7\n1600,3.9,49.4\n")
+    (run / "samples").mkdir()
+    (run / "samples/tiny.txt").write_text(f"--- sample 1, seed 1\n{prose(1, 400)}\n--- sample 2, seed 2\n{prose(2)}\n")
+    return settings
+
+
+def test_the_summary_fits_a_screen(settings: Settings) -> None:
+    lines = summary(settings).splitlines()
+    assert len(lines) <= LINES - 1, "a line is left for the shell's prompt"
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell(settings: Settings) -> None:
+    text = " ".join(summary(settings).split())
+    assert "blacklist 1,234 -> 1,200 URLs dropped: 34 duplicate" in text
+    assert "scrape 1,200 -> 820 pages dropped: 38 reason_number_19, 36 reason_number_18" in text
+    assert "tokenize 800 -> 800 documents 800,000 tokens" in text
+    assert "1,600 iterations, 1,638,400 tokens in 2:00 min, 2 tensor-parallel processes" in text
+    # 3.9 nats per token of 3 bytes: e^1.3
+    assert "5.50 after 200 iterations, 3.90 after 1600 (perplexity 3.67 per byte)" in text
+    assert " ".join(prose(1, 400).split()[:20]) in text and "sample 2" not in text
+    for path in ("report.html", "merged/tiny", "dataset/corpus_text_document.bin"):
+        assert f"results/demo/{path}" in text
+    assert "python -m snakemake train_gpt2_124m" in text
+
+
+def test_a_run_without_a_model_has_a_summary_too(settings: Settings) -> None:
+    text = summary(settings.model_copy(update={"train_models": []}))
+    assert "blacklist" in text and "report.html" in text and "continues" not in text
+
+
+def test_snakemakes_output_becomes_a_line_per_finished_job(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        "localrule train:\n", "    input: a, b\n", "[Sun Nov 22 20:18:37 2026]\n",
+        "Finished jobid: 7 (Rule: train)\n", "1 of 24 steps (4%) done\n",
+    ]  # fmt: skip
+    last = deque[str](maxlen=2)
+    demo._show_progress(iter(lines), last)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 and "logs/train" in shown[0] and shown[1].split()[1:] == ["1", "of", "24", "train"]
+    assert list(last) == lines[-2:]
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_failure_shows_snakemakes_last_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(code: str) -> Sequence[str]:
+        return ["sh", "-c", f"for n in $(seq 100); do echo line $n; done; exit {code}"]
+
+    monkeypatch.setattr(demo, "SNAKEMAKE", failing("3"))
+    with pytest.raises(demo.ToolkitError, match=r"exit code 3; .*\.snakemake/log"):
+        demo.run_snakemake()
+    shown = capsys.readouterr().out
+    assert "line 100\n" in shown and "line 40\n" not in shown
