@@ -49,6 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all")
     parser.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P")
     parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=defaults.repetition_penalty,
+        metavar="R",
+        help="above 1: lower the logits of tokens that are in the text already",
+    )
+    parser.add_argument(
         "--seed", type=int, metavar="S", help=f"default {defaults.seed}; for typed prompts a new one each"
     )
     parser.add_argument("--samples", type=cli.positive_int, default=1, metavar="N", help="texts per prompt")
@@ -92,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(given: dict[str, object]) -> GenerateSettings:
     from pydantic import ValidationError
 
-    names = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
     try:
         return GenerateSettings.model_validate({name: given[name] for name in names})
     except ValidationError as errors:

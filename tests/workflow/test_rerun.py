@@ -106,7 +106,7 @@ CHANGES: dict[str, list[str]] = {
     "train evaluate": ["models.tiny.train.split=98,1,1"],
     "generate": [
         *("generate.prompt=x", "generate.max_tokens=9", "generate.temperature=0", "generate.top_k=9"),
-        *("generate.top_p=0.5", "generate.seed=9", "generate.samples=2"),
+        *("generate.top_p=0.5", "generate.repetition_penalty=1.2", "generate.seed=9", "generate.samples=2"),
     ],
 }  # fmt: skip
 

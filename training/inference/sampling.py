@@ -37,6 +37,15 @@ def sample_token(logits: Tensor, options: GenerateSettings, generator: Generator
     return int(ids[order[torch.multinomial(probabilities, 1, generator=generator)]])
 
 
+def penalise_repetition(logits: Tensor, text: Sequence[int], penalty: float) -> Tensor:
+    """Logits (V,) with those of the tokens in `text` lowered by a factor (Keskar et al. 2019, section 4.1)."""
+    if penalty == 1 or not text:
+        return logits
+    seen = torch.tensor(sorted(set(text)))
+    found = logits[seen]
+    return logits.index_copy(0, seen, torch.where(found < 0, found * penalty, found / penalty))
+
+
 def continue_tokens(
     model: GPT2,
     prompts: Sequence[Sequence[int]],
@@ -57,7 +66,10 @@ def continue_tokens(
     with kv_cache(model, len(prompts), max(starts) + options.max_tokens) as next_logits:
         for _ in range(options.max_tokens):
             logits = next_logits(texts).cpu()
-            tokens = {row: sample_token(logits[row, : end_of_text + 1], options, generators[row]) for row in growing}
+            rows = {row: penalise_repetition(logits[row], texts[row], options.repetition_penalty) for row in growing}
+            tokens = {
+                row: sample_token(found[: end_of_text + 1], options, generators[row]) for row, found in rows.items()
+            }
             growing = [row for row in growing if tokens[row] != end_of_text]
             if not growing:
                 break

@@ -112,7 +112,7 @@ rule generate:
     shell:
         "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
         "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
-        "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --seed {params.settings[seed]} "
+        "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --repetition-penalty {params.settings[repetition_penalty]} --seed {params.settings[seed]} "
         "--samples {params.settings[samples]} "
         "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 

@@ -112,13 +112,18 @@ def test_prompts_keep_their_order_over_several_batches() -> None:
     assert all(text.startswith(prompt) for text, prompt in zip(found, prompts, strict=True))
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_greedy_tokens_equal_those_of_transformers(models: tuple[GPT2, GPT2LMHeadModel], prompt: list[int]) -> None:
+def test_greedy_tokens_equal_those_of_transformers(
+    models: tuple[GPT2, GPT2LMHeadModel], prompt: list[int], penalty: float
+) -> None:
     end, count = SMALL.vocab_size - 1, 40 - len(prompt)
     text = torch.tensor([prompt or [end]])
-    fixed = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=end, pad_token_id=end)
+    fixed = GenerationConfig(
+        max_new_tokens=count, do_sample=False, eos_token_id=end, pad_token_id=end, repetition_penalty=penalty
+    )
     expected = models[1].generate(text, attention_mask=torch.ones_like(text), generation_config=fixed)
-    options = GenerateSettings(max_tokens=count, temperature=0)
+    options = GenerateSettings(max_tokens=count, temperature=0, repetition_penalty=penalty)
     (found,) = continue_tokens(models[0], [prompt], options, end)
     assert found == [token for token in expected[0, text.shape[1] :].tolist() if token != end]
     assert len(set(found)) > 3
