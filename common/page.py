@@ -36,8 +36,8 @@ def render(package: str, template: str, **values: Any) -> str:
 
 
 def number(value: float) -> str:
-    """`1,234`; of a fraction, four digits."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    """`1,234`; of a fraction below 1,000, four digits."""
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def size(value: float) -> str:

@@ -1,43 +1,22 @@
 """Training curves as SVG: over tokens, the models over each other, thinned so that any run gives a small page."""
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from common.errors import InputError
-from common.files import read_text
 from common.page import COLORS, WIDTH, as_svg, figure_style, number
-
-if TYPE_CHECKING:
-    from report.models import Model
+from report.curve_files import Curve, Floats
+from report.models import Model
 
 POINTS = 600  # of a curve: the smallest and the largest value of half as many buckets
 HOVERS = 240  # values of a chart that a pointer can read, over all its curves
 ROWS = 20  # of the table below the charts, for each model
 _STYLES = ("-", "--", "-.", ":")  # models are also told apart without colour
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The columns of a CSV file that a training writes."""
-
-    columns: dict[str, Floats]
-
-    def values(self, name: str) -> Floats:
-        """A column; empty if the file has none of this name. An empty cell is NaN."""
-        return self.columns.get(name, np.empty(0))
-
-    def __len__(self) -> int:
-        return max(map(len, self.columns.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -46,28 +25,6 @@ class Chart:
 
     caption: str
     svg: Markup
-
-
-def read_curve(path: Path) -> Curve:
-    """The numbers of a CSV file, by column; none if it does not exist. An incomplete last row is ignored.
-
-    Raises InputError for a row that is not numbers, or has another number of cells than the header.
-    """
-    if not path.is_file():
-        return Curve({})
-    header, *lines = read_text(path).rpartition("\n")[0].splitlines() or [""]
-    names = header.split(",")
-    columns = [array("d") for _ in names]  # a list of cells would be a hundred bytes for each number
-    for place, line in enumerate(lines, 2):
-        cells = line.split(",")
-        if len(cells) != len(names):
-            raise InputError(f"{path}:{place}: not {len(names)} cells; delete the line")
-        try:
-            for column, cell in zip(columns, cells, strict=True):
-                column.append(float(cell) if cell else math.nan)
-        except ValueError as error:
-            raise InputError(f"{path}:{place}: {error}; delete the line") from None
-    return Curve({name: np.array(column) for name, column in zip(names, columns, strict=True)} if lines else {})
 
 
 def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
@@ -84,7 +41,7 @@ def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
     return np.array(sorted(kept))
 
 
-def _tokens(model: "Model", curve: Curve) -> Floats:
+def _tokens(model: Model, curve: Curve) -> Floats:
     """The tokens seen at each row of a curve; without samples (an older file), its iterations."""
     samples, tokens = model.train.values("consumed_samples"), model.train.values("consumed_tokens")
     if len(tokens) and len(samples) and len(curve.values("consumed_samples")):
@@ -92,7 +49,7 @@ def _tokens(model: "Model", curve: Curve) -> Floats:
     return curve.values("iteration")
 
 
-def _restarts(model: "Model") -> list[tuple[float, int]]:
+def _restarts(model: Model) -> list[tuple[float, int]]:
     """(tokens, iteration) of each start from a checkpoint."""
     iterations = model.train.values("iteration")
     per_iteration = _tokens(model, model.train)[-1] / iterations[-1] if len(iterations) else 0.0
@@ -100,7 +57,7 @@ def _restarts(model: "Model") -> list[tuple[float, int]]:
     return [(per_iteration * iteration, iteration) for iteration in found if iteration > 0]
 
 
-def curve_charts(models: Sequence["Model"]) -> list[Chart]:
+def curve_charts(models: Sequence[Model]) -> list[Chart]:
     """Loss, learning rate, gradient norm, throughput and MFU; one that no model has is left out."""
     panels = [
         ("lm_loss", "Loss, in nats per token"),
@@ -119,7 +76,7 @@ def _has(curve: Curve, name: str) -> bool:
     return bool(np.isfinite(curve.values(name)).any())
 
 
-def _chart(column: str, caption: str, models: Sequence["Model"]) -> Markup:
+def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
     titles: dict[str, str | Sequence[str]] = {}
     hovers = max(8, HOVERS // (2 * len(models)))
     over = "tokens" if any(len(model.train.values("consumed_tokens")) for model in models) else "iterations"
@@ -156,8 +113,8 @@ def _chart(column: str, caption: str, models: Sequence["Model"]) -> Markup:
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
         if column == "tokens_per_second":
             axes.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
-        if column in ("tokens_per_second", "mfu", "tflops", "learning_rate", "grad_norm"):
-            axes.set_ylim(bottom=0)
+        if column != "lm_loss":
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.tick_params(labelsize=9)
         axes.grid(axis="y")
         _, labels = axes.get_legend_handles_labels()
@@ -166,7 +123,7 @@ def _chart(column: str, caption: str, models: Sequence["Model"]) -> Markup:
         return as_svg(figure, f"{caption}, over {over}; the table below has the numbers", titles)
 
 
-def curve_rows(model: "Model") -> list[dict[str, Any]]:
+def curve_rows(model: Model) -> list[dict[str, Any]]:
     """At most ROWS rows of a model's curve, evenly spaced, the last one included: what the charts show, as numbers."""
     curve, tokens = model.train, _tokens(model, model.train)
     places = sorted({*np.linspace(0, len(curve) - 1, min(len(curve), ROWS)).astype(int).tolist()})

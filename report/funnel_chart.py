@@ -8,7 +8,7 @@ from common.page import COLORS, WIDTH, as_svg, figure_style, size
 from report.funnel import Step
 
 _REASONS = 4  # drawn by themselves; the others share the last colour
-_LETTERS = 62  # of the line under a bar, at 8 points
+_LETTERS = 64  # of the line under a bar, at 9 points
 
 
 def documents_chart(steps: Sequence[Step]) -> Markup:
@@ -18,7 +18,7 @@ def documents_chart(steps: Sequence[Step]) -> Markup:
     with figure_style("funnel"):
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.2 + 0.72 * len(steps)), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.2 + 0.76 * len(steps)), layout="constrained")
         for row, step in enumerate(steps):
             parts = [("kept", step.documents_out), *_first_reasons(step)]
             left = 0
@@ -28,8 +28,8 @@ def documents_chart(steps: Sequence[Step]) -> Markup:
                 titles[f"bar-{row}-{number}"] = f"{step.name}: {count:,} {step.unit} {name}"
                 left += count
             kept = f"{step.documents_out:,} of {step.documents_in:,} {step.unit}"
-            axes.text(0, row - 0.24, f"{step.name}: {kept}", fontsize=9, va="bottom")
-            axes.text(0, row + 0.21, _drops(step), fontsize=8, va="top", alpha=0.8)
+            axes.text(0, row - 0.24, f"{step.name}: {kept}", fontsize=10, va="bottom")
+            axes.text(0, row + 0.21, _drops(step), fontsize=9, va="top", alpha=0.8)
         axes.set_xlim(0, widest)
         _bare(axes, len(steps))
         return as_svg(figure, "Documents that survive each step, and why the others were dropped", titles)
@@ -42,13 +42,13 @@ def bytes_chart(steps: Sequence[Step]) -> Markup:
     with figure_style("bytes"):
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.2 + 0.72 * len(texts)), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.2 + 0.76 * len(texts)), layout="constrained")
         for row, step in enumerate(texts):
             (bar,) = axes.barh(row, step.bytes_out, height=0.34, color=COLORS[0 if step.tokens is None else 2])
             bar.set_gid(f"bytes-{row}")
             tokens = "" if step.tokens is None else f" = {step.tokens:,} tokens"
             titles[f"bytes-{row}"] = f"{step.name}: {step.bytes_out:,} bytes{tokens}"
-            axes.text(0, row - 0.24, f"{step.name}: {size(step.bytes_out)}{tokens}", fontsize=9, va="bottom")
+            axes.text(0, row - 0.24, f"{step.name}: {size(step.bytes_out)}{tokens}", fontsize=10, va="bottom")
         axes.set_xlim(0, max(1, *(step.bytes_out for step in texts)))
         _bare(axes, len(texts))
         return as_svg(figure, "Bytes of text out of each step; of tokens, those of the token files", titles)

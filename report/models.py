@@ -8,7 +8,7 @@ from common.config import load_settings
 from common.errors import ToolkitError
 from common.files import read_json, read_rows, read_text
 from common.settings import Experiment
-from report.curves import Curve, read_curve
+from report.curve_files import Curve, read_curve
 
 
 @dataclass(frozen=True)

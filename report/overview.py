@@ -21,7 +21,7 @@ def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work])
     found: list[tuple[str, str]] = []
     if works:
         ended = max(work.ended for work in works)
-        found.append(("finished", f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M} UTC"))
+        found.append(("finished (UTC)", f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M}"))
         found.append(("from first step to last", duration(ended - min(work.started for work in works))))
     if steps:
         first, last = steps[0], steps[-1]

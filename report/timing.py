@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 
 from common.page import COLORS, WIDTH, as_svg, duration, figure_style
@@ -83,7 +84,7 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
     with figure_style("gantt"):
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(WIDTH * 1.25, 0.7 + 0.3 * len(works)), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.7 + 0.3 * len(works)), layout="constrained")
         for row, work in enumerate(works):
             several = 1 < len(work.jobs) <= _BARS
             spans = [(job, job.ended - job.seconds, job.ended) for job in work.jobs] if several else []
@@ -143,6 +144,5 @@ def shards_chart(works: Sequence[Work]) -> Markup | None:
 
 def quantiles(jobs: Sequence[Job]) -> tuple[float, float, float, float, float]:
     """Seconds: smallest, 5 %, median, 95 %, largest; at least a millisecond each, for a logarithmic axis."""
-    ordered = sorted(max(job.seconds, 0.001) for job in jobs)
-    at = [ordered[round(share * (len(ordered) - 1))] for share in (0, 0.05, 0.5, 0.95, 1)]
-    return at[0], at[1], at[2], at[3], at[4]
+    low, early, middle, late, high = np.quantile([max(job.seconds, 0.001) for job in jobs], (0, 0.05, 0.5, 0.95, 1))
+    return float(low), float(early), float(middle), float(late), float(high)
