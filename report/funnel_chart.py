@@ -1,6 +1,7 @@
 """The funnel as a drawing: a bar per step, what survives in one colour, each reason for a drop in another."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -74,7 +75,7 @@ def _drops(step: Step) -> str:
     return text
 
 
-def _bare(axes: object, rows: int) -> None:
+def _bare(axes: Any, rows: int) -> None:
     """No axes: the bars carry their numbers."""
-    axes.set_ylim(rows - 0.4, -0.62)  # type: ignore[attr-defined]
-    axes.set_axis_off()  # type: ignore[attr-defined]
+    axes.set_ylim(rows - 0.4, -0.62)
+    axes.set_axis_off()

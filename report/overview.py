@@ -1,6 +1,8 @@
 """The first screen: what the run is, what went in, what came out."""
 
+import math
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,6 +15,7 @@ from report.funnel import Step
 from report.models import Model
 from report.timing import Work
 
+_SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
 _PACKAGES = ("urls-to-gpt2", "torch", "snakemake", "numpy")
 
 
@@ -37,15 +40,31 @@ def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work])
             found.append((f"{head}tokens seen", number(model.tokens)))
         if model.loss is not None:
             found.append((f"{head}held-out loss", f"{model.loss:.4f}"))
+            per_byte = perplexity_per_byte(model.loss, steps)
+            if per_byte is not None:
+                found.append((f"{head}perplexity per byte", f"{per_byte:.2f}"))
     return found
 
 
-def split_sample(sample: str, settings: Settings | None) -> tuple[str, str]:
-    """The prompt and its continuation; the prompt is empty if the sample does not begin with the configured one."""
+def split_samples(text: str, settings: Settings | None) -> list[tuple[str, str, str]]:
+    """(heading, prompt, continuation) of each sample in a file of `training.generate`.
+
+    The prompt is empty if a sample does not begin with the configured one; the heading, if it is the only sample.
+    """
     prompt = settings.generate.prompt if settings else ""
-    if prompt and sample.startswith(prompt):
-        return prompt, sample[len(prompt) :].rstrip()
-    return "", sample.strip()
+    parts = _SAMPLE.split(text)
+    texts = list(zip(parts[1::2], parts[2::2], strict=True)) if len(parts) > 1 else [("", text)]
+    begins = [prompt if prompt and sample.startswith(prompt) else "" for _, sample in texts]
+    found = zip(texts, begins, strict=True)
+    return [(heading, begin, sample[len(begin) :].rstrip()) for (heading, sample), begin in found]
+
+
+def perplexity_per_byte(loss: float, steps: Sequence[Step]) -> float | None:
+    """The perplexity of a byte of text at a loss in nats per token; None if the corpus was not tokenized here."""
+    for step in steps:
+        if step.name == "tokenize" and step.tokens and step.bytes_in:
+            return math.exp(loss * step.tokens / step.bytes_in)
+    return None
 
 
 def versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:

@@ -1,18 +1,20 @@
 """Each section says what the files of the run say."""
 
+import math
 import re
 import time
 from pathlib import Path
 
 import pytest
 
+from common.config import load_settings
 from common.files import write_json
 from report.__main__ import render
 from report.curves import HOVERS, POINTS
 from report.funnel import funnel
 from report.layout import comparisons
 from report.models import trained_models
-from report.overview import split_sample
+from report.overview import perplexity_per_byte, split_samples
 from report.timing import quantiles, timeline
 from tests.report.fake_run import BEGAN, finished_run
 
@@ -46,7 +48,20 @@ def test_the_overview_says_when_what_and_how_well(page: str) -> None:
 
 def test_the_prompt_is_told_from_the_continuation(page: str) -> None:
     assert '<blockquote class="sample"><b>Once &lt;upon&gt;</b> a &lt;b&gt;time&lt;/b&gt; there was.' in page
-    assert split_sample("Another beginning\n", None) == ("", "Another beginning")
+    assert split_samples("Another beginning\n", None) == [("", "", "Another beginning")]
+
+
+def test_several_samples_are_told_apart(run: Path) -> None:
+    settings = load_settings(run / "config.yaml")
+    text = "--- sample 1, seed 1\nOnce <upon> a\ntime\n--- sample 2, seed 2\nOnce again\n"
+    found = [("sample 1, seed 1", "Once <upon>", " a\ntime"), ("sample 2, seed 2", "", "Once again")]
+    assert split_samples(text, settings) == found
+
+
+def test_the_perplexity_of_a_byte_follows_from_the_tokens_per_byte(run: Path) -> None:
+    steps = funnel(run)  # 80,000 tokens of 170,000 bytes
+    assert perplexity_per_byte(4.5, steps) == pytest.approx(math.exp(4.5 * 80 / 170))
+    assert perplexity_per_byte(4.5, steps[:1]) is None
 
 
 def test_the_funnel_shows_documents_bytes_tokens_and_reasons(page: str) -> None:
