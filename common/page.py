@@ -7,21 +7,57 @@ render("report", "template.html", title="results/demo", …)
 import html
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+# readable on white and on black, and apart for the colour-blind when in this order
+COLORS = ("#1f77c8", "#d0682a", "#3d9a6a", "#b04a86", "#8c8c8c", "#b8901f", "#6f6fd0")
+WIDTH = 4.8  # inches of a figure: on a telephone still readable
 _INK = "#222223"  # drawn in it: what takes the page's text colour, light or dark
+_PLACES = re.compile(r' (?:d|x|y|width|height|transform)="[^"]*"')
+_DIGITS = re.compile(r"(\d\.\d\d)\d+")  # a hundredth of a point is enough
 
 
 def render(package: str, template: str, **values: Any) -> str:
-    """A template of a package that extends `base.html`; `title` is its heading."""
+    """A template of a package that extends `base.html`; `title` is its heading.
+
+    Filters for numbers: `number` (1,234), `size` (1.2 MB), `duration` (2 min 5 s).
+    """
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(package, "."), jinja2.PackageLoader("common", ".")])
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(number=number, size=size, duration=duration)
     return environment.get_template(template).render(values)
+
+
+def number(value: float) -> str:
+    """`1,234`; of a fraction below 1,000, four digits."""
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def size(value: float) -> str:
+    """`1.2 MB`: bytes, in decimal units."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:,.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """`0.25 s`, `12.3 s`, `2 min 5 s`, `3 h 7 min`, `4 d 2 h`."""
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, amount, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60)):
+        if whole >= amount:
+            return f"{whole // amount} {large} {whole % amount // part} {small}"
+    return f"{whole // 60} min {whole % 60} s"
 
 
 def figure_style(name: str) -> AbstractContextManager[None]:
@@ -42,15 +78,17 @@ def figure_style(name: str) -> AbstractContextManager[None]:
         "axes.spines.right": False,
         "legend.frameon": False,
         "grid.alpha": 0.25,
+        "axes.axisbelow": True,
     }
     context: AbstractContextManager[None] = matplotlib.rc_context(settings)
     return context
 
 
-def as_svg(figure: Any, label: str, titles: Mapping[str, str] | None = None) -> Markup:
+def as_svg(figure: Any, label: str, titles: Mapping[str, str | Sequence[str]] | None = None) -> Markup:
     """A figure as an `<svg>` element, and close it.
 
-    `label` is read aloud in place of the figure. `titles` are shown over the elements with these ids (`set_gid`).
+    `label` is read aloud in place of the figure. `titles` are shown over the elements with these ids (`set_gid`); of a
+    line with markers, a list has a title per marker.
     """
     from matplotlib import pyplot
 
@@ -59,10 +97,26 @@ def as_svg(figure: Any, label: str, titles: Mapping[str, str] | None = None) -> 
     pyplot.close(figure)
     text = out.getvalue()[out.getvalue().index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = _PLACES.sub(lambda match: _DIGITS.sub(r"\1", match[0]), re.sub(r">\s*\n\s*<", "><", text))
 
     def group(match: re.Match[str]) -> str:
         title = (titles or {}).get(match[1])
-        return f"<g{match[2]}>" + (f"<title>{html.escape(title)}</title>" if title else "")
+        return f"<g{match[2]}>" + (f"<title>{html.escape(title)}</title>" if isinstance(title, str) else "")
 
+    for gid, points in (titles or {}).items():
+        if not isinstance(points, str):
+            text = _with_point_titles(text, gid, points)
     text = re.sub(r'<g id="([^"]*)"([^>]*)>', group, text)  # nothing refers to groups, and all figures name them alike
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1))
+
+
+def _with_point_titles(text: str, gid: str, titles: Sequence[str]) -> str:
+    """Put the titles into the first `<use …/>` elements, one per marker, after the group `gid` begins."""
+    begin = text.index(f'<g id="{gid}"')
+    end = text.index("</g></g>", begin)
+    left = iter(titles)
+
+    def titled(match: re.Match[str]) -> str:
+        return f"<use{match[1]}><title>{html.escape(next(left))}</title></use>"
+
+    return text[:begin] + re.sub(r"<use([^>]*)/>", titled, text[begin:end]) + text[end:]

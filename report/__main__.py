@@ -1,4 +1,4 @@
-"""Write one self-contained HTML file about a run: the documents that each step kept, the loss, a generated sample.
+"""Write one self-contained HTML file about a run: what each step kept, how the training went, what the model writes.
 
     python -m report --run results/demo --output results/demo/report.html
     snakemake report
@@ -10,59 +10,75 @@ Reads the stats.json files, training curves, evaluations and samples below DIR; 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from common import cli, page
-from common.config import settings_text
-from common.errors import InputError
+from common.config import load_settings, settings_text
+from common.errors import InputError, ToolkitError
 from common.files import read_json, read_text, write_text
 from common.settings import Settings
+from report.card import card_of
 from report.corpus import corpus_figures
-from report.curves import loss_curve
+from report.curves import curve_charts, curve_rows
 from report.funnel import STEPS, configured_steps, funnel
-
-
-def trained_models(run: Path) -> list[dict[str, object]]:
-    """The name, curve (SVG), evaluation and sample of each trained model."""
-    found = []
-    for folder in sorted(path.parent for path in run.glob("models/*/train.csv")):
-        evaluation, sample = run / "evaluation" / f"{folder.name}.json", run / "samples" / f"{folder.name}.txt"
-        found.append(
-            {
-                "name": folder.name,
-                "curve": loss_curve(folder),
-                "evaluation": read_json(evaluation) if evaluation.exists() else None,
-                "sample": read_text(sample) if sample.exists() else None,
-            }
-        )
-    return found
+from report.funnel_chart import bytes_chart, documents_chart
+from report.layout import comparisons, memory_chart
+from report.models import trained_models
+from report.overview import facts, in_short, perplexity_per_byte, split_samples, versions
+from report.timing import gantt_chart, quantiles, shards_chart, timeline
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
     """The report as HTML, limited to the steps and shards in `settings`. Raises InputError if `run` is not a run."""
-    steps = configured_steps(settings) if settings else STEPS
-    shards = settings.shards if settings else None
-    rows = funnel(run, steps, shards)
+    steps = funnel(run, configured_steps(settings) if settings else STEPS, settings.shards if settings else None)
     models = trained_models(run)
-    if not rows and not models:
+    if not steps and not models:
         raise InputError(
             f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
         )
+    works = timeline(run, steps, models)
+    known = settings or _settings_of(run)
+    card_file = run / "run.json"
+    run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
         "report",
         "template.html",
-        title=str(run),
-        steps=rows,
-        corpus=corpus_figures(run, steps, shards),
+        title=run.name or str(run),
+        summary=in_short(run, models),
+        facts=facts(steps, models, works),
+        steps=steps,
+        documents_chart=documents_chart(steps) if steps else None,
+        bytes_chart=bytes_chart(steps) if any(step.unit != "URLs" for step in steps) else None,
+        corpus=corpus_figures(run, steps),
         models=models,
-        config=_configuration(run, settings),
+        charts=curve_charts(models),
+        curve_rows={model.name: curve_rows(model) for model in models},
+        memory_chart=memory_chart(models),
+        comparisons={model.name: comparisons(model) for model in models},
+        works=works,
+        quantiles={work.name: quantiles(work.jobs) for work in works},
+        gantt_chart=gantt_chart(works) if works else None,
+        shards_chart=shards_chart(works),
+        samples={model.name: split_samples(model.sample, known) for model in models if model.sample},
+        per_byte={model.name: perplexity_per_byte(model.loss, steps) for model in models if model.loss is not None},
+        cards=[card for model in models if (card := card_of(model))],
+        config=settings_text(settings) if settings else _configuration(run),
+        run_card=run_card,
+        versions=versions(run_card, steps, models),
     )
 
 
-def _configuration(run: Path, settings: Settings | None) -> str | None:
-    if settings is not None:
-        return settings_text(settings)
+def _configuration(run: Path) -> str | None:
     path = run / "config.yaml"  # written when the run started
     return read_text(path) if path.exists() else None
+
+
+def _settings_of(run: Path) -> Settings | None:
+    """The settings of the run, unless they are of another version of the toolkit."""
+    try:
+        return load_settings(run / "config.yaml")
+    except (ToolkitError, OSError):
+        return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,21 +1,23 @@
-"""Figures about the corpus: languages, lengths, clusters of duplicates, and examples of dropped documents."""
+"""Figures about the corpus: hosts, languages, lengths, clusters of duplicates, and examples of dropped documents."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json
-from report.funnel import STEPS, statistics
+from markupsafe import Markup
 
-_EXAMPLES = 10  # shown per reason
+from common.files import read_json
+from report.drawing import histogram_chart, lumped, shares_chart
+from report.funnel import Step
+
 _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Documents that a step dropped for one reason: those with the smallest ids, for a reproducible sample."""
+    """Documents that a step dropped for one reason."""
 
     step: str
     reason: str
@@ -26,6 +28,8 @@ class Examples:
 class Corpus:
     """Figures about the corpus. A part is empty if the step that counts it has not run."""
 
+    hosts: list[tuple[str, int]]
+    """URLs by host, the largest first, `others` last; each shard names its 20 largest."""
     languages: list[tuple[str, int]]
     """Documents by ISO 639-1 code, the most frequent first."""
     lengths: list[tuple[str, int, int]]
@@ -38,54 +42,74 @@ class Corpus:
     """(name, hits, documents touched)."""
     examples: list[Examples]
 
+    @property
+    def charts(self) -> list[tuple[str, Markup]]:
+        """Captions and drawings of the parts that there are."""
+        found = []
+        if self.hosts:
+            chart = shares_chart("hosts", "Shares of the hosts in the scraped URLs", self.hosts, "URLs")
+            found.append(("Hosts, by URLs", chart))
+        if self.languages:
+            languages = lumped([(language or "none", count) for language, count in self.languages])
+            chart = shares_chart("languages", "Shares of the languages", languages, "documents")
+            found.append(("Languages, by documents into clean", chart))
+        if self.lengths:
+            sizes = [_bytes(int(size.replace(",", ""))) for size, _, _ in self.lengths]
+            series = [
+                ("into clean", [before for _, before, _ in self.lengths]),
+                ("out of dedup", [after for _, _, after in self.lengths]),
+            ]
+            axis = "bytes of text, from"
+            chart = histogram_chart("lengths", "Lengths of the documents", sizes, series, axis, "documents")
+            found.append(("Lengths of documents", chart))
+        if self.clusters:
+            sizes, counts = [name for name, _ in self.clusters], [count for _, count in self.clusters]
+            axis = "documents in a cluster"
+            chart = histogram_chart("clusters", "Sizes of the clusters", sizes, [("", counts)], axis, "clusters")
+            found.append(("Clusters of duplicates", chart))
+        return found
 
-def _sum(parts: list[dict[str, Any]], key: str) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part.get(key, {}))
-    return total
+
+def _bytes(value: int) -> str:
+    """`2 Ki`: sizes are powers of two."""
+    for unit in ("", "Ki", "Mi"):
+        if value < 1024:
+            return f"{value} {unit}".strip()
+        value //= 1024
+    return f"{value} Gi"
 
 
 def _cluster_sizes(sizes: dict[str, int]) -> list[tuple[str, int]]:
-    lumped: Counter[int] = Counter()
+    grouped: Counter[int] = Counter()
     for size, count in ((int(size), count) for size, count in sizes.items()):
-        lumped[size if size < _LUMPED else 1 << (size.bit_length() - 1)] += count
-    return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", lumped[size]) for size in sorted(lumped)]
+        grouped[size if size < _LUMPED else 1 << (size.bit_length() - 1)] += count
+    return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", grouped[size]) for size in sorted(grouped)]
 
 
-def _id(document: dict[str, Any]) -> str:
-    return str(document.get("id", ""))  # URLs have none
-
-
-def _examples(run: Path, steps: Mapping[str, tuple[str, str]], shards: int | None) -> list[Examples]:
-    found = []
-    for folder, (step, _) in steps.items():
-        reasons: dict[str, list[dict[str, Any]]] = {}
-        for part in statistics(run, folder, shards):
-            for reason, documents in part.get("examples", {}).items():
-                reasons.setdefault(reason, []).extend(documents)
-        for reason, documents in sorted(reasons.items()):
-            found.append(Examples(step, reason, sorted(documents, key=_id)[:_EXAMPLES]))
-    return found
-
-
-def corpus_figures(run: Path, steps: Mapping[str, tuple[str, str]] = STEPS, shards: int | None = None) -> Corpus:
-    """The figures in the statistics of a run's `steps`; arguments as in `report.funnel.funnel`."""
-    clean, dedup = statistics(run, "clean", shards), statistics(run, "dedup", shards)
-    before, after = _sum(clean, "sizes_in"), _sum(dedup, "sizes_out")
+def corpus_figures(run: Path, steps: Sequence[Step]) -> Corpus:
+    """The figures in the statistics of a run's steps."""
+    by_name = {step.name: step for step in steps}
+    nothing = Step("", "")
+    scrape, clean = by_name.get("scrape", nothing), by_name.get("clean", nothing)
+    before = clean.counts.get("sizes_in", Counter())
+    after = by_name.get("dedup", nothing).counts.get("sizes_out", Counter())
     clusters = run / "dedup" / "clusters.json"
     figures = read_json(clusters) if clusters.exists() else {}
-    sets: Counter[str] = Counter()
-    touched: Counter[str] = Counter()
-    for part in statistics(run, "decontaminate", shards) if "decontaminate" in steps else ():
-        for name, counts in part.get("evaluation_sets", {}).items():
-            sets[name] += counts["hits"]
-            touched[name] += counts["documents"]
+    hosts = scrape.counts.get("hosts", Counter())
+    unnamed = scrape.documents_in - hosts.total() if hosts else 0
     return Corpus(
-        languages=_sum(clean, "languages").most_common(),
+        hosts=lumped(list(hosts.items()), max(unnamed, 0)),
+        languages=clean.counts.get("languages", Counter()).most_common(),
         lengths=[(f"{int(size):,}", before[size], after[size]) for size in sorted({*before, *after}, key=int)],
         clusters=_cluster_sizes(figures.get("cluster_sizes", {})),
         largest=figures.get("largest_cluster"),
-        evaluation_sets=[(name, sets[name], touched[name]) for name in sorted(sets)],
-        examples=_examples(run, steps, shards),
+        evaluation_sets=[
+            (name, counts["hits"], counts["documents"])
+            for name, counts in sorted(by_name.get("decontaminate", nothing).evaluation_sets.items())
+        ],
+        examples=[
+            Examples(step.name, reason, documents)
+            for step in steps
+            for reason, documents in sorted(step.examples.items())
+        ],
     )

@@ -1,31 +1,145 @@
-"""Training curves as SVG, to be embedded in an HTML page."""
+"""Training curves as SVG: over tokens, the models over each other, thinned so that any run gives a small page."""
 
-from pathlib import Path
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
-from common.files import read_rows
-from common.page import as_svg, figure_style
+from common.page import COLORS, WIDTH, as_svg, figure_style, number
+from report.curve_files import Curve, Floats
+from report.models import Model
+
+POINTS = 600  # of a curve: the smallest and the largest value of half as many buckets
+HOVERS = 240  # values of a chart that a pointer can read, over all its curves
+ROWS = 20  # of the table below the charts, for each model
+_STYLES = ("-", "--", "-.", ":")  # models are also told apart without colour
 
 
-def _column(path: Path, name: str) -> tuple[list[int], list[float]]:
-    """The iterations and one column of a CSV file; empty if the file does not exist."""
-    rows = read_rows(path)
-    return [int(row["iteration"]) for row in rows], [float(row[name]) for row in rows]
+@dataclass(frozen=True)
+class Chart:
+    """A figure of a page with its caption."""
+
+    caption: str
+    svg: Markup
 
 
-def loss_curve(model_folder: Path) -> Markup:
-    """Training and validation loss over iterations, from train.csv and valid.csv of a model folder."""
-    with figure_style(model_folder.name):
-        from matplotlib import pyplot
+def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
+    """Indices of at most `points` values: the first, the last, and the smallest and largest of each bucket.
 
-        figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-        axes.plot(*_column(model_folder / "train.csv", "lm_loss"), label="training", color="#1f5fa8", linewidth=1.4)
-        iterations, losses = _column(model_folder / "valid.csv", "loss")
-        if iterations:
-            axes.plot(iterations, losses, "o-", label="validation", color="#c2571a", linewidth=1.4, markersize=4)
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("loss (nats per token)")
-        axes.legend()
+    Values that are not finite are left out.
+    """
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(finite) <= points:
+        return finite
+    kept = {int(finite[0]), int(finite[-1])}
+    for bucket in np.array_split(finite, (points - 2) // 2):
+        kept |= {int(bucket[np.argmin(values[bucket])]), int(bucket[np.argmax(values[bucket])])}
+    return np.array(sorted(kept))
+
+
+def _tokens(model: Model, curve: Curve) -> Floats:
+    """The tokens seen at each row of a curve; without samples (an older file), its iterations."""
+    samples, tokens = model.train.values("consumed_samples"), model.train.values("consumed_tokens")
+    if len(tokens) and len(samples) and len(curve.values("consumed_samples")):
+        return curve.values("consumed_samples") * float(tokens[-1] / samples[-1])
+    return curve.values("iteration")
+
+
+def _restarts(model: Model) -> list[tuple[float, int]]:
+    """(tokens, iteration) of each start from a checkpoint."""
+    iterations = model.train.values("iteration")
+    per_iteration = _tokens(model, model.train)[-1] / iterations[-1] if len(iterations) else 0.0
+    found = [int(row["iteration"]) for row in model.starts]
+    return [(per_iteration * iteration, iteration) for iteration in found if iteration > 0]
+
+
+def curve_charts(models: Sequence[Model]) -> list[Chart]:
+    """Loss, learning rate, gradient norm, throughput and MFU; one that no model has is left out."""
+    panels = [
+        ("lm_loss", "Loss, in nats per token"),
+        ("learning_rate", "Learning rate"),
+        ("grad_norm", "Gradient norm before clipping"),
+        ("tokens_per_second", "Tokens per second"),
+        ("mfu", "MFU: share of the device's peak"),
+    ]
+    known = [panel for panel in panels if any(_has(model.train, panel[0]) for model in models)]
+    if not any(name == "mfu" for name, _ in known) and any(_has(model.train, "tflops") for model in models):
+        known.append(("tflops", "TFLOP/s per device (its peak is not known, so no MFU)"))
+    return [Chart(caption, _chart(name, caption, models)) for name, caption in known]
+
+
+def _has(curve: Curve, name: str) -> bool:
+    return bool(np.isfinite(curve.values(name)).any())
+
+
+def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
+    titles: dict[str, str | Sequence[str]] = {}
+    hovers = max(8, HOVERS // (2 * len(models)))
+    over = "tokens" if any(len(model.train.values("consumed_tokens")) for model in models) else "iterations"
+    with figure_style(column):
+        from matplotlib import pyplot, ticker
+
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 2.9), layout="constrained")
+        for place, model in enumerate(models):
+            color, style = COLORS[place % len(COLORS)], _STYLES[place // len(COLORS) % len(_STYLES)]
+            curves = [("training" if column == "lm_loss" else "", model.train, column, style, color)]
+            if column == "lm_loss":
+                second = COLORS[(place + 1) % len(COLORS)] if len(models) == 1 else color
+                curves.append(("validation", model.valid, "loss", "--", second))
+            for kind, curve, name, line, shade in curves:
+                label = " ".join(filter(None, (model.name if len(models) > 1 or not kind else "", kind)))
+                x, y = _tokens(model, curve), curve.values(name)
+                kept = thin(y)
+                if not len(kept):
+                    continue
+                sparse = {"marker": "o", "markersize": 3} if len(kept) <= 40 else {}
+                axes.plot(x[kept], y[kept], line, color=shade, linewidth=1.4, label=label, **sparse)
+                gid = f"points-{place}-{kind}"
+                few = thin(y, hovers)
+                (points,) = axes.plot(x[few], y[few], "o", color=shade, markersize=9, alpha=0.01)
+                points.set_gid(gid)
+                titles[gid] = [
+                    f"{label or caption}: {number(float(y[index]))} at {x[index]:,.0f} {over}" for index in few
+                ]
+            for count, (tokens, iteration) in enumerate(_restarts(model)[-50:]):
+                mark = axes.axvline(tokens, color=color, linewidth=1, linestyle=":")
+                mark.set_gid(f"restart-{place}-{count}")
+                titles[f"restart-{place}-{count}"] = f"{model.name}: started again from iteration {iteration:,}"
+        axes.set_xlabel(over, fontsize=9)
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+        if column == "tokens_per_second":
+            axes.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+        if column != "lm_loss":
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        axes.tick_params(labelsize=9)
         axes.grid(axis="y")
-        return as_svg(figure, "Training and validation loss over iterations")
+        _, labels = axes.get_legend_handles_labels()
+        if len(labels) > 1:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        return as_svg(figure, f"{caption}, over {over}; the table below has the numbers", titles)
+
+
+def curve_rows(model: Model) -> list[dict[str, Any]]:
+    """At most ROWS rows of a model's curve, evenly spaced, the last one included: what the charts show, as numbers."""
+    curve, tokens = model.train, _tokens(model, model.train)
+    places = sorted({*np.linspace(0, len(curve) - 1, min(len(curve), ROWS)).astype(int).tolist()})
+    names = ("lm_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu")
+    valid = dict(zip(model.valid.values("iteration").tolist(), model.valid.values("loss").tolist(), strict=False))
+
+    def cell(name: str, place: int) -> float | None:
+        column = curve.values(name)
+        return float(column[place]) if len(column) and math.isfinite(column[place]) else None
+
+    return [
+        {
+            "iteration": int(curve.values("iteration")[place]),
+            "tokens": int(tokens[place]),
+            "valid": valid.get(curve.values("iteration")[place]),
+            **{name: cell(name, place) for name in names},
+        }
+        for place in places
+    ]

@@ -1,8 +1,8 @@
-"""The funnel: how many documents each corpus step kept, summed over its shards."""
+"""The funnel: what each corpus step kept and dropped, summed over its shards; every stats.json is read once."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,84 @@ STEPS = {
     "tokens": ("tokenize", "documents"),
     "dataset": ("merge_index", "documents"),
 }
+_EXAMPLES = 10  # kept per reason
 
 
 @dataclass(frozen=True)
+class Job:
+    """One shard of a step, or the whole of it."""
+
+    label: str
+    """`0007`; empty for a step that has one job."""
+    seconds: float
+    ended: float
+    """Unix time."""
+
+
+@dataclass
 class Step:
-    """One row of the funnel."""
+    """One step of the funnel."""
 
     name: str
     unit: str
-    documents_in: int
-    documents_out: int
-    bytes_out: int
-    reasons: list[tuple[str, int]]
-    """Dropped documents by reason, the most frequent first."""
-    seconds: float
-    """Sum over all shards."""
-    tokens: int | None
+    documents_in: int = 0
+    documents_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    tokens: int | None = None
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """`reasons`, `languages`, `sizes_in`, `sizes_out`, and `hosts` (URLs by host), each by name."""
+    evaluation_sets: dict[str, Counter[str]] = field(default_factory=dict)
+    """`hits` and `documents` by evaluation set."""
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Dropped documents by reason: those with the smallest ids, for a reproducible sample."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> list[tuple[str, int]]:
+        """Dropped documents by reason, the most frequent first."""
+        return sorted(self.counts.get("reasons", Counter()).items(), key=lambda item: (-item[1], item[0]))
+
+    @property
+    def dropped(self) -> int:
+        """Documents that did not survive the step."""
+        return self.documents_in - self.documents_out
+
+    @property
+    def seconds(self) -> float:
+        """Sum over all shards."""
+        return sum(job.seconds for job in self.jobs)
 
     @property
     def share(self) -> float:
         """Share of the documents that were kept, 0 to 1."""
         return self.documents_out / self.documents_in if self.documents_in else 0.0
+
+    def add(self, shard: Mapping[str, Any], label: str, ended: float) -> None:
+        """Add the statistics of one shard."""
+        self.documents_in += shard["documents_in"]
+        self.documents_out += shard["documents_out"]
+        self.bytes_in += shard["bytes_in"]
+        self.bytes_out += shard["bytes_out"]
+        if "tokens" in shard:
+            self.tokens = (self.tokens or 0) + shard["tokens"]
+        hosts = {host: counts["urls"] for host, counts in shard.get("hosts", {}).items()}
+        for name in ("reasons", "languages", "sizes_in", "sizes_out"):
+            self.counts.setdefault(name, Counter()).update(shard.get(name, {}))
+        self.counts.setdefault("hosts", Counter()).update(hosts)
+        for name, counts in shard.get("evaluation_sets", {}).items():
+            found = self.evaluation_sets.setdefault(name, Counter())
+            found.update(hits=counts["hits"], documents=counts["documents"])
+        for reason, documents in shard.get("examples", {}).items():
+            both = [*self.examples.get(reason, []), *documents]
+            self.examples[reason] = sorted(both, key=_id)[:_EXAMPLES]
+        self.libraries.update(shard.get("libraries", {}))
+        self.jobs.append(Job(label, shard["seconds"], ended))
+
+
+def _id(document: Mapping[str, Any]) -> str:
+    return str(document.get("id", ""))  # URLs have none
 
 
 def configured_steps(settings: Settings) -> dict[str, tuple[str, str]]:
@@ -50,34 +107,22 @@ def configured_steps(settings: Settings) -> dict[str, tuple[str, str]]:
     return {folder: step for folder, step in STEPS.items() if not off.get(folder)}
 
 
-def statistics(run: Path, folder: str, shards: int | None = None) -> list[dict[str, Any]]:
-    """The contents of a step's stats.json files: those of the first `shards` shards, or all that exist."""
+def _statistics(run: Path, folder: str, shards: int | None) -> Iterator[Path]:
+    """A step's stats.json files: those of the first `shards` shards, or all that exist."""
     if shards is None:
-        return [read_json(path) for path in sorted((run / folder).glob("*stats.json"))]
+        yield from sorted((run / folder).glob("*stats.json"))
+        return
     paths = [run / folder / "stats.json", *shard_paths(run / folder, shards, ".stats.json")]
-    return [read_json(path) for path in paths if path.is_file()]
+    yield from (path for path in paths if path.is_file())
 
 
 def funnel(run: Path, steps: Mapping[str, tuple[str, str]] = STEPS, shards: int | None = None) -> list[Step]:
     """The `steps` of a run that have statistics, in the order of the DAG."""
     found = []
     for folder, (name, unit) in steps.items():
-        parts = statistics(run, folder, shards)
-        if not parts:
-            continue
-        reasons: Counter[str] = Counter()
-        for shard in parts:
-            reasons.update(shard["reasons"])
-        found.append(
-            Step(
-                name=name,
-                unit=unit,
-                documents_in=sum(shard["documents_in"] for shard in parts),
-                documents_out=sum(shard["documents_out"] for shard in parts),
-                bytes_out=sum(shard["bytes_out"] for shard in parts),
-                reasons=sorted(reasons.items(), key=lambda item: (-item[1], item[0])),
-                seconds=sum(shard["seconds"] for shard in parts),
-                tokens=sum(shard["tokens"] for shard in parts) if "tokens" in parts[0] else None,
-            )
-        )
+        step = Step(name, unit)
+        for path in _statistics(run, folder, shards):
+            step.add(read_json(path), path.name.removesuffix("stats.json").rstrip("."), path.stat().st_mtime)
+        if step.jobs:
+            found.append(step)
     return found

@@ -1,7 +1,7 @@
 """What a run will do: its settings and data, checked and printed before it starts."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
@@ -15,7 +15,7 @@ from training.parallel.launch import Launch
 from training.parallel.stages import bubble_share, stage_layers
 from training.parallel.vocabulary import with_padded_vocabulary
 from training.planning.auto import resolve
-from training.planning.check import check_fits, predicted_rows
+from training.planning.check import check_fits, predicted_figures, predicted_rows
 from training.planning.machines import Machine
 from training.planning.this_machine import this_cpu, this_gpu
 
@@ -59,6 +59,12 @@ class Plan:
         if self.machine:
             rows |= predicted_rows(experiment, self.machine)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan for plan.json: its text, the layout, and what it is predicted to take."""
+        layout = self.experiment.parallel.factors + self._layout_notes()
+        figures = predicted_figures(self.experiment, self.machine) if self.machine else {}
+        return {"text": str(self), "layout": layout, **figures}
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""

@@ -5,11 +5,12 @@ each iteration trains one step (`training.step`), and reports, validates and sav
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -51,13 +52,14 @@ def run_training(
     folder: Path,
     world: World,
     *,
-    plan: str,
+    plan: Mapping[str, Any],
     settings: str,
 ) -> bool:
     """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
 
     If asked to stop early, it saves a checkpoint first; the next start resumes from it.
-    `plan` is printed and `settings` written to settings.yaml, unless the model is finished already.
+    `plan` is written to plan.json and its `text` printed, and `settings` written to settings.yaml, unless the model is
+    finished already.
     """
     train, on_rank0 = experiment.train, world.rank == 0
     newest = checkpoint.newest(folder)
@@ -74,7 +76,8 @@ def run_training(
     claim = RunClaim(folder, world.rank, world.job)
     claim.take()
     if on_rank0:
-        say(plan)
+        say(plan["text"])
+        write_json(folder / "plan.json", plan)
         write_text(folder / "settings.yaml", settings)
         _write_card(folder, experiment, data, world)
         _ = data.train.content  # cached now: the files may change during the run

@@ -5,6 +5,7 @@ from common.files import write_json
 from common.stats import Stats
 from report.__main__ import render
 from report.corpus import corpus_figures
+from report.funnel import funnel
 
 
 def run_folder(folder: Path) -> Path:
@@ -37,7 +38,8 @@ def run_folder(folder: Path) -> Path:
 
 
 def test_the_statistics_of_all_shards_are_summed(tmp_path: Path) -> None:
-    found = corpus_figures(run_folder(tmp_path))
+    folder = run_folder(tmp_path)
+    found = corpus_figures(folder, funnel(folder))
     assert found.languages == [("en", 10), ("de", 1)]
     assert found.lengths[:3] == [("64", 2, 0), ("128", 2, 0), ("256", 2, 12)]
     assert found.clusters == [("1", 3), ("2", 2), ("4 to 7", 1), ("8 to 15", 1)]
@@ -53,9 +55,20 @@ def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> Non
     assert "<b>short" not in page
 
 
+def test_hosts_that_no_shard_names_are_others(tmp_path: Path) -> None:
+    for shard, host in enumerate(("b.example", "a.example")):
+        hosts = {host: {"urls": 40, "ok": 40}, "c.example": {"urls": 5, "ok": 5}}
+        Stats("scrape", documents_in=50, documents_out=50, extra={"hosts": hosts}).finish(
+            tmp_path / f"pages/000{shard}.stats.json"
+        )
+    found = corpus_figures(tmp_path, funnel(tmp_path))
+    assert found.hosts == [("a.example", 40), ("b.example", 40), ("c.example", 10), ("others", 10)]
+    assert "a.example: 40 URLs, 40.0%" in render(tmp_path)
+
+
 def test_a_run_without_these_steps_has_nothing_to_show(tmp_path: Path) -> None:
     Stats("scrape", documents_in=1, documents_out=1).finish(tmp_path / "pages" / "0000.stats.json")
-    assert "<h2>The corpus</h2>" not in render(tmp_path)
+    assert "The corpus</h2>" not in render(tmp_path)
 
 
 def test_urls_that_were_dropped_are_examples_without_a_text(tmp_path: Path) -> None:

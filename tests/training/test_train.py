@@ -11,7 +11,7 @@ import yaml
 
 from common.config import load_settings
 from common.errors import InputError
-from common.files import read_rows
+from common.files import read_json, read_rows
 from common.settings import Experiment, ModelSettings, Settings
 from tests.conftest import Command
 from tests.training.helpers import launch, launch_ok, make_run, run_main
@@ -82,8 +82,10 @@ def test_a_run_writes_its_curves_settings_and_done_json(straight: Path) -> None:
         "iter_0000010",
         "iter_0000020",
         "latest",
+        "plan.json",
         "run.json",
         "settings.yaml",
+        "starts.csv",
         "tensorboard",
         "train.csv",
         "valid.csv",
@@ -98,6 +100,10 @@ def test_ten_iterations_a_resume_and_ten_more_equal_twenty_bit_for_bit(straight:
         shutil.copyfile(straight / name, folder / name)
     results = launch_ok(2, "training.train", "--config", config, "--model", "tiny")
     assert "resumed from" in results[0].stdout
+    (start,) = read_rows(folder / "starts.csv")
+    assert (start["iteration"], start["processes"]) == ("10", "2")
+    plan = read_json(folder / "plan.json")
+    assert plan["text"] in results[0].stdout and sum(plan["memory"].values()) == pytest.approx(plan["memory_bytes"])
 
     def course(run: Path) -> list[tuple[str, ...]]:
         keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_the_demo_ends_with_text_and_the_places_of_its_results(done: tuple[Path,
     assert "loss on held-out documents" in output and "Finished jobid" not in output
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page and "perplexity" in page
+
+
+def test_the_report_of_snakemake_has_captions_and_categories(done: tuple[Path, str]) -> None:
+    run, _ = done
+    folder = run.parent.parent
+    command = [sys.executable, "-m", "snakemake", "--report", "run.zip", "all"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    with zipfile.ZipFile(folder / "run.zip") as parts:
+        names = {name.rpartition("/")[2] for name in parts.namelist()}
+        page = parts.read("run/report.html").decode()
+    assert {"report.html", "done.json", "tiny.json", "tiny.txt", "clusters.json", "stats.json"} <= names
+    for text in ("Overview", "Corpus", "Models", "Where the training of", "clusters of duplicates"):
+        assert text in page, text
 
 
 def test_two_ranks_trained_and_the_loss_fell(done: tuple[Path, str]) -> None:

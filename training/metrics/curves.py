@@ -29,6 +29,7 @@ TRAIN_COLUMNS = (
     "memory_mb",  # peak so far over all ranks
 )
 VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")
+START_COLUMNS = ("iteration", "time", "processes")  # of each start: the iteration it resumes from, Unix seconds
 
 
 class Curve:

@@ -27,7 +27,7 @@ from common.progress import Meter
 from common.settings import Experiment
 from training.evaluation.scoring import perplexity
 from training.metrics.boards import Board, open_boards
-from training.metrics.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
+from training.metrics.curves import START_COLUMNS, TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
 from training.metrics.memory import memory
 from training.metrics.peak import peak_tflops
 from training.metrics.step_totals import StepTotals
@@ -69,6 +69,8 @@ class MetricsLogger:
         if self.on_rank0:
             for part, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
                 self._curves[part] = Curve(folder / f"{part}.csv", columns, iteration)
+            start = {"iteration": iteration, "time": round(time.time(), 1), "processes": world.size}
+            Curve(folder / "starts.csv", START_COLUMNS, iteration).append(start)
             self._meter = Meter(f"train {name}", "iterations", self._train.iterations, iteration, lines=False)
         self.say(self._describe_device(name))
         self._memory_reported = False

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from common.page import as_svg, figure_style
+from common.page import COLORS, WIDTH, as_svg, figure_style
 from training.planning.machines import GIB
 from training.planning.memory import FEASIBLE, PARTS, TIGHT
 from training.planning.roofline import work_of
@@ -12,10 +12,7 @@ from training.planning.search import Prediction
 from training.planning.table import short
 from training.planning.terms import by_part
 
-# readable on white and on black, and apart for the colour-blind when in this order
-COLORS = ("#1f5fa8", "#7fb2e5", "#c2571a", "#3d9a6a", "#b04a86", "#8c8c8c", "#d0a52a")
 _MARKERS = "osD^v"  # points may lie on each other
-_WIDTH = 4.8  # inches: on a telephone still readable
 
 
 def memory_chart(predictions: Sequence[Prediction]) -> Markup:
@@ -25,7 +22,7 @@ def memory_chart(predictions: Sequence[Prediction]) -> Markup:
     with figure_style("memory"):
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(_WIDTH, 1.2 + 0.5 * len(predictions)), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 1.2 + 0.5 * len(predictions)), layout="constrained")
         for row, prediction in enumerate(predictions):
             parts, left = by_part(prediction.memory), 0.0
             for number, part in enumerate(PARTS):
@@ -64,7 +61,7 @@ def roofline_chart(prediction: Prediction) -> Markup:
     with figure_style("roofline"):
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(_WIDTH, 3.8), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.8), layout="constrained")
         axes.loglog([lowest, ridge], [lowest * bandwidth / 1e12, peak / 1e12], color="#8c8c8c")
         axes.loglog([ridge, highest], [peak / 1e12] * 2, color="#8c8c8c")
         axes.text(highest, peak * 1.35 / 1e12, f"{peak / 1e12:,.0f} TFLOP/s", fontsize=9, ha="right")

@@ -5,6 +5,7 @@ check_fits(settings, "tiny", machine)       # ConfigError in one line, with what
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from common.console import note
 from common.errors import ConfigError
@@ -68,6 +69,20 @@ def predicted_rows(experiment: Experiment, machine: Machine) -> dict[str, str]:
         mfu = "" if machine.device == "cpu" else f", MFU {prediction.mfu:.0%}"
         rows["time"] = f"predicted {total} at {prediction.tokens_per_second:,.0f} tokens per second{mfu}"
     return rows
+
+
+def predicted_figures(experiment: Experiment, machine: Machine) -> dict[str, Any]:
+    """What `predicted_rows` says, as plain data: bytes per process by part, seconds and speed of the whole run."""
+    prediction = predict(experiment, machine)
+    found: dict[str, Any] = {
+        "memory": {part: round(value) for part, value in by_part(prediction.memory).items() if value},
+        "memory_bytes": round(prediction.memory_bytes),
+        "machine_bytes": machine.memory,
+    }
+    if machine.name != UNKNOWN:
+        found["seconds"] = experiment.train.iterations * prediction.step_seconds
+        found["tokens_per_second"] = prediction.tokens_per_second
+    return found
 
 
 @dataclass(frozen=True)

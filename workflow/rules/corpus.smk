@@ -15,7 +15,12 @@ rule blacklist:
         lists=settings.blacklist.domain_lists,
     output:
         rejects=RUN / "urls/rejects/all.jsonl.zst",
-        stats=RUN / "urls/stats.json",
+        stats=report(
+            RUN / "urls/stats.json",
+            caption="../report/blacklist.rst",
+            category="Corpus",
+            labels={"figure": "URLs kept and dropped"},
+        ),
     log:
         RUN / "logs/blacklist.log",
     threads: 4
@@ -234,7 +239,12 @@ rule merge_index:
         bin=f"{settings.dataset_prefix}.bin",
         idx=f"{settings.dataset_prefix}.idx",
         meta=f"{settings.dataset_prefix}.json",
-        stats=RUN / "dataset/stats.json",
+        stats=report(
+            RUN / "dataset/stats.json",
+            caption="../report/dataset.rst",
+            category="Corpus",
+            labels={"figure": "documents and tokens of the dataset"},
+        ),
     log:
         RUN / "logs/merge_index.log",
     resources:

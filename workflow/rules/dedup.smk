@@ -99,7 +99,12 @@ rule dedup_clusters:
         edges=expand(WORK / "{part}.edges", part=PARTS),
     output:
         clusters=temp(WORK / "all.clusters"),
-        stats=RUN / "dedup/clusters.json",
+        stats=report(
+            RUN / "dedup/clusters.json",
+            caption="../report/clusters.rst",
+            category="Corpus",
+            labels={"figure": "clusters of duplicates"},
+        ),
     log:
         RUN / "logs/dedup_clusters.log",
     resources:

@@ -25,7 +25,13 @@ rule train:
             if folder is not None
         ],
     output:
-        done=RUN / "models/{model}/done.json",
+        done=report(
+            RUN / "models/{model}/done.json",
+            caption="../report/train.rst",
+            category="Models",
+            subcategory="{model}",
+            labels={"figure": "end of the training"},
+        ),
     log:
         RUN / "logs/train/{model}.log",
     retries: 0  # what a person cancelled stays cancelled
@@ -72,7 +78,13 @@ rule evaluate:
             f"{source.prefix}.idx" for source in settings.datasets(wildcards.model)
         ],
     output:
-        result=RUN / "evaluation/{model}.json",
+        result=report(
+            RUN / "evaluation/{model}.json",
+            caption="../report/evaluation.rst",
+            category="Models",
+            subcategory="{model}",
+            labels={"figure": "held-out loss"},
+        ),
     log:
         RUN / "logs/evaluate/{model}.log",
     threads: 2
@@ -96,7 +108,13 @@ rule generate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
     output:
-        sample=RUN / "samples/{model}.txt",
+        sample=report(
+            RUN / "samples/{model}.txt",
+            caption="../report/sample.rst",
+            category="Models",
+            subcategory="{model}",
+            labels={"figure": "generated text"},
+        ),
     log:
         RUN / "logs/generate/{model}.log",
     threads: 2

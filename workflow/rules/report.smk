@@ -16,7 +16,9 @@ rule report:
             model=settings.train_models,
         ),
     output:
-        page=RUN / "report.html",
+        page=report(
+            RUN / "report.html", caption="../report/page.rst", category="Overview"
+        ),
     log:
         RUN / "logs/report.log",
     resources:

@@ -1,0 +1,103 @@
+"""What a run knows about each of its models, read from the model's folder and the folders beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import load_settings
+from common.errors import ToolkitError
+from common.files import read_json, read_rows, read_text
+from common.settings import Experiment
+from report.curve_files import Curve, read_curve
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model. A part is None if the step that writes it has not run."""
+
+    name: str
+    train: Curve
+    valid: Curve
+    starts: list[dict[str, str]]
+    """Rows of starts.csv: `iteration`, `time` (Unix), `processes` of each start of the training."""
+    experiment: Experiment | None
+    """Its settings; None if they are of another version."""
+    plan: dict[str, Any] | None
+    """plan.json: what the training predicted when it started."""
+    done: dict[str, Any] | None
+    test: dict[str, Any] | None
+    """The loss of the test part, by the trainer."""
+    evaluation: dict[str, Any] | None
+    merged: dict[str, Any] | None
+    """merge_report.json: where the weights come from, and the proof that the logits are the same."""
+    files: dict[str, dict[str, Any]]
+    """The files of the merged folder: `size` in bytes and `xxh3`."""
+    sample: str | None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters with a tied head and the padding of no layout."""
+        return self.experiment.model.parameters if self.experiment else None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens seen in training."""
+        seen = self.train.values("consumed_tokens")
+        return int(seen[-1]) if len(seen) else None
+
+    @property
+    def loss(self) -> float | None:
+        """The last loss on data that were not trained on."""
+        for source in (self.evaluation, self.test, self.done):
+            for key in ("loss", "valid_loss"):
+                if source and source.get(key) is not None:
+                    return float(source[key])
+        return None
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of the iterations, without validation, saving and starting."""
+        each, iterations = self.train.values("ms_per_iteration"), self.train.values("iteration")
+        if not len(each):
+            return None
+        steps = [float(after - before) for before, after in zip([0.0, *iterations], iterations, strict=False)]
+        return sum(float(ms) * count for ms, count in zip(each, steps, strict=True) if ms == ms) / 1000
+
+
+def trained_models(run: Path) -> list[Model]:
+    """The models that have a training curve, by name."""
+    return [_model(run, path.parent) for path in sorted(run.glob("models/*/train.csv"))]
+
+
+def _model(run: Path, folder: Path) -> Model:
+    name = folder.name
+    merged = run / "merged" / name
+    sample = run / "samples" / f"{name}.txt"
+    return Model(
+        name=name,
+        train=read_curve(folder / "train.csv"),
+        valid=read_curve(folder / "valid.csv"),
+        starts=read_rows(folder / "starts.csv"),
+        experiment=_experiment(folder / "settings.yaml", name),
+        plan=_json(folder / "plan.json"),
+        done=_json(folder / "done.json"),
+        test=_json(folder / "test.json"),
+        evaluation=_json(run / "evaluation" / f"{name}.json"),
+        merged=_json(merged / "merge_report.json"),
+        files=(_json(merged / "training.json") or {}).get("files", {}),
+        sample=read_text(sample) if sample.exists() else None,
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found: dict[str, Any] = read_json(path)
+    return found
+
+
+def _experiment(path: Path, name: str) -> Experiment | None:
+    try:
+        return load_settings(path).models.get(name)
+    except (ToolkitError, OSError):
+        return None

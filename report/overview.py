@@ -1,0 +1,90 @@
+"""The first screen: what the run is, what went in, what came out."""
+
+import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.page import duration, number
+from common.settings import Settings
+from report.funnel import Step
+from report.models import Model
+from report.timing import Work
+
+_SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
+_PACKAGES = ("urls-to-gpt2", "torch", "snakemake", "numpy")
+
+
+def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work]) -> list[tuple[str, str]]:
+    """(name, value) of what a person wants to know first."""
+    found: list[tuple[str, str]] = []
+    if works:
+        ended = max(work.ended for work in works)
+        found.append(("finished (UTC)", f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M}"))
+        found.append(("from first step to last", duration(ended - min(work.started for work in works))))
+    if steps:
+        first, last = steps[0], steps[-1]
+        found.append((f"{first.unit} in", number(first.documents_in)))
+        found.append(("documents kept", number(last.documents_out)))
+        if last.tokens is not None:
+            found.append(("tokens in the dataset", number(last.tokens)))
+    for model in models:
+        head = f"{model.name}: " if len(models) > 1 else ""
+        if model.parameters:
+            found.append((f"{head}parameters", number(model.parameters)))
+        if model.tokens:
+            found.append((f"{head}tokens seen", number(model.tokens)))
+        if model.loss is not None:
+            found.append((f"{head}held-out loss", f"{model.loss:.4f}"))
+            per_byte = perplexity_per_byte(model.loss, steps)
+            if per_byte is not None:
+                found.append((f"{head}perplexity per byte", f"{per_byte:.2f}"))
+    return found
+
+
+def split_samples(text: str, settings: Settings | None) -> list[tuple[str, str, str]]:
+    """(heading, prompt, continuation) of each sample in a file of `training.generate`.
+
+    The prompt is empty if a sample does not begin with the configured one; the heading, if it is the only sample.
+    """
+    prompt = settings.generate.prompt if settings else ""
+    parts = _SAMPLE.split(text)
+    texts = list(zip(parts[1::2], parts[2::2], strict=True)) if len(parts) > 1 else [("", text)]
+    begins = [prompt if prompt and sample.startswith(prompt) else "" for _, sample in texts]
+    found = zip(texts, begins, strict=True)
+    return [(heading, begin, sample[len(begin) :].rstrip()) for (heading, sample), begin in found]
+
+
+def perplexity_per_byte(loss: float, steps: Sequence[Step]) -> float | None:
+    """The perplexity of a byte of text at a loss in nats per token; None if the corpus was not tokenized here."""
+    for step in steps:
+        if step.name == "tokenize" and step.tokens and step.bytes_in:
+            return math.exp(loss * step.tokens / step.bytes_in)
+    return None
+
+
+def versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:
+    """What the run's files say about the software, and the versions that wrote this page for the rest."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    for step in steps:
+        found.update(step.libraries)
+    for model in models:
+        found.update((model.merged or {}).get("versions", {}))
+    own = (run_card or {}).get("versions", {})
+    found.update({str(name): str(version) for name, version in own.items()})
+    return dict(sorted(found.items()))
+
+
+def in_short(run: Path, models: Sequence[Model]) -> str:
+    """One sentence that says what the page is about."""
+    names = ", ".join(model.name for model in models)
+    return f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}."

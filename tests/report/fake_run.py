@@ -1,0 +1,124 @@
+"""The files of a finished run, of any size, written without running anything."""
+
+import json
+import math
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from common.stats import Stats
+
+STEPS = {"pages": "scrape", "clean": "clean", "dedup": "dedup", "tokens": "tokenize"}
+COLUMNS = (
+    "iteration,consumed_samples,consumed_tokens,learning_rate,lm_loss,grad_norm,ms_per_iteration,tokens_per_second"
+)
+BEGAN = 1_700_000_000
+
+
+def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple[str, ...] = ("tiny",)) -> Path:
+    """A run with every file that the report reads."""
+    chance = random.Random(1)
+    _stats(folder / "urls/stats.json", "blacklist", 100 * shards, {"duplicate": shards}, 1.0, BEGAN + 1)
+    for number, (step_folder, step) in enumerate(STEPS.items()):
+        for shard in range(shards):
+            path = folder / step_folder / f"{shard:04d}.stats.json"
+            reasons = {"scrape": {"timeout": 3, "http_404": 2}, "clean": {"short": 4}, "dedup": {"near": 5}}.get(
+                step, {}
+            )
+            extra: dict[str, Any] = {}
+            if step == "scrape":
+                extra["hosts"] = {f"h{shard}-{host}.example": {"urls": 5, "ok": 5} for host in range(10)}
+            if step == "clean":
+                extra["languages"] = {"en": 90, "de": 6}
+            if step == "tokenize":
+                extra["tokens"] = 40_000
+            seconds = 2 + chance.random()
+            _stats(path, step, 100 - 5 * number, reasons, seconds, BEGAN + 10 * (number + 1) + seconds, extra)
+    done = 85 * shards
+    _stats(folder / "dataset/stats.json", "merge_index", done, {}, 0.5, BEGAN + 60, {"tokens": 40_000 * shards})
+    largest = {"documents": 9, "lowest_similarity": 0.7123, "ids": ["a"]}
+    _write(folder / "dedup/clusters.json", {"cluster_sizes": {"1": 300, "2": 4, "9": 1}, "largest_cluster": largest})
+    _touch(folder / "dedup/clusters.json", BEGAN + 29)
+    (folder / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\ngenerate: {{prompt: 'Once <upon>'}}\n")
+    for place, name in enumerate(models):
+        _model(folder, name, rows, place)
+    return folder
+
+
+def _stats(
+    path: Path,
+    step: str,
+    documents: int,
+    reasons: dict[str, int],
+    seconds: float,
+    ended: float,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    kept = documents - sum(reasons.values())
+    stats = Stats(step, documents, kept, 1000 * documents, 900 * kept, Counter(reasons), extra=extra or {})
+    stats.sizes_in.update({9: documents // 2, 11: documents - documents // 2})
+    stats.sizes_out.update({9: kept // 2, 11: kept - kept // 2})
+    for reason in reasons:
+        for number in range(3):
+            text = f"<b>{reason}</b> " * 20
+            document = {"id": f"{path.name}{number}", "url": f"http://a.example/{number}", "text": text}
+            stats.examples[reason].append(document)
+    _write(path, {**stats.as_dict(), "seconds": seconds})
+    _touch(path, ended)
+
+
+def _model(folder: Path, name: str, rows: int, place: int) -> None:
+    model = folder / "models" / name
+    model.mkdir(parents=True)
+    chance = random.Random(place)
+    lines = [f"{COLUMNS},data_wait_ms,loss_scale,skipped,non_finite,tflops,mfu,memory_mb"]
+    for row in range(1, rows + 1):
+        iteration = 10 * row
+        loss = 4 + 5 * math.exp(-5 * row / rows) + 0.1 * chance.random() + place
+        norm = "nan" if row == 3 else f"{1 + chance.random():.4f}"
+        start = f"{iteration},{8 * iteration},{1024 * iteration},{1e-3 * (1 - row / (rows + 1)):.6g},{loss:.6f},{norm}"
+        lines.append(f"{start},80.5,{12000 + 100 * chance.random():.1f},0.1,1.0,0,0,0.02,{0.3 + place / 10:.3f},412.5")
+    (model / "train.csv").write_text("\n".join(lines) + "\n")
+    valid = [f"{10 * row},{80 * row},{4.5 + place},90.0" for row in range(1, rows + 1, max(1, rows // 4))]
+    (model / "valid.csv").write_text("\n".join(["iteration,consumed_samples,loss,perplexity", *valid]) + "\n")
+    starts = f"iteration,time,processes\n0,{BEGAN + 61},2\n{10 * (rows // 2)},{BEGAN + 90},2\n"
+    (model / "starts.csv").write_text(starts)
+    parts = {"weights": 4e7, "gradients": 4e7, "optimizer": 8e7, "activations": 1e8}
+    plan = {"text": "layout  one <process>", "layout": "tensor 2", "memory": parts, "memory_bytes": 2.6e8}
+    _write(model / "plan.json", {**plan, "tokens_per_second": 15000.0, "seconds": 100.0})
+    _write(model / "done.json", {"iteration": 10 * rows, "valid_loss": 4.6})
+    _write(model / "test.json", {"loss": 4.37, "perplexity": 79.0})
+    evaluation = {"loss": 4.5 + place, "perplexity": 90.017, "tokens": 14784, "documents": 34, "part": "valid"}
+    _write(folder / "evaluation" / f"{name}.json", evaluation)
+    (folder / "samples").mkdir(exist_ok=True)
+    (folder / "samples" / f"{name}.txt").write_text("Once <upon> a <b>time</b> there was.\n")
+    hashes = {
+        "config.json": {"size": 621, "xxh3": "64" * 16},
+        "model.safetensors": {"size": 8551096, "xxh3": "2d" * 16},
+    }
+    proof = {"tokens": 64, "largest_difference": 6.7e-6, "relative_difference": 4.8e-7, "tolerance": 1e-4}
+    merged = {
+        "source": {"path": f"models/{name}", "layout": "tensor 2 used", "iteration": 10 * rows, "consumed_samples": 80},
+        "model": {"n_layer": 2, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": 2048, "tied": True},
+        "replicas": {"compared": 3, "equal": 3},
+        "proof": proof,
+        "versions": {"torch": "9.9.9"},
+        "output": hashes,
+    }
+    _write(folder / "merged" / name / "merge_report.json", merged)
+    _write(folder / "merged" / name / "training.json", {"files": hashes})
+    for seconds, path in ((100, model / "done.json"), (104, folder / f"merged/{name}/merge_report.json")):
+        _touch(path, BEGAN + seconds)
+    for path in (folder / "evaluation" / f"{name}.json", folder / "samples" / f"{name}.txt"):
+        _touch(path, BEGAN + 110)
+
+
+def _write(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))  # common.files waits for the disk: ten minutes for 40,000 files
+
+
+def _touch(path: Path, when: float) -> None:
+    os.utime(path, (when, when))

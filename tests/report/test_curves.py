@@ -1,0 +1,59 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import InputError
+from report.curve_files import read_curve
+from report.curves import HOVERS, POINTS, ROWS, curve_charts, curve_rows, thin
+from report.models import trained_models
+from tests.report.fake_run import finished_run
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, POINTS, POINTS + 1, 10_000])
+def test_thinning_keeps_the_ends_and_every_extreme(size: int) -> None:
+    values = np.random.default_rng(1).normal(size=size)
+    if size > 100:
+        values[size // 3], values[size // 2], values[7] = 99, -99, np.nan
+    kept = thin(values)
+    assert len(kept) <= POINTS and (np.diff(kept) > 0).all() and np.isfinite(values[kept]).all()
+    if size:
+        assert (kept[0], kept[-1]) == (0, size - 1)
+        assert (values[kept].max(), values[kept].min()) == (np.nanmax(values), np.nanmin(values))
+
+
+def test_a_curve_is_read_without_its_incomplete_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("iteration,lm_loss,mfu\n10,9.5,\n20,nan,0.5\n30,7.")
+    curve = read_curve(path)
+    assert curve.values("iteration").tolist() == [10, 20] and len(curve) == 2
+    assert np.isnan(curve.values("mfu")[0]) and not len(curve.values("grad_norm"))
+    assert len(read_curve(tmp_path / "none.csv")) == 0
+
+
+@pytest.mark.parametrize("row", ["10", "10,x", "10,1,2"])
+def test_a_damaged_row_is_named(tmp_path: Path, row: str) -> None:
+    (tmp_path / "train.csv").write_text(f"iteration,lm_loss\n5,9.5\n{row}\n")
+    with pytest.raises(InputError, match=r"train.csv:3: .*; delete the line"):
+        read_curve(tmp_path / "train.csv")
+
+
+def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> None:
+    models = trained_models(finished_run(tmp_path, rows=500, models=("small", "tiny")))
+    charts = curve_charts(models)
+    assert [chart.caption.split()[0] for chart in charts] == ["Loss,", "Learning", "Gradient", "Tokens", "MFU:"]
+    for chart in charts:
+        titles = re.findall("<title>([^<]*)</title>", chart.svg)
+        assert len(titles) <= HOVERS + 2 * len(models)
+        for name in ("small", "tiny"):
+            assert f"{name}: started again from iteration 2,500" in titles
+            assert any(re.fullmatch(rf"{name}( training)?: [\d.,e-]+ at [\d,]+ tokens", title) for title in titles)
+    assert "tiny validation: 5.5 at 10,240 tokens" in charts[0].svg
+
+
+def test_the_table_has_few_rows_and_the_last_one(tmp_path: Path) -> None:
+    (model,) = trained_models(finished_run(tmp_path, rows=500))
+    rows = curve_rows(model)
+    assert len(rows) == ROWS and (rows[0]["iteration"], rows[-1]["iteration"]) == (10, 5000)
+    assert rows[-1]["tokens"] == 1024 * 5000 and rows[0]["valid"] == 4.5

@@ -1,0 +1,129 @@
+"""Each section says what the files of the run say."""
+
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from common.config import load_settings
+from common.files import write_json
+from report.__main__ import render
+from report.curves import HOVERS, POINTS
+from report.funnel import funnel
+from report.layout import comparisons
+from report.models import trained_models
+from report.overview import perplexity_per_byte, split_samples
+from report.timing import quantiles, timeline
+from tests.report.fake_run import BEGAN, finished_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished_run(tmp_path_factory.mktemp("run") / "mine")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> str:
+    return render(run)
+
+
+def section(page: str, name: str) -> str:
+    return page.partition(f'<section id="{name}"')[2].partition("</section>")[0]
+
+
+def test_the_overview_says_when_what_and_how_well(page: str) -> None:
+    overview = section(page, "overview")
+    for part in (
+        "2023-11-14 22:15",
+        "1 min 50 s",
+        "<dd>80,000</dd>",
+        "<dd>409,600</dd>",
+        "<dd>4.5000</dd>",
+        "torch 9.9.9",
+    ):
+        assert part in overview, part
+
+
+def test_the_prompt_is_told_from_the_continuation(page: str) -> None:
+    assert '<blockquote class="sample"><b>Once &lt;upon&gt;</b> a &lt;b&gt;time&lt;/b&gt; there was.' in page
+    assert split_samples("Another beginning\n", None) == [("", "", "Another beginning")]
+
+
+def test_several_samples_are_told_apart(run: Path) -> None:
+    settings = load_settings(run / "config.yaml")
+    text = "--- sample 1, seed 1\nOnce <upon> a\ntime\n--- sample 2, seed 2\nOnce again\n"
+    found = [("sample 1, seed 1", "Once <upon>", " a\ntime"), ("sample 2, seed 2", "", "Once again")]
+    assert split_samples(text, settings) == found
+
+
+def test_the_perplexity_of_a_byte_follows_from_the_tokens_per_byte(run: Path) -> None:
+    steps = funnel(run)  # 80,000 tokens of 170,000 bytes
+    assert perplexity_per_byte(4.5, steps) == pytest.approx(math.exp(4.5 * 80 / 170))
+    assert perplexity_per_byte(4.5, steps[:1]) is None
+
+
+def test_the_funnel_shows_documents_bytes_tokens_and_reasons(page: str) -> None:
+    drawn = section(page, "funnel")
+    for part in (
+        "clean: 182 of 190 documents",
+        "8 dropped: 8 short",
+        "<title>scrape: 6 pages dropped: timeout</title>",
+        "= 80,000 tokens",
+    ):
+        assert part in drawn, part
+
+
+def test_the_plan_stands_beside_what_was_used(run: Path, page: str) -> None:
+    (model,) = trained_models(run)
+    rows = {row.name: (row.planned, row.used) for row in comparisons(model)}
+    assert rows["layout"] == ("tensor 2", "tensor 2 used")
+    assert rows["memory per process"] == ("0.24 GiB", "0.38 GiB at most")
+    assert rows["tokens per second"][0] == "15,000"
+    assert rows["starts"] == ("1", "2")
+    layout = section(page, "layout")
+    assert "tiny: activations 0.0931 GiB predicted" in layout and "layout  one &lt;process&gt;" in layout
+
+
+def test_the_timeline_follows_the_clocks_and_the_files(run: Path) -> None:
+    works = {work.name: work for work in timeline(run, funnel(run), trained_models(run))}
+    assert works["blacklist"].started == BEGAN and len(works["scrape"].jobs) == 2
+    assert works["train tiny"].started == BEGAN + 61 and works["train tiny"].ended == BEGAN + 100
+    merge = works["merge tiny"]
+    assert (merge.started, merge.ended, merge.clock) == (BEGAN + 100, BEGAN + 104, False)
+    low, *_, high = quantiles(works["scrape"].jobs)
+    assert 2 <= low < high <= 3
+
+
+def test_the_checkpoint_shows_files_hashes_and_proof(page: str) -> None:
+    card = section(page, "checkpoint")
+    for part in ("8,551,096", "2d" * 16, "within 6.7e-06", "3 of 3 compared are equal"):
+        assert part in card, part
+
+
+def test_the_results_and_the_run_card(run: Path, tmp_path: Path, page: str) -> None:
+    results = section(page, "results")
+    assert "<td>4.5000</td>" in results and "<td>90.02</td>" in results and "<td>4.3700</td>" in results
+    folder = finished_run(tmp_path / "other")
+    write_json(folder / "run.json", {"versions": {"torch": "1.2.3"}, "commit": "abc<"})
+    with_card = section(render(folder), "configuration")
+    assert "torch 1.2.3" in with_card and "abc" in with_card and "abc<" not in with_card
+
+
+def test_the_same_run_gives_the_same_page(run: Path, page: str) -> None:
+    assert render(run) == page
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards_and_a_long_curve_give_a_small_page(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "big", shards=10_000, rows=300_000)
+    begin = time.process_time()
+    page = render(folder)
+    assert time.process_time() - begin < 30
+    assert len(page.encode()) < 3_000_000
+    points = [len(re.findall("[ML]", path)) for path in re.findall(r' d="([^"]*)"', page)]
+    assert max(points) <= POINTS + 10  # matplotlib adds points where it clips a line
+    for figure in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        assert figure.count("<title>") <= HOVERS + 100
+    assert "10,000 shards" in page
