@@ -28,7 +28,10 @@ def card_of(model: Model) -> Card | None:
         ("iteration", _joined(_number(source.get("iteration")), _number(source.get("consumed_samples"), "samples"))),
         ("architecture", _architecture(shape)),
         ("weights", str(shape.get("dtype", ""))),
-        ("replicas", f"{replicas['equal']:,} of {replicas['compared']:,} compared are equal" if replicas else ""),
+        (
+            "replicas",
+            f"{replicas['equal']:,} of {replicas['compared']:,} compared are equal" if replicas.get("compared") else "",
+        ),
         ("proof", _proof(merged.get("proof"))),
         ("notes", "; ".join(merged.get("notes", []))),
     ]
