@@ -54,6 +54,9 @@ SKIPPED = {
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m demo\.build --output /tmp/site": "writes outside the folder; its twin runs",
     r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_main.py has a stand-in",
+    r"python -m training\.(probe|plan) --config run\.yaml": "needs GPUs; tests/training/test_probe.py has CPUs",
+    r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
+    r"python -m corpus clean": "becomes another process; tests/common/test_verbs.py does that",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
 MADE = {"convert.merge_mp": "merged", "convert.to_megatron": "megatron-tp2", "corpus.tokenize": "tokens"}
@@ -62,6 +65,7 @@ OWN_PROCESS = (
     "training.train",
     "cluster.submit",
     "cluster.preflight",
+    "training.probe",
 )  # they set up process groups and signal handlers
 
 

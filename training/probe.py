@@ -1,7 +1,7 @@
 """Run a few steps of a layout, and print what the planner predicts beside what was measured.
 
-    python -m training.probe --config config.yaml --model tiny
-    torchrun --nproc-per-node 2 -m training.probe --config config.yaml --model tiny parallel.data=2 --output probe.json
+    python -m training.probe --config config.yaml --model tiny parallel.tensor=1
+    torchrun --nproc-per-node 2 -m training.probe --config config.yaml --model tiny --output probe.json
 
 Every process of a job runs it, as many as the layout asks for, alone or under torchrun, srun or submitit. The tokens
 are random, so that no corpus is needed. The first steps compile and warm up; then `--steps` are timed. Memory is that
