@@ -45,11 +45,21 @@ def errors(cases: list[dict[str, Any]], key: str) -> dict[str, float]:
     return {str(case): predicted(case) / found[key] - 1 for case, found in zip(cases, measured, strict=True)}
 
 
-def test_eager_activations_are_within_five_per_cent_of_what_is_kept() -> None:
-    layouts = product(SPLITS, ["float32", "bfloat16"], ["none", "selective", "full"], [0.0])
-    dropout = product(SPLITS, ["bfloat16"], ["none"], [0.1])
-    cases = [case(*keys, compiled=False) for keys in (*layouts, *dropout)]
-    found = errors(cases, "storages")  # selective recompute keeps its results where hooks do not see them
+EAGER = [
+    *product([{}, SPLITS[2]], ["bfloat16"], ["none", "selective", "full"], [0.0]),
+    *product([{}, SPLITS[2]], ["float32"], ["none", "selective"], [0.0]),
+    ({}, "bfloat16", "none", 0.1),
+]
+MORE = [
+    *product([SPLITS[1]], ["float32", "bfloat16"], ["none", "selective", "full"], [0.0]),
+    *product([{}, SPLITS[2]], ["float32"], ["full"], [0.0]),
+    *product(SPLITS[1:], ["bfloat16"], ["none"], [0.1]),
+]
+
+
+@pytest.mark.parametrize("keys", [EAGER, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_eager_activations_are_within_five_per_cent_of_what_is_kept(keys: list[Any]) -> None:
+    found = errors([case(*each, compiled=False) for each in keys], "storages")  # hooks do not see what selective keeps
     assert max(map(abs, found.values())) < 0.05, found
 
 
@@ -59,6 +69,7 @@ def test_hooks_see_what_is_kept_without_recompute_and_with_full_recompute() -> N
     assert max(map(abs, found.values())) < 0.05, found
 
 
+@pytest.mark.slow
 def test_compiled_activations_are_within_five_per_cent_of_what_autograd_saves() -> None:
     found = errors([case({}, "bfloat16", "none", 0.1, compiled=True)], "hooks")
     assert max(map(abs, found.values())) < 0.05, found
