@@ -36,17 +36,19 @@ def question_of(experiment: Experiment, gpus: int, *, any_micro_batch: bool = Fa
 def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0, timed: bool = False) -> None:
     """Raise ConfigError if the model `name` is too large for the memory of its machine.
 
-    `done`: iterations that need no more time. `timed`: the machine is this one, so that its speed is known; on CPUs, a
-    run of more than a week is then an error, too. `train.allow_tight` and `train.allow_slow` turn errors into notes.
+    `done`: iterations of its newest checkpoint. `timed`: the machine is this one, so that its speed is known; on CPUs,
+    a run of more than a week is then an error, too, unless it has begun: a busy machine seems slower than it is.
+    `train.allow_tight` and `train.allow_slow` turn errors into notes.
     """
     experiment = settings.models[name]
     train, check = experiment.train, _Check(predict(experiment, machine), experiment.train.iterations - done)
     if check.iterations <= 0:
         return
     problems = [check.memory_text] if check.too_large else []
-    problems += [check.time_text] if timed and check.too_slow else []
+    too_slow = timed and check.too_slow and not done
+    problems += [check.time_text] if too_slow else []
     no_memory = check.too_large and not train.allow_tight
-    no_time = timed and check.too_slow and not train.allow_slow
+    no_time = too_slow and not train.allow_slow
     if no_memory or no_time:
         cures = _smaller(settings, name) if no_time else _layouts(check.prediction, experiment, timed)
         allow = [*(["train.allow_tight=true"] if no_memory else []), *(["train.allow_slow=true"] if no_time else [])]

@@ -155,7 +155,7 @@ def test_the_embedded_run_starts_on_small_machines(monkeypatch: pytest.MonkeyPat
     assert prepare(given, "tiny") == given
 
 
-def test_a_run_of_weeks_starts_if_it_is_allowed_or_nearly_done(
+def test_a_run_of_weeks_starts_if_it_is_allowed_or_has_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_cpu(monkeypatch, 999 * GIB)
@@ -166,7 +166,7 @@ def test_a_run_of_weeks_starts_if_it_is_allowed_or_nearly_done(
     values["models"]["medium"]["train"] = {**TRAIN, "iterations": iterations}
     with pytest.raises(ConfigError, match=r"would take about 14 days .*; train a smaller model, or on GPUs, or set"):
         check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True)
-    check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True, done=iterations * 6 // 10)
+    check_fits(validate(values, "test"), "medium", this_cpu(1), timed=True, done=1)
     check_fits(validate(values, "test"), "medium", this_cpu(1), timed=False)
     assert capsys.readouterr().err == ""
     values["models"]["medium"]["train"]["allow_slow"] = True
