@@ -20,8 +20,6 @@ from contextlib import closing
 from importlib import metadata
 from typing import Any
 
-import yaml
-
 from cluster.snapshot import make_snapshot
 from cluster.submit import Launch, job_name, nodes_and_tasks
 from cluster.trials import Result, Trial, read_result, run_trials
@@ -29,9 +27,10 @@ from common import cli
 from common.errors import ConfigError, InputError, JobError
 from common.files import lock, write_text
 from common.settings import Experiment, Settings
+from common.tables import readable_bytes
 from common.workers import available_cpus
-from training.planning.comparison import error_percent, readable_bytes, signed_percent
-from training.planning.document import config_keys
+from training.planning.comparison import error_percent, signed_percent
+from training.planning.document import config_text
 from training.planning.machines import GIB, Machine, cpu_machine, machine
 from training.planning.refusal import nothing_fits
 from training.planning.search import Prediction, Question, search
@@ -213,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trial, result = autotune(settings, name, question, arguments)
     assert result.measured is not None
     layout = trial.prediction.layout
-    text = yaml.safe_dump({"models": {name: config_keys(layout)}}, sort_keys=False)
+    text = config_text(name, layout)
     print(f"fastest: {short(layout)} with {result.measured['tokens_per_second']:,.0f} tokens/s")
     if arguments.write is None:
         print(text, end="")

@@ -26,8 +26,7 @@ from cluster.training_status import ALIGN, COLUMNS, model_status, row
 from common.config import load_settings
 from common.errors import ConfigError, InputError
 from common.settings import Settings
-from common.tables import text_table
-from training.planning.comparison import readable_bytes
+from common.tables import readable_bytes, text_table
 
 INTERVAL = 5.0
 """Seconds between two refreshes."""

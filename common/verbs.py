@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from common.errors import InputError
 from common.settings import closest
@@ -50,5 +51,11 @@ def main(package: str, order: Sequence[str] = (), argv: Sequence[str] | None = N
     if name not in found:
         hint = closest(name, found) or f"; python -m {package} lists the commands"
         raise InputError(f"python -m {package}: no command {name!r}{hint}")
+    replace_process([f"{package}.{name}", *rest[:-1]])
+
+
+def replace_process(command: Sequence[str]) -> NoReturn:
+    """Become `python -m COMMAND`; its exit code is this process's."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", f"{package}.{name}", *rest[:-1]])
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", *command])

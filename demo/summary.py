@@ -3,14 +3,13 @@
 It fits one screen of 24 lines with 100 columns.
 """
 
-import csv
 import math
 import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json, read_text, shard_paths
+from common.files import read_json, read_rows, read_text, shard_paths
 from common.settings import Settings
 from common.tables import text_table
 
@@ -76,14 +75,14 @@ def _training(settings: Settings, name: str, tokens: Counter[str] | None) -> lis
     folder, model = settings.run / "models" / name, settings.models[name]
     done = read_json(folder / "done.json")
     seconds = sum(
-        float(row["ms_per_iteration"]) * step / 1000 for row, step in _with_steps(_rows_of(folder / "train.csv"))
+        float(row["ms_per_iteration"]) * step / 1000 for row, step in _with_steps(read_rows(folder / "train.csv"))
     )
     trained = done["consumed_samples"] * model.model.seq_len
     lines = [
         f"{name}: {done['iteration']:,} iterations, {trained:,} tokens in {_duration(seconds)},"
         f" {model.parallel.tensor} tensor-parallel processes"
     ]
-    valid = _rows_of(folder / "valid.csv")
+    valid = read_rows(folder / "valid.csv")
     if valid:
         first, last = valid[0], valid[-1]
         line = f"loss on held-out documents: {float(first['loss']):.2f} after {first['iteration']} iterations"
@@ -93,10 +92,6 @@ def _training(settings: Settings, name: str, tokens: Counter[str] | None) -> lis
             line += f" (perplexity {perplexity:.2f} per byte)"
         lines.append(line)
     return lines
-
-
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    return list(csv.DictReader(read_text(path).splitlines())) if path.exists() else []
 
 
 def _with_steps(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:

@@ -20,7 +20,7 @@ from common.files import read_json, write_json
 from common.settings import Experiment
 from training import attention
 from training.kernels import choice, library
-from training.parallel.collectives import all_gather, run_on_all_ranks
+from training.parallel.collectives import all_gather, run_on_rank0
 from training.parallel.process_group import World
 from training.precision import precision_type
 
@@ -35,9 +35,7 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
         torch.use_deterministic_algorithms(True)
     if world.device.type != "cuda":
         return
-    on_this_rank = partial(_chosen, experiment, world.device, folder / "operations.json")
-    found = run_on_all_ranks(on_this_rank if world.rank == 0 else dict)
-    found = next(every for every in all_gather(found) if every)
+    found = run_on_rank0(partial(_chosen, experiment, world.device, folder / "operations.json"), world.rank)
     attention.use(found["attention"])
     missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
     lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart

@@ -23,9 +23,10 @@ from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import Experiment, Settings
 from common.tables import text_table
+from common.verbs import replace_process
 from training.planning.document import config_text, plan_document
 from training.planning.explain import explain
-from training.planning.handover import autotune_command, probe_command, replace_process
+from training.planning.handover import autotune_command, probe_command
 from training.planning.layout import Layout
 from training.planning.machines import GIB, Machine, known_gpus, machine
 from training.planning.refusal import does_not_fit, nothing_fits
@@ -190,7 +191,8 @@ def _answer(asked: Asked, ranked: list[Prediction], arguments: argparse.Namespac
         if arguments.explain:
             print(f"\n{explain(ranked[0])}")
     if arguments.write and fits:
-        write_text(arguments.write, config_text(asked.name, ranked[0], asked.gpus))
+        remark = f"# {asked.name} on {asked.gpus}: predicted by python -m training.plan\n"
+        write_text(arguments.write, remark + config_text(asked.name, ranked[0].layout))
     if arguments.html:
         from training.planning.page import plan_page  # matplotlib takes a second to import
 

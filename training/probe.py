@@ -105,14 +105,13 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
 
 def _resolved(settings: Settings, name: str, launch: Launch, world: World) -> tuple[Experiment, Machine]:
     """The experiment in its layout, which rank 0 chooses if it is `auto`, and the machine (a collective call)."""
-    from training.parallel.collectives import all_gather, run_on_all_ranks
+    from training.parallel.collectives import run_on_rank0
 
     def decide() -> tuple[Experiment, Machine]:
         machine = machine_of_device(world.device, launch, settings.cluster)
         return resolve(settings, name, machine, world.size).models[name], machine
 
-    decided: list[tuple[Experiment, Machine]] = all_gather(run_on_all_ranks(decide if world.rank == 0 else str))
-    return decided[0]
+    return run_on_rank0(decide, world.rank)
 
 
 def _record_failure(output: Path, reason: str) -> None:

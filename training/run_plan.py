@@ -9,7 +9,7 @@ from common.tables import text_table
 from training.dataset.splits import Splits, open_splits
 from training.huggingface.finetune import check_finetune
 from training.model_folder import checkpoint_folders, newest_iteration
-from training.parallel.collectives import all_gather, run_on_all_ranks
+from training.parallel.collectives import run_on_rank0
 from training.parallel.device import threads_of
 from training.parallel.launch import Launch
 from training.parallel.stages import bubble_share, stage_layers
@@ -145,6 +145,5 @@ def fit_plan(plan: Plan, settings: Settings, launch: Launch, world: "World") -> 
         check_fits(chosen, plan.name, machine, done=done, timed=True)
         return chosen, machine
 
-    decided = all_gather(run_on_all_ranks(decide if world.rank == 0 else str))
-    settings, machine = decided[0]
+    settings, machine = run_on_rank0(decide, world.rank)
     return replace(plan, experiment=settings.models[plan.name], machine=machine), settings

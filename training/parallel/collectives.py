@@ -29,3 +29,9 @@ def run_on_all_ranks(action: Callable[[], Result], group: Any = None) -> Result:
         if found is not None:
             raise found
     return cast(Result, result)
+
+
+def run_on_rank0(action: Callable[[], Result], rank: int) -> Result:
+    """Run `action` on rank 0 alone; returns its result, or raises its error, on every rank (a collective call)."""
+    on_this_rank: Callable[[], Result | None] = action if rank == 0 else lambda: None
+    return cast(Result, all_gather(run_on_all_ranks(on_this_rank))[0])

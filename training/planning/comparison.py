@@ -6,8 +6,7 @@ print(table(predicted, measured))
 
 from typing import NamedTuple, Self
 
-from common.tables import text_table
-from training.planning.flops import flops_per_token
+from common.tables import readable_bytes, text_table
 from training.planning.machines import Machine
 from training.planning.search import Prediction
 from training.planning.terms import by_part
@@ -48,10 +47,8 @@ class Figures(NamedTuple):
     @classmethod
     def measured(cls, memory: tuple[float, float, float, float], step_seconds: float, of: Prediction) -> Self:
         """Of a step in the layout of `of`: the first four figures, and its duration."""
-        model, layout = of.workload.model, of.layout
-        tokens_per_second = layout.global_batch_size * model.seq_len / step_seconds
-        peak = layout.world_size * of.machine.peak_flops(of.workload.precision)
-        return cls(*memory, step_seconds, tokens_per_second, tokens_per_second * flops_per_token(model) / peak)
+        faster = of.step_seconds / step_seconds
+        return cls(*memory, step_seconds, of.tokens_per_second * faster, of.mfu * faster)
 
     def plain(self) -> dict[str, float]:
         """As JSON."""
@@ -104,8 +101,3 @@ def goals(predicted: Figures, measured: Figures, machine: Machine) -> list[str]:
 def signed_percent(percent: float | None) -> str:
     """`+4.2 %`."""
     return "-" if percent is None else f"{percent:+.1f} %"
-
-
-def readable_bytes(number: float) -> str:
-    """`14.75 GiB`, `3.2 MiB`."""
-    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"

@@ -23,10 +23,9 @@ def config_keys(layout: Layout) -> dict[str, Any]:
     }
 
 
-def config_text(name: str, prediction: Prediction, gpus: str) -> str:
+def config_text(name: str, layout: Layout) -> str:
     """A layout as the YAML of a configuration, to be merged into one: `snakemake --configfile BASE FILE`."""
-    text = yaml.safe_dump({"models": {name: config_keys(prediction.layout)}}, sort_keys=False)
-    return f"# {name} on {gpus}: predicted by python -m training.plan\n{text}"
+    return yaml.safe_dump({"models": {name: config_keys(layout)}}, sort_keys=False)
 
 
 def plan_document(

@@ -6,10 +6,7 @@
 `argv` is the planner's command line without the program. training may not import cluster, so it starts it.
 """
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from common.errors import InputError
 
@@ -37,13 +34,6 @@ def probe_command(argv: Sequence[str]) -> list[str]:
 def autotune_command(argv: Sequence[str]) -> list[str]:
     """The command line of `python -m cluster.autotune`, from the planner's with --autotune K. Raises InputError."""
     return ["cluster.autotune", *_translated(argv, _AUTOTUNE, "--autotune", "the configured cluster")]
-
-
-def replace_process(command: Sequence[str]) -> NoReturn:
-    """Become `python -m COMMAND`; its exit code is this process's."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", *command])
 
 
 def _translated(argv: Sequence[str], options: Mapping[str, str], flag: str, where: str) -> list[str]:

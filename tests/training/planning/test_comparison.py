@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from training.planning.comparison import Figures, goals, readable_bytes, table
+from common.tables import readable_bytes
+from training.planning.comparison import Figures, goals, table
 from training.planning.machines import cpu_machine, machine
 
 GIB = 2**30

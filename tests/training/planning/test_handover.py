@@ -53,7 +53,7 @@ def test_every_option_of_a_handed_over_command_exists(monkeypatch: pytest.Monkey
 
 def test_the_process_is_replaced() -> None:
     code = (
-        "import os; print(os.getpid()); from training.planning.handover import replace_process;"
+        "import os; print(os.getpid()); from common.verbs import replace_process;"
         "replace_process(['training.probe', '--no-such-option'])"
     )
     process = subprocess.Popen(
