@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from common import cli
 from common.console import note
 from common.errors import CheckpointError
+from common.run_card import NAME as CARD
+from common.run_card import write_card
 from common.settings import Experiment, Settings
 from convert import arguments as flags
 from convert.sources.options import Options
@@ -55,6 +57,7 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
         discard(written)
         (folder / "latest").unlink(missing_ok=True)
         raise
+    write_card(written / CARD, inputs=[path])
     state = (
         f"optimiser state after {source.step} steps"
         if ours.has_moments(source)

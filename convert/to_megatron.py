@@ -24,6 +24,8 @@ from common.console import note
 from common.errors import InputError
 from common.files import read_json, write_json
 from common.folders import replace_folder
+from common.run_card import NAME as CARD
+from common.run_card import write_card
 from convert import arguments as flags
 from convert.outputs import check_output, not_ours
 from convert.sources.options import Options
@@ -55,6 +57,7 @@ def convert(
         model = source.model
         found = open_source(temporary, Options(num_heads=model.n_head, vocab_size=model.vocab_size))
         proof = prove_source(source, found)
+        write_card(temporary / CARD, inputs=[source.path])
         files = {name: (temporary / name).stat().st_size for name in _files(temporary)}
         write_json(temporary / _RECORD, {"format": form, "tensor": tp, "pipeline": pp, "files": files})
     if form == "2019" and (needed := _flags_to_read(source)):

@@ -202,3 +202,9 @@ class GenerateSettings(Section):
     """Seed of the sampling, below 2^64."""
     samples: PositiveInt = 1
     """Texts to generate, with the seeds `seed`, `seed` + 1, …"""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(f"samples {self.samples}, but with temperature 0 all texts are the same; set samples to 1")
+        return self

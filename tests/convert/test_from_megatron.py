@@ -56,6 +56,8 @@ def test_without_moments_it_says_so_and_training_starts_from_the_weights(
     expected = from_hugging_face(theirs.state_dict(), manifest.experiment.model)
     found = load_weights(manifest)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    (card,) = folder.glob("iter_*/run.json")
+    assert json.loads(card.read_text())["inputs"][0]["path"] == str(tmp_path / "theirs")
     assert run_main(train.main, "--config", config, "--model", "tiny") == 0
     assert json.loads((folder / "done.json").read_text())["iteration"] == 1
 

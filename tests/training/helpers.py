@@ -219,6 +219,14 @@ class Job:
             results.append(Finished(task.exitcode, self.said(rank, "out"), self.said(rank, "err")))
         return results
 
+    def wait_until_said(self, text: str, stream: str = "out", times: int = 1) -> None:
+        """Wait until the first task has written a text; fails with its output if it ends before or takes too long."""
+        first = self.tasks[0]
+        with suppress(AssertionError):
+            wait_for(lambda: self.said(0, stream).count(text) >= times or not first.is_alive())
+        said = self.said(0, stream)
+        assert said.count(text) >= times, f"exit code {first.exitcode}\n{said}\n{self.said(0, 'err')}"
+
     def said(self, rank: int, stream: str) -> str:
         """What a task has written to `out` or `err` so far."""
         path = self._output / f"{rank}.{stream}"

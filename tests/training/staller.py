@@ -3,6 +3,7 @@
 `--nohup`: it ignores SIGHUP from the beginning.
 """
 
+import os
 import signal
 import time
 from collections.abc import Generator
@@ -13,9 +14,14 @@ from training.monitoring.stop import Stop
 from training.parallel.launch import read_launch
 
 
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # not print: a signal handler must not enter a buffer that is being flushed
+
+
 def rank_1_hangs_here() -> None:
-    print("stalls", flush=True)
-    time.sleep(600)
+    tell("stalls")
+    while True:
+        time.sleep(0.1)  # a signal that arrives just before a sleep is handled after it
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +35,7 @@ def main(argv: list[str]) -> int:
 
     def telling(self: Stop, number: int, frame: Any) -> None:
         handle(self, number, frame)
-        print(f"asked: {self.reason}", flush=True)
+        tell(f"asked: {self.reason}")
 
     trainer.step_batches = stalling  # type: ignore[assignment]
     Stop._handle = telling  # type: ignore[method-assign]

@@ -40,7 +40,7 @@ def test_a_rank_that_fails_alone_is_printed_and_named_by_the_others(tmp_path: Pa
 def test_a_rank_that_is_killed_makes_the_others_leave_to_be_resumed(tmp_path: Path, killed: int) -> None:
     config = make_run(tmp_path, model=TINY, parallel={"data": 2}, train={"iterations": 10**6, "save_interval": 10**6})
     with Job(2, "training.train", "--config", config, "--model", "tiny") as job:
-        wait_for(lambda: "lm loss" in job.said(0, "out"))
+        job.wait_until_said("lm loss")
         job.signal(signal.SIGKILL, killed)
         survivor = job.wait(30)[1 - killed]
     assert survivor.returncode == RESUME_ME

@@ -209,20 +209,22 @@ def test_the_command_writes_a_run_and_only_force_replaces_it(
     arguments = ("--checkpoint", run, "--output", output, "--format", "v3")
     assert run_main(to_megatron.main, *arguments, "--tp", 4, "--pp", 2) == 0
     said = capsys.readouterr()
-    assert "Megatron-LM (v3), tensor 4 x pipeline 2, 9 files" in said.out and said.err == ""
+    assert "Megatron-LM (v3), tensor 4 x pipeline 2, 10 files" in said.out and said.err == ""
     again = open_folder(output / "iter_0000100", Options())
     assert_equal({name: assemble(again, name) for name in again.tensors}, truth())
     assert sorted(path.name for path in output.iterdir()) == [
         "converted.json",
         "iter_0000100",
         "latest_checkpointed_iteration.txt",
+        "run.json",
     ]
+    assert json.loads((output / "run.json").read_text())["inputs"][0]["path"].startswith(str(run))
     before = files_of(output)
     assert run_main(to_megatron.main, *arguments, "--tp", 2) == 2
     assert "exists already; --force replaces it" in capsys.readouterr().err
     assert files_of(output) == before
     assert run_main(to_megatron.main, *arguments, "--tp", 2, "--force") == 0
-    assert len(files_of(output)) == 4
+    assert len(files_of(output)) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 

@@ -60,7 +60,7 @@ def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
 def test_a_stalled_rank_is_named_and_every_rank_shows_its_stacks(tmp_path: Path) -> None:
     config = make_run(tmp_path, parallel={"data": 2}, train={"iterations": 50}, watch={"silence_seconds": 1})
     with Job(2, "tests.training.staller", "--config", config, "--model", "tiny") as job:
-        wait_for(lambda: "at iteration 3 (data)" in job.said(0, "err"))
+        job.wait_until_said("at iteration 3 (data)", "err")
         (folder,) = (tmp_path / "models/tiny/heartbeat").iterdir()
         wait_for(lambda: all((folder / f"rank_0000{rank}.stacks").stat().st_size for rank in range(2)))
         said = job.said(0, "err")

@@ -61,10 +61,10 @@ def test_a_run_that_is_asked_to_stop_saves_and_exits_to_be_resumed(
 def test_a_second_interrupt_ends_the_process_at_once_and_an_ignored_signal_does_not(tmp_path: Path) -> None:
     config, curve = make_run(tmp_path, train=LONG), tmp_path / "models/tiny/train.csv"
     with Job(1, "tests.training.staller", "--config", config, "--model", "tiny", "--nohup") as job:
-        wait_for(lambda: "stalls" in job.said(0, "out"))  # in a step that never ends
+        job.wait_until_said("stalls")  # in a step that never ends
         job.signal(signal.SIGHUP)
         job.signal(signal.SIGINT)
-        wait_for(lambda: "asked: SIGINT" in job.said(0, "out"))
+        job.wait_until_said("asked: SIGINT")
         job.signal(signal.SIGINT)
         (ended,) = job.wait()
     assert ended.returncode == 130 and ended.stderr == "interrupted\n"
@@ -100,7 +100,7 @@ def test_two_ranks_killed_once_and_stopped_once_end_like_a_run_never_stopped(tmp
         assert {result.returncode for result in job.wait()} == {-signal.SIGKILL}
     assert not (folder / "iter_0000048").exists()
     with Job(2, *command) as job:
-        wait_for(lambda: job.said(0, "out").count("lm loss") >= 2)  # both ranks listen by now
+        job.wait_until_said("lm loss", times=2)  # both ranks listen by now
         job.signal(signal.SIGTERM, 1)  # one of them alone: the other hears of it
         ended = job.wait()
     assert [result.returncode for result in ended] == [RESUME_ME, RESUME_ME], ended

@@ -24,7 +24,7 @@ def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path, ranks: 
         wait_for(lambda: list(folder.glob("iter_*0")))
         older.signal(signal.SIGSTOP)  # a node that Slurm took for dead
         with Job(ranks, *command) as newer:
-            wait_for(lambda: "resumed from" in newer.said(0, "out"))
+            newer.wait_until_said("resumed from")
             older.signal(signal.SIGCONT)
             assert [result.returncode for result in older.wait()] == [TAKEN_OVER] * ranks
             assert [result.returncode for result in newer.wait()] == [0] * ranks, newer.said(0, "err")
