@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from common import job_log
 from common.config import step_settings
 from common.console import QUIET, discard, fail
 from common.errors import InputError, ToolkitError
@@ -253,6 +254,8 @@ def run(main: Callable[[], int], signals: bool = True) -> int:
         except BaseException:  # the signal's exception, or an error during its clean-up, such as a closed terminal
             if not received:
                 raise
+    if code == 0:
+        job_log.finish()
     if not received or code == 0:  # Python drops an exception raised in a destructor: the work was finished
         return code
     with suppress(OSError):

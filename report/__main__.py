@@ -36,7 +36,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
         raise InputError(
             f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
         )
-    works = timeline(run, steps, models)
+    works = timeline(run, models, settings.shards if settings else None)
     known = settings or _settings_of(run)
     card_file = run / "run.json"
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None

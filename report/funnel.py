@@ -23,17 +23,6 @@ STEPS = {
 _EXAMPLES = 10  # kept per reason
 
 
-@dataclass(frozen=True)
-class Job:
-    """One shard of a step, or the whole of it."""
-
-    label: str
-    """`0007`; empty for a step that has one job."""
-    seconds: float
-    ended: float
-    """Unix time."""
-
-
 @dataclass
 class Step:
     """One step of the funnel."""
@@ -52,7 +41,8 @@ class Step:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Dropped documents by reason: those with the smallest ids, for a reproducible sample."""
     libraries: dict[str, str] = field(default_factory=dict)
-    jobs: list[Job] = field(default_factory=list)
+    seconds: float = 0.0
+    """Sum over all shards."""
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
@@ -65,16 +55,11 @@ class Step:
         return self.documents_in - self.documents_out
 
     @property
-    def seconds(self) -> float:
-        """Sum over all shards."""
-        return sum(job.seconds for job in self.jobs)
-
-    @property
     def share(self) -> float:
         """Share of the documents that were kept, 0 to 1."""
         return self.documents_out / self.documents_in if self.documents_in else 0.0
 
-    def add(self, shard: Mapping[str, Any], label: str, ended: float) -> None:
+    def add(self, shard: Mapping[str, Any]) -> None:
         """Add the statistics of one shard."""
         self.documents_in += shard["documents_in"]
         self.documents_out += shard["documents_out"]
@@ -93,7 +78,7 @@ class Step:
             both = [*self.examples.get(reason, []), *documents]
             self.examples[reason] = sorted(both, key=_id)[:_EXAMPLES]
         self.libraries.update(shard.get("libraries", {}))
-        self.jobs.append(Job(label, shard["seconds"], ended))
+        self.seconds += shard["seconds"]
 
 
 def _id(document: Mapping[str, Any]) -> str:
@@ -120,9 +105,9 @@ def funnel(run: Path, steps: Mapping[str, tuple[str, str]] = STEPS, shards: int 
     """The `steps` of a run that have statistics, in the order of the DAG."""
     found = []
     for folder, (name, unit) in steps.items():
-        step = Step(name, unit)
-        for path in _statistics(run, folder, shards):
-            step.add(read_json(path), path.name.removesuffix("stats.json").rstrip("."), path.stat().st_mtime)
-        if step.jobs:
+        step, paths = Step(name, unit), list(_statistics(run, folder, shards))
+        for path in paths:
+            step.add(read_json(path))
+        if paths:
             found.append(step)
     return found

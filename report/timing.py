@@ -1,17 +1,31 @@
-"""When each step of the run worked: from the times of its files, and from the clocks of the steps that have one."""
+"""When each step of the run worked, and how much memory its largest process needed: from the logs of its jobs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
 
+from common import job_log
 from common.page import COLORS, WIDTH, as_svg, duration, figure_style
-from report.funnel import Job, Step
 from report.models import Model
 
 _BARS = 40  # of a step in the chart; more shards are one bar
+_NOT_DRAWN = ("train", "report")  # a job that waits for another one; the page itself
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard of a step, or the whole of it."""
+
+    label: str
+    """`0007`; empty for a step that has one job."""
+    seconds: float
+    memory_mb: int | None
+    """Largest process; None if it is not known."""
+    ended: float
+    """Unix time."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +33,7 @@ class Work:
     """A step of the DAG."""
 
     name: str
-    jobs: list[Job] = field(default_factory=list)
-    clock: bool = True
-    """Whether the step measured itself; otherwise it is the time from its inputs to its output, waiting included."""
+    jobs: list[Job]
 
     @property
     def started(self) -> float:
@@ -38,36 +50,43 @@ class Work:
         """The jobs, the fastest first."""
         return sorted(self.jobs, key=lambda job: job.seconds)
 
+    @property
+    def memory_mb(self) -> int | None:
+        """Largest process of all jobs."""
+        return max((job.memory_mb for job in self.jobs if job.memory_mb is not None), default=None)
 
-def timeline(run: Path, steps: Sequence[Step], models: Sequence[Model]) -> list[Work]:
-    """The steps of a run in the order in which they began."""
-    found = [Work(step.name, step.jobs) for step in steps]
-    ends = {work.name: work.ended for work in found}
-    tokenizer = run / "tokenizer" / "stats.json"
-    found += _between("train_tokenizer", [run / "dedup" / "0000.stats.json"], tokenizer)
-    found += _since("dedup: pairs, clusters", ends.get("clean"), run / "dedup" / "clusters.json")
+
+def timeline(run: Path, models: Sequence[Model], shards: int | None = None) -> list[Work]:
+    """The steps of a run in the order in which they began; of each, the first `shards` shards."""
+    found = []
     for model in models:
-        folder, merged = run / "models" / model.name, run / "merged" / model.name / "merge_report.json"
-        done, sample, result = folder / "done.json", f"samples/{model.name}.txt", f"evaluation/{model.name}.json"
-        first = float(model.starts[0]["time"]) if model.starts else ends.get("merge_index")
-        found += _since(f"train {model.name}", first, done)
-        found += _between(f"merge {model.name}", [done], merged)
-        found += _between(f"evaluate {model.name}", [merged], run / result)
-        found += _between(f"generate {model.name}", [merged], run / sample)
-    return sorted((work for work in found if work.jobs), key=lambda work: work.started)
+        done = run / "models" / model.name / "done.json"
+        if model.starts and done.exists():
+            began, ended = float(model.starts[0]["time"]), done.stat().st_mtime
+            found.append(Work(f"train {model.name}", [Job("", ended - began, None, ended)]))
+    folder = run / "logs"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.stem not in _NOT_DRAWN:
+            found += _works(path, shards)
+    return sorted(found, key=lambda work: work.started)
 
 
-def _between(name: str, inputs: Sequence[Path], output: Path) -> list[Work]:
-    ready = max((path.stat().st_mtime for path in inputs if path.exists()), default=None)
-    return _since(name, ready, output)
+def _works(path: Path, shards: int | None) -> Iterator[Work]:
+    """Of RULE.log, of RULE/0007.log for all shards together, or of RULE/NAME.log for each model."""
+    logs = sorted(path.glob("*.log")) if path.is_dir() else [path]
+    jobs = [Job(log.stem, *found) for log in logs if "." not in log.stem and (found := job_log.read(log))]
+    if not path.is_dir():
+        yield from (Work(path.stem, [replace(job, label="")]) for job in jobs)
+        return
+    parts = [job for job in jobs if job.label.isdigit() and not _is_left_over(job.label, shards)]
+    if parts:
+        yield Work(path.name, parts)
+    yield from (Work(f"{path.name} {job.label}", [replace(job, label="")]) for job in jobs if not job.label.isdigit())
 
 
-def _since(name: str, ready: float | None, output: Path) -> list[Work]:
-    """A step without a clock, from when its inputs were there; none if it has not run, or its inputs came later."""
-    if ready is None or not output.exists():
-        return []
-    ended = output.stat().st_mtime
-    return [Work(name, [Job("", ended - ready, ended)], clock=False)] if ended >= ready else []
+def _is_left_over(label: str, shards: int | None) -> bool:
+    """Whether a log is of a shard that the run no longer has; `3`, unlike `0003`, is a part of all shards."""
+    return shards is not None and len(label) >= 4 and int(label) >= shards
 
 
 def gantt_chart(works: Sequence[Work]) -> Markup:
@@ -94,7 +113,7 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
                 top = row - 0.33 + place * height if spans else row
                 (bar,) = axes.barh(
                     top, width, left=(started - begin) / length, height=height * (1 if not spans else 0.9),
-                    align="edge" if spans else "center", color=COLORS[0 if work.clock else 5],
+                    align="edge" if spans else "center", color=COLORS[0],
                 )  # fmt: skip
                 bar.set_gid(f"job-{row}-{place}")
                 what = f"{work.name} {job.label}" if job else work.name

@@ -32,7 +32,10 @@ def written(folder: Path, text: str) -> Path:
         ("dedup: {threshold: high}", "dedup.threshold: must be a number"),
         ("train_models: [tinny]", "no model 'tinny' under models (did you mean 'tiny'?)"),
         ("shards: 0", "shards: must be greater than 0 (given: 0)"),
-        ("generate: {samples: 5, temperature: 0}", "generate: samples 5, but with temperature 0 all texts are the same"),
+        (
+            "generate: {samples: 5, temperature: 0}",
+            "with temperature 0 all texts are the same; set samples to 1",
+        ),
         ("models: {a: {model: {n_layer: 1, n_head: 3, n_embd: 8}, train: {iterations: 1}}}", "not divisible by n_head"),
         (
             "models: {a: {model: {n_layer: 1, n_head: 4, n_embd: 8}, parallel: {tensor: 3}, train: {iterations: 1}}}",

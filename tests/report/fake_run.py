@@ -20,7 +20,9 @@ BEGAN = 1_700_000_000
 def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple[str, ...] = ("tiny",)) -> Path:
     """A run with every file that the report reads."""
     chance = random.Random(1)
-    _stats(folder / "urls/stats.json", "blacklist", 100 * shards, {"duplicate": shards}, 1.0, BEGAN + 1)
+    _stats(folder / "urls/stats.json", "blacklist", 100 * shards, {"duplicate": shards}, 1.0)
+    _log(folder / "logs/blacklist.log", 1.0, BEGAN + 1)
+    _log(folder / "logs/dedup_bands/3.log", 4.0, BEGAN + 28)
     for number, (step_folder, step) in enumerate(STEPS.items()):
         for shard in range(shards):
             path = folder / step_folder / f"{shard:04d}.stats.json"
@@ -35,12 +37,13 @@ def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple
             if step == "tokenize":
                 extra["tokens"] = 40_000
             seconds = 2 + chance.random()
-            _stats(path, step, 100 - 5 * number, reasons, seconds, BEGAN + 10 * (number + 1) + seconds, extra)
+            _stats(path, step, 100 - 5 * number, reasons, seconds, extra)
+            _log(folder / f"logs/{step}/{shard:04d}.log", seconds, BEGAN + 10 * (number + 1) + seconds)
     done = 85 * shards
-    _stats(folder / "dataset/stats.json", "merge_index", done, {}, 0.5, BEGAN + 60, {"tokens": 40_000 * shards})
+    _stats(folder / "dataset/stats.json", "merge_index", done, {}, 0.5, {"tokens": 40_000 * shards})
+    _log(folder / "logs/merge_index.log", 0.5, BEGAN + 60)
     largest = {"documents": 9, "lowest_similarity": 0.7123, "ids": ["a"]}
     _write(folder / "dedup/clusters.json", {"cluster_sizes": {"1": 300, "2": 4, "9": 1}, "largest_cluster": largest})
-    _touch(folder / "dedup/clusters.json", BEGAN + 29)
     (folder / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\ngenerate: {{prompt: 'Once <upon>'}}\n")
     for place, name in enumerate(models):
         _model(folder, name, rows, place)
@@ -53,7 +56,6 @@ def _stats(
     documents: int,
     reasons: dict[str, int],
     seconds: float,
-    ended: float,
     extra: dict[str, Any] | None = None,
 ) -> None:
     kept = documents - sum(reasons.values())
@@ -66,6 +68,11 @@ def _stats(
             document = {"id": f"{path.name}{number}", "url": f"http://a.example/{number}", "text": text}
             stats.examples[reason].append(document)
     _write(path, {**stats.as_dict(), "seconds": seconds})
+
+
+def _log(path: Path, seconds: float, ended: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"done\nfinished after {seconds:.1f} s; largest process 512 MB\n")
     _touch(path, ended)
 
 
@@ -109,10 +116,9 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     }
     _write(folder / "merged" / name / "merge_report.json", merged)
     _write(folder / "merged" / name / "training.json", {"files": hashes})
-    for seconds, path in ((100, model / "done.json"), (104, folder / f"merged/{name}/merge_report.json")):
-        _touch(path, BEGAN + seconds)
-    for path in (folder / "evaluation" / f"{name}.json", folder / "samples" / f"{name}.txt"):
-        _touch(path, BEGAN + 110)
+    _touch(model / "done.json", BEGAN + 100)
+    for step, ended in (("merge", 104), ("evaluate", 109), ("generate", 110)):
+        _log(folder / f"logs/{step}/{name}.log", 4.0, BEGAN + ended)
 
 
 def _write(path: Path, content: object) -> None:

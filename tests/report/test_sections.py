@@ -86,14 +86,25 @@ def test_the_plan_stands_beside_what_was_used(run: Path, page: str) -> None:
     assert "tiny: activations 0.0931 GiB predicted" in layout and "layout  one &lt;process&gt;" in layout
 
 
-def test_the_timeline_follows_the_clocks_and_the_files(run: Path) -> None:
-    works = {work.name: work for work in timeline(run, funnel(run), trained_models(run))}
-    assert works["blacklist"].started == BEGAN and len(works["scrape"].jobs) == 2
+def test_the_timeline_is_that_of_the_logs(run: Path) -> None:
+    works = {work.name: work for work in timeline(run, trained_models(run))}
+    assert works["blacklist"].started == BEGAN and [job.label for job in works["scrape"].jobs] == ["0000", "0001"]
     assert works["train tiny"].started == BEGAN + 61 and works["train tiny"].ended == BEGAN + 100
     merge = works["merge tiny"]
-    assert (merge.started, merge.ended, merge.clock) == (BEGAN + 100, BEGAN + 104, False)
+    assert (merge.started, merge.ended, merge.memory_mb) == (BEGAN + 100, BEGAN + 104, 512)
+    assert [job.label for job in works["dedup_bands"].jobs] == ["3"]
     low, *_, high = quantiles(works["scrape"].jobs)
     assert 2 <= low < high <= 3
+
+
+def test_logs_of_failed_attempts_and_of_shards_that_are_gone_are_left_out(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "run", shards=3)
+    logs = folder / "logs/clean"
+    (logs / "0000.attempt1.log").write_text((logs / "0000.log").read_text())
+    (logs / "0001.log").write_text("error: no such file\n")
+    works = {work.name: work for work in timeline(folder, [], shards=2)}
+    assert [job.label for job in works["clean"].jobs] == ["0000"]
+    assert [job.label for job in works["dedup_bands"].jobs] == ["3"]  # a part of all shards
 
 
 def test_the_checkpoint_shows_files_hashes_and_proof(page: str) -> None:

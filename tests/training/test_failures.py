@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import Job, launch, make_run, wait_for
+from tests.training.helpers import Job, launch, make_run
 from training.leaving import RESUME_ME, TAKEN_OVER
 from training.parallel.lifeline import DIED, Failure, Hub, Lifeline
 

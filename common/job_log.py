@@ -1,0 +1,64 @@
+"""The last line of a job's log: how long its command took, and how much memory it needed.
+
+    finished after 12.3 s; largest process 812 MB
+
+`common.cli` writes it when a command succeeds whose output goes to a log, that is, whose stdout and stderr are the same
+file: `python -m corpus.clean … > 0000.log 2>&1`, as every rule of the workflow does. The file's date is the end.
+"""
+
+import os
+import re
+import resource
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+_LAST_LINE = re.compile(rb"finished after ([\d.]+) s; largest process (\d+) MB\s*\Z")
+_LONGEST = 100  # bytes of the line
+
+
+class JobTime(NamedTuple):
+    """What a log says of its command."""
+
+    seconds: float
+    """From the start of the process, imports included."""
+    memory_mb: int
+    """Largest resident set of one of its processes."""
+    ended: float
+    """Unix time."""
+
+
+def finish() -> None:
+    """Write the line if the output of this process goes to a log."""
+    try:
+        out, err = os.fstat(1), os.fstat(2)
+    except OSError:  # closed
+        return
+    if not stat.S_ISREG(out.st_mode) or (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino):
+        return
+    seconds = _age()
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit
+    sys.stderr.flush()
+    print(f"finished after {seconds:.1f} s; largest process {peak / 1e6:.0f} MB", flush=True)
+
+
+def _age() -> float:
+    """Seconds since this process started."""
+    started = psutil.Process().create_time()
+    if sys.platform == "linux":  # the time of the boot, which it is relative to, is in whole seconds
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (started - psutil.boot_time())
+    return time.time() - started
+
+
+def read(path: Path) -> JobTime | None:
+    """The time of a log; None if its command has not ended, or failed."""
+    with path.open("rb") as log:
+        facts = os.fstat(log.fileno())
+        log.seek(max(0, facts.st_size - _LONGEST))
+        found = _LAST_LINE.search(log.read())
+    return JobTime(float(found[1]), int(found[2]), facts.st_mtime) if found else None
