@@ -1,36 +1,41 @@
-"""Makes articles from the English sentences that every Python carries: `help()` topics and docstrings.
+"""Makes articles from the English sentences that every installation carries: Python's `help()` topics, and docstrings.
 
-An article has about fifteen hundred characters of plain text in paragraphs. Code, tables, lists of names and markup are
-left out sentence by sentence, and no paragraph comes twice, so that a tiny model can learn English from it. Modules are
-read, never imported.
+An article has about fifteen hundred characters of plain text in paragraphs. It is written for a tiny model that has two
+minutes to learn English: code, tables, lists of names and markup are left out sentence by sentence, so is a sentence
+with a word that is rare in all of them, and no paragraph comes twice. Modules are read, never imported.
 """
 
-import ast
 import re
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 _ENOUGH = 1500  # characters after which the next article starts
 _SMALLEST = 600  # characters; what remains of a module is dropped if it is shorter, as `clean` would drop it
+_PACKAGES = ("networkx", "nltk", "numpy", "scipy")  # the toolkit needs them, or what it needs does
 _NO_LIBRARY = frozenset(
-    {"site-packages", "test", "tests", "idlelib", "turtledemo", "ensurepip", "lib2to3", "distutils"}
+    {"site-packages", "test", "tests", "testing", "idlelib", "turtledemo", "ensurepip", "lib2to3", "distutils"}
 )
-_SHORTEST, _FEWEST = 30, 5  # characters and words of a sentence
+_SHORTEST, _LONGEST, _FEWEST = 30, 200, 5  # characters and words of a sentence
 _WORDS = 0.85  # minimum share of ordinary words in a sentence
+_COMMON = 12  # times that every word of a sentence occurs in all of them
+_TRIPLE_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
+_WORD = re.compile(r"[a-z']+")
 _BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[*+-]|\d+\.) )")  # between paragraphs or list items
 _BULLET = re.compile(r"(?:[*+-]|\d+\.|\(\d+\)) +")
 _SENTENCE = re.compile(r"(?<=[.!?])(?<!\bi\.e\.)(?<!\be\.g\.)\s+(?=[A-Z])")
 _ROLE = re.compile(r":[a-z:]+:`~?([^`<]+)`")  # :class:`Name` in reStructuredText
 _LITERAL = re.compile(r"""(\*\*|``|["'`*])([A-Za-z_][\w.]*(?:\(\))?)\1""")
-_NO_PROSE = re.compile(r"[=<>{}|\\@#\[\]^~`$*_%&]|::|\.\.\.|--|https?:|\bXXX\b|\bTODO\b|\w\(\w")
+_NO_PROSE = re.compile(r"""[=<>{}|\\@#\[\]^~`$*_%&\d"()/]|::| : |\.\.\.|--|\bXXX\b|\bTODO\b""")
 
 
 def sentence(text: str) -> str:
     """A sentence without quotes and stars around names; "" for what is no plain English sentence."""
     text = _LITERAL.sub(r"\2", _ROLE.sub(r"\1", text))
     words = text.split()
-    if len(text) < _SHORTEST or len(words) < _FEWEST or not text[0].isupper() or text[-1] not in ".!?":
+    if not _SHORTEST <= len(text) <= _LONGEST or len(words) < _FEWEST or not text[0].isupper() or text[-1] not in ".!?":
         return ""
     ordinary = sum(map(_is_ordinary, words))
     return "" if ordinary < _WORDS * len(words) or _NO_PROSE.search(text) else text
@@ -42,41 +47,31 @@ def _is_ordinary(word: str) -> bool:
     return letters.isalpha() and (letters[1:].islower() or len(letters) == 1)
 
 
-def paragraphs(text: str) -> Iterator[str]:
+def paragraphs(text: str) -> Iterator[list[str]]:
     """The sentences of a text, by paragraph or list item; those without any are left out."""
     for block in _BREAK.split(text):
         line = _BULLET.sub("", " ".join(block.split()), count=1)
-        if found := " ".join(filter(None, map(sentence, _SENTENCE.split(line)))):
+        if found := list(filter(None, map(sentence, _SENTENCE.split(line)))):
             yield found
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """The docstrings in a Python file.
-
-    None for a file that does not parse, because the library contains templates and deliberately broken files.
-    """
-    try:
-        module = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(module):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
+    """The texts in triple double quotes in a Python file: its docstrings, and a few others."""
+    yield from _TRIPLE_QUOTED.findall(path.read_text(encoding="utf-8", errors="replace"))
 
 
-def split_articles(title: str, texts: Iterable[str], seen: set[str]) -> Iterator[tuple[str, str]]:
-    """Articles (title, text) from the paragraphs of several texts that are not in `seen`, which they are added to."""
+def split_articles(title: str, blocks: Iterable[str], seen: set[str]) -> Iterator[tuple[str, str]]:
+    """Articles (title, text) from the paragraphs that are not in `seen`, which they are added to."""
     part: list[str] = []
     number = 1
-    for text in texts:
-        for paragraph in paragraphs(text):
-            if paragraph in seen:
-                continue
-            seen.add(paragraph)
-            part.append(paragraph)
-            if sum(map(len, part)) >= _ENOUGH:
-                yield _numbered(title, number), "\n\n".join(part)
-                part, number = [], number + 1
+    for block in blocks:
+        if block in seen:
+            continue
+        seen.add(block)
+        part.append(block)
+        if sum(map(len, part)) >= _ENOUGH:
+            yield _numbered(title, number), "\n\n".join(part)
+            part, number = [], number + 1
     if sum(map(len, part)) >= _SMALLEST:
         yield _numbered(title, number), "\n\n".join(part)
 
@@ -86,19 +81,43 @@ def _numbered(title: str, number: int) -> str:
 
 
 def _sources() -> Iterator[tuple[str, Iterable[str]]]:
-    """(title, texts) of each help topic and each standard library module, sorted by name."""
+    """(title, texts) of each help topic, each standard library module, and each module of a few packages."""
     from pydoc_data.topics import topics
 
     for name, text in sorted(topics.items()):
         yield f"About {name.replace('-', ' ')}", [text]
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        module = path.relative_to(library).with_suffix("")
-        if not _NO_LIBRARY.intersection(module.parts):
-            yield f"Module {'.'.join(module.parts)}", docstrings(path)
+    yield from _modules(Path(sysconfig.get_path("stdlib")))
+    for package in _PACKAGES:
+        found = find_spec(package)
+        for folder in (found and found.submodule_search_locations) or ():
+            yield from _modules(Path(folder), package)
+
+
+def _modules(folder: Path, *package: str) -> Iterator[tuple[str, Iterable[str]]]:
+    for path in sorted(folder.rglob("*.py")):
+        module = (*package, *path.relative_to(folder).with_suffix("").parts)
+        if not _NO_LIBRARY.intersection(module):
+            yield f"Module {'.'.join(module)}", docstrings(path)
+
+
+def plain_texts(sources: Iterable[tuple[str, Iterable[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """(title, paragraphs) of (title, texts): the sentences whose words are all common in the texts together."""
+    read = [(title, [found for text in texts for found in paragraphs(text)]) for title, texts in sources]
+    counts = Counter(word for _, blocks in read for block in blocks for line in block for word in _words(line))
+    for title, blocks in read:
+        plain = ([line for line in block if all(counts[word] >= _COMMON for word in _words(line))] for block in blocks)
+        yield title, [" ".join(block) for block in plain if block]
+
+
+def _words(line: str) -> list[str]:
+    return _WORD.findall(line.lower())
 
 
 def python_articles() -> Mapping[str, str]:
-    """Articles by title: about five hundred, 0.8 MB in all; they depend only on the Python version."""
+    """Articles by title: about five hundred, 0.6 MB in all.
+
+    They depend only on the versions of Python and of the packages.
+    """
     seen: set[str] = set()
-    return {title: text for name, texts in _sources() for title, text in split_articles(name, texts, seen)}
+    texts = plain_texts(_sources())
+    return {title: text for name, blocks in texts for title, text in split_articles(name, blocks, seen)}

@@ -3,7 +3,7 @@
     python -m demo.build --output results/demo/site
     python -m demo.build --output /tmp/site && python -m demo.serve --site /tmp/site
 
-The bytes depend only on the Python version, whose help topics and docstrings are the articles.
+The bytes depend only on the versions of Python and of a few libraries, whose documentation the articles are.
 """
 
 import re

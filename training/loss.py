@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn import functional as F
 
-from training.kernels.cross_entropy import backward_, statistics
-from training.model import IGNORED
+from training.kernels.cross_entropy import IGNORED, backward_, statistics
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
