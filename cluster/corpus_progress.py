@@ -1,4 +1,4 @@
-"""How far the corpus of a run is: finished shards per step, from the files of the run folder alone.
+"""How far the corpus of a run is: finished shards per step, from the files of the run folder.
 
 A step's output appears whole or not at all, so a file that exists is a shard that is done; one of an earlier
 configuration counts until Snakemake makes it again. Deduplication removes the signatures at its end; clusters.json then
@@ -8,7 +8,9 @@ stands for all of them.
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +29,7 @@ class StepProgress:
     done: int
     total: int
     running: int = 0
-    """Shards that a Slurm task works on."""
+    """Shards that a Slurm task, or a process of this machine, works on."""
     queued: int = 0
     """Shards in tasks that wait for Slurm."""
     failed: int = 0
@@ -117,7 +119,7 @@ def corpus_progress(
     """
     if not settings.urls and not settings.sources:
         return []
-    counts = tasks.count(known)
+    counts, here = tasks.count(known), running_here(settings.run)
     found = []
     for step in _steps(settings):
         folder = settings.run / step.folder
@@ -125,8 +127,19 @@ def corpus_progress(
         done = step.total if step.whole and (settings.run / step.whole).exists() else len(names)
         left = _seconds_left([folder / name for name in names], step.total) if 0 < done < step.total else None
         running, queued, failed = counts.get(step.name, (0, 0, 0))
+        running = max(running, here[step.name])  # a node of the cluster knows the same shards twice
         found.append(StepProgress(step.name, done, step.total, running, queued, failed, left))
     return found
+
+
+def running_here(run: Path) -> Counter[str]:
+    """By step: the logs that a process of this user on this machine writes to; none where there is no /proc."""
+    logs = run.resolve() / "logs"
+    open_logs = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # it has ended, belongs to somebody else, or writes elsewhere
+            open_logs.add((process / "fd/1").readlink().relative_to(logs))
+    return Counter(rule_title(path.parts[0].removesuffix(".log")) for path in open_logs)
 
 
 def _matching(folder: Path, step: _Step) -> list[str]:

@@ -20,6 +20,8 @@ from common.files import write_text
 from common.settings import Experiment, Section, Settings, closest
 from common.yaml_text import read_yaml, with_overrides
 
+JOB_SETTINGS = "URLS_TO_GPT2_SETTINGS"
+"""Environment variable of a job of the workflow: path of the run's resolved settings."""
 _WORDS = {
     "Input should": "must",
     "String should": "must",

@@ -2,8 +2,8 @@
 
     finished after 12.3 s; largest process 812 MB
 
-`common.cli` writes it when a command succeeds whose output goes to a log, that is, whose stdout and stderr are the same
-file: `python -m corpus.clean … > 0000.log 2>&1`, as every rule of the workflow does. The file's date is the end.
+`common.cli` writes it when the command of a rule of the workflow succeeds and its output goes to a log, that is, when
+stdout and stderr are the same file: `python -m corpus.clean … > 0000.log 2>&1`. The file's date is the end.
 """
 
 import os
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+from common.config import JOB_SETTINGS
 
 _LAST_LINE = re.compile(rb"finished after ([\d.]+) s; largest process (\d+) MB\s*\Z")
 _LONGEST = 100  # bytes of the line
@@ -33,7 +35,9 @@ class JobTime(NamedTuple):
 
 
 def finish() -> None:
-    """Write the line if the output of this process goes to a log."""
+    """Write the line if this process is a job of the workflow whose output goes to a log."""
+    if JOB_SETTINGS not in os.environ:
+        return
     try:
         out, err = os.fstat(1), os.fstat(2)
     except OSError:  # closed

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common import run_card, snakemake_lock
-from common.config import load_settings, settings_text, validate, write_settings
+from common.config import JOB_SETTINGS, load_settings, settings_text, validate, write_settings
 from common.console import fail, note
 from common.errors import ConfigError, ToolkitError
 from common.files import shard_name, write_text
@@ -25,7 +25,6 @@ from common.settings import Settings
 from common.stale_shards import check_crawl, remove_stale, write_crawl_layout
 from common.yaml_text import merged, read_yaml, with_overrides
 
-VARIABLE = "URLS_TO_GPT2_SETTINGS"
 _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
 parsed: tuple[Any, Settings] | None = None
 """The workflow that Snakemake runs in this process, and its settings: for the executor."""
@@ -81,10 +80,10 @@ def settings_path(settings: Settings) -> Path:
 
 def settings_of_job(environment: Mapping[str, str]) -> Settings:
     """The settings of the Snakemake that submitted this job. Raises ConfigError if the job did not get them."""
-    name = environment.get(VARIABLE)
+    name = environment.get(JOB_SETTINGS)
     if not name:
         raise ConfigError(
-            f"{VARIABLE} is not set: the job did not get the environment of the Snakemake that submitted it; "
+            f"{JOB_SETTINGS} is not set: the job did not get the environment of the Snakemake that submitted it; "
             "submit with --export=ALL"
         )
     path = Path(name)
@@ -111,7 +110,7 @@ def _read_settings(workflow: Any) -> Settings:
     check_crawl(settings)
     global parsed
     parsed = (workflow, settings)
-    os.environ[VARIABLE] = str(settings_path(settings))
+    os.environ[JOB_SETTINGS] = str(settings_path(settings))
     if not workflow.output_settings.dryrun and snakemake_lock.runs_jobs(sys.argv[1:]):
         snakemake_lock.begin()
     return settings

@@ -79,6 +79,19 @@ def test_steps_follow_the_configuration(tmp_path: Path) -> None:
     assert progress["dedup signatures"].done == 4, "they are removed when the clusters are known"
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+def test_shards_that_run_on_this_machine_are_counted(run: Path) -> None:
+    touch(run, "logs/dedup_bands/0.log", "logs/clean/0002.log", "logs/clean/0003.log")
+    settings = validate(yaml.safe_load((run / "config.yaml").read_text()), "test")
+    with contextlib.ExitStack() as stack:
+        for name in ("dedup_bands/0", "clean/0002", "clean/0002"):  # two processes of one shard
+            log = stack.enter_context((run / "logs" / f"{name}.log").open("w"))
+            process = stack.enter_context(subprocess.Popen(["sleep", "60"], stdout=log))
+            stack.callback(process.kill)
+        found = {step.name: step.running for step in corpus_progress(settings, CorpusTasks([])) if step.running}
+    assert found == {"clean": 1, "dedup clusters": 1}
+
+
 def test_the_time_left_follows_the_pace_of_the_newest_shards(run: Path) -> None:
     settings = validate(yaml.safe_load((run / "config.yaml").read_text()), "test")
     now = time.time()

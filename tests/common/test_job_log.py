@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common import job_log
+from common.config import JOB_SETTINGS
 
 COMMAND = """
 import sys
@@ -16,12 +18,13 @@ sys.exit(cli.run(main))
 """
 
 
-def run(body: str, out: Path, err: Path | None = None) -> int:
-    """The exit code of a command whose output goes to files; `err` None: to the same one."""
+def run(body: str, out: Path, err: Path | None = None, job: bool = True) -> int:
+    """The exit code of a command, of a job or not, whose output goes to files; `err` None: to the same one."""
     with out.open("w") as stdout, (err or out).open("w") as stderr:
         streams = (stdout, stderr) if err else (stdout, subprocess.STDOUT)
+        environment = {**os.environ, JOB_SETTINGS: "settings.yaml"} if job else None
         command = [sys.executable, "-c", COMMAND.format(body)]
-        return subprocess.run(command, stdout=streams[0], stderr=streams[1], check=False).returncode
+        return subprocess.run(command, stdout=streams[0], stderr=streams[1], env=environment, check=False).returncode
 
 
 def test_a_log_ends_with_the_time_and_the_memory_of_its_command(tmp_path: Path) -> None:
@@ -50,6 +53,8 @@ def test_a_command_that_fails_writes_no_time(tmp_path: Path, body: str) -> None:
 def test_output_that_is_no_log_stays_as_it_is(tmp_path: Path) -> None:
     assert run("print('x'); return 0", tmp_path / "out", tmp_path / "err") == 0
     assert (tmp_path / "out").read_text() == "x\n" and (tmp_path / "err").read_text() == ""
+    assert run("print('x'); return 0", tmp_path / "both", job=False) == 0  # typed by a person
+    assert (tmp_path / "both").read_text() == "x\n"
 
 
 def test_a_log_that_is_not_finished_has_no_time(tmp_path: Path) -> None:
