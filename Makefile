@@ -21,12 +21,12 @@ setup: $(READY)
 demo: $(READY)
 	@$(BIN)/python -m demo
 
-# loadfile: the tests of one file share the run that they look at. 3: half of the time they wait for a daemon or a signal
+# loadfile: the tests of one file share the run that they look at. 4: half of the time they wait for a daemon or a signal
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) docs
 	$(BIN)/ruff format --check .

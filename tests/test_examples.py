@@ -60,6 +60,7 @@ SKIPPED = {
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
 MADE = {"convert.merge_mp": "merged", "convert.to_megatron": "megatron-tp2", "corpus.tokenize": "tokens"}
+VOCABULARY = 2048  # of the small demo run
 """What examples of a command write: they begin without it."""
 OWN_PROCESS = (
     "training.train",
@@ -141,7 +142,9 @@ def _write_inputs(urls: list[str], address: str) -> None:
     config = yaml.safe_load((ROOT / "config.yaml").read_text())
     config["scrape"]["resolve"] = {"*": address}
     config["sources"] = [{"path": "texts"}]
-    config["models"]["tiny"]["model"] |= {"n_layer": 1, "n_head": 2, "n_embd": 16, "seq_len": 32}
+    small = {"n_layer": 1, "n_head": 2, "n_embd": 16, "seq_len": 32, "vocab_size": VOCABULARY}
+    config["models"]["tiny"]["model"] |= small
+    config["train_tokenizer"] = {"vocab_size": VOCABULARY}
     config["models"]["tiny"]["train"] |= {"iterations": 400, "micro_batch_size": 1, "global_batch_size": 1}
     Path("config.yaml").write_text(yaml.safe_dump(config))
     mine = yaml.safe_load((ROOT / "configs/openwebtext.yaml").read_text()) | {"run": "results/mine"}
@@ -185,9 +188,8 @@ def _run_the_steps() -> None:
             f"python -m corpus.dedup verify --signatures work --pairs work --block {part}/8 --output work/{part}.edges"
         )
     run = "results/demo"
-    call(
-        f"python -m corpus.train_tokenizer --input dedup/0000.jsonl.zst --output-dir {run}/tokenizer --vocab-size 2048"
-    )
+    words = f"--input dedup/0000.jsonl.zst --output-dir {run}/tokenizer --vocab-size {VOCABULARY}"
+    call(f"python -m corpus.train_tokenizer {words}")
     for shard in ("0000", "0001"):
         words = f"--input dedup/0000.jsonl.zst --output-prefix tokens/{shard} --config config.yaml"
         call(f"python -m corpus.tokenize {words}")
