@@ -40,7 +40,7 @@ docs: $(READY)
 
 # a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4 --accounting"
 slurm-lab: $(READY)
-	@$(BIN)/python -m tests.slurm.lab --gpus 4 $(LAB) -- bash -c 'bash; true'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m tests.slurm.lab --gpus 4 $(LAB) -- bash -c 'bash; true'
 
 clean:
 	rm -rf results .snakemake $(VENV)

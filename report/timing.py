@@ -151,6 +151,7 @@ def shards_chart(works: Sequence[Work]) -> Markup | None:
             spread = f"{duration(low)} to {duration(high)}, median {duration(middle)}"
             titles[f"shards-{row}"] = f"{work.name}: {len(work.jobs):,} shards, {spread}"
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.set_yticks(range(len(sharded)), [work.name for work in sharded], fontsize=9)
