@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.config import load_settings
+from common.config import JOB_SETTINGS, load_settings
 from common.files import read_json
-from common.snakefile import VARIABLE
 from tests.conftest import ROOT
 from tests.helpers import prose, read_shard
 
@@ -30,7 +29,7 @@ def lay_out(folder: Path, **more: object) -> Path:
 
 
 def snakemake(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name != JOB_SETTINGS}
     return subprocess.run(
         [sys.executable, "-m", "snakemake", *arguments],
         cwd=folder,
@@ -76,16 +75,16 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
 
     # the file is edited while jobs are queued
     (tmp_path / "config.yaml").write_text((tmp_path / "other.yaml").read_text())
-    job = snakemake(tmp_path, *JOB, **{VARIABLE: str(planned.relative_to(tmp_path))})
+    job = snakemake(tmp_path, *JOB, **{JOB_SETTINGS: str(planned.relative_to(tmp_path))})
     assert job.returncode == 0, job.stdout + job.stderr
     assert read_json(run / "clean" / "0000.stats.json")["documents_out"] == 1
     # without the environment variable the job fails instead of guessing
     job = snakemake(tmp_path, *JOB)
     assert job.returncode == 2
-    assert f"error: {VARIABLE} is not set: the job did not get the environment" in job.stderr
+    assert f"error: {JOB_SETTINGS} is not set: the job did not get the environment" in job.stderr
     planned.chmod(0o644)
     planned.write_text(planned.read_text() + "\n")
-    job = snakemake(tmp_path, *JOB, **{VARIABLE: str(planned.relative_to(tmp_path))})
+    job = snakemake(tmp_path, *JOB, **{JOB_SETTINGS: str(planned.relative_to(tmp_path))})
     assert job.returncode == 2 and "was changed after the run was planned" in job.stderr
 
 
