@@ -12,6 +12,7 @@ import resource
 import stat
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,8 +48,10 @@ def finish() -> None:
     seconds = _age()
     unit = 1 if sys.platform == "darwin" else 1024
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit
-    sys.stderr.flush()
-    print(f"finished after {seconds:.1f} s; largest process {peak / 1e6:.0f} MB", flush=True)
+    with suppress(OSError):  # a full disk: the work is done all the same
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(1, f"finished after {seconds:.1f} s; largest process {peak / 1e6:.0f} MB\n".encode())
 
 
 def _age() -> float:
