@@ -25,7 +25,7 @@ from cluster.submit import Launch, job_name, nodes_and_tasks
 from cluster.trials import Result, Trial, read_result, run_trials
 from common import cli
 from common.errors import ConfigError, InputError, JobError
-from common.files import lock, write_text
+from common.files import open_locked, write_text
 from common.settings import Experiment, Settings
 from common.tables import readable_bytes
 from common.workers import available_cpus
@@ -104,8 +104,8 @@ def autotune(settings: Settings, name: str, question: Question, options: argpars
         for prediction, changed in layouts[: options.top]
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("wb") as file:
-        lock(file, f"{folder}: another cluster.autotune of this model is running; wait for it, or stop it")
+    refusal = f"{folder}: another cluster.autotune of this model is running; wait for it, or stop it"
+    with open_locked(folder / "lock", refusal):
         print(
             f"{name}: the best {len(trials)} of {len(layouts)} layouts of {question.gpus} x {kind.name}, "
             f"{options.steps} steps each; results in {folder}\n{_row(_HEAD)}",

@@ -58,7 +58,7 @@ class State:
 
 ASKED = "a person asked it to stop"
 SILENT = "the Slurm controller does not answer"
-_WRITES = 20  # attempts to write state.json, 0.1 s apart
+_WRITES = 100  # attempts to write state.json, 0.1 s apart
 
 
 def record_path(folder: Path) -> Path:

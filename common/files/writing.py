@@ -77,14 +77,27 @@ class Output:
             file.write(data)
 
 
-def lock(file: IO[bytes], refusal: str) -> None:
-    """Lock an open file until it is closed. Raises InputError with the message `refusal` if another process has it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(refusal) from None
-    except OSError:
-        pass  # the file system has no locks
+def open_locked(path: Path, refusal: str) -> IO[bytes]:
+    """Open a file for reading and writing, made if it is missing, locked until it is closed.
+
+    Raises InputError with the message `refusal` if another process has it.
+    """
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(refusal) from None
+            except OSError:
+                pass  # the file system has no locks
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # its owner has just renamed or removed it: this lock guards nothing
 
 
 @contextmanager
@@ -92,8 +105,8 @@ def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[
     """Yield one Output per path. All regular files appear when the block succeeds, none of them otherwise.
 
     Raises InputError for a path that is not writable, and if another process is writing the same files, such as an
-    orphan of a killed run; the first regular file's lock guards all of them. `regular_only` refuses streams, for
-    writers that read or rename what they wrote.
+    orphan of a killed run; the first regular file's lock guards all of them, and they appear in reverse order.
+    `regular_only` refuses streams, for writers that read or rename what they wrote.
     """
     destinations = [locate(path) for path in paths]
     for destination in destinations if regular_only else ():
@@ -107,9 +120,9 @@ def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if regular:
-            first = regular[0]
-            guard = stack.enter_context(open(first.temporary, "ab"))
-            lock(guard, f"{first.temporary}: another process is writing it; stop that one, or wait for it")
+            first = regular[0].temporary
+            refusal = f"{first}: another process is writing it; stop that one, or wait for it"
+            stack.enter_context(open_locked(first, refusal))
         try:
             for destination in regular:
                 destination.temporary.write_bytes(b"")  # a killed run may have left one
@@ -122,12 +135,13 @@ def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[
                 stream.close()
             for destination in regular:
                 fsync(destination.temporary)
-            for destination in regular:
-                destination.temporary.replace(destination.target)
+            while regular:  # the first one last: its lock is gone with its name
+                regular[-1].temporary.replace(regular[-1].target)
+                regular.pop()
             for folder in folders:
                 fsync(folder)
         except BaseException:
-            for destination in regular:
+            for destination in reversed(regular):
                 destination.temporary.unlink(missing_ok=True)
             raise
 

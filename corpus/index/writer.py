@@ -46,14 +46,14 @@ class IndexWriter:
         self._digest = xxhash.xxh3_64()
 
     def __enter__(self) -> "IndexWriter":
-        suffixes = [".bin", ".idx"] if self.meta is None else [".bin", ".json", ".idx"]
+        suffixes = [".idx", ".bin"] if self.meta is None else [".idx", ".json", ".bin"]
         with ExitStack() as stack:
             self._files = stack.enter_context(
                 output_files([suffixed(self.prefix, suffix) for suffix in suffixes], regular_only=True)
             )
-            self._index_path = self._files[-1].temporary
-            self._bin = stack.enter_context(self._files[0].open())
-            self._idx = stack.enter_context(self._files[-1].open())
+            self._index_path = self._files[0].temporary
+            self._bin = stack.enter_context(self._files[-1].open())
+            self._idx = stack.enter_context(self._files[0].open())
             self._documents = stack.enter_context(scratch_file(self._index_path))
             self._modes = stack.enter_context(scratch_file(self._index_path))
             self._idx.write(bytes(HEADER.size))
@@ -135,9 +135,9 @@ class IndexWriter:
             data = self._digest.hexdigest()
             checksum = index_checksum(self._index_path, self.meta, data)
             values = asdict(Description(self.meta.vocab_size, self.meta.end_of_text, data, checksum))
-            self._files[-2].append(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            self._files[1].append(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
         # the index and vocabulary of an older dataset must never lie beside the new tokens
-        for path in (self._files[-1].target, suffixed(self.prefix, ".json").resolve()):
+        for path in (self._files[0].target, suffixed(self.prefix, ".json").resolve()):
             path.unlink(missing_ok=True)
 
     def __exit__(

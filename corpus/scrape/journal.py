@@ -24,13 +24,13 @@ A torn last line is cut off. OUTPUT.journal.zst is only ever replaced by a file 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files import lock, read_json, write_json
+from common.files import open_locked, read_json, write_json
 from corpus.scrape import journal_v1
 from corpus.scrape.journal_lines import FORMAT, OutcomeSettings, key_of, to_line
 from corpus.scrape.outcome_index import LOG, UNKNOWN, OutcomeIndex
@@ -51,7 +51,8 @@ class Journal(OutcomeIndex):
         self._damaged = 0
         self._base: ZstdLines | None = None
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._open()
+        # a job that was thought dead and its successor must not both write it
+        self._file = open_locked(self.path, f"{self.path}: in use by another scrape; stop that one first")
         try:
             self._convert_old(urls, keys)
             self._load()
@@ -64,19 +65,6 @@ class Journal(OutcomeIndex):
 
     def __exit__(self, *_: object) -> None:
         self._close()
-
-    def _open(self) -> IO[bytes]:
-        """Open and lock OUTPUT.journal: a job that was thought dead and its successor must not both write it."""
-        while True:
-            file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-            try:
-                lock(file, f"{self.path}: in use by another scrape; stop that one first")
-                if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
-                    return file
-            except BaseException:
-                file.close()
-                raise
-            file.close()  # another run has just finished and removed it
 
     def _close(self) -> None:
         if os.fstat(self._file.fileno()).st_size == 0:  # nothing to resume: bad input leaves no file

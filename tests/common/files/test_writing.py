@@ -1,11 +1,13 @@
+import fcntl
 import os
 import resource
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -82,6 +84,29 @@ def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="another process is writing it"), atomic_path(tmp_path / "a"):
             pass
     assert (tmp_path / "a").read_text() == "first"
+
+
+def test_a_lock_on_a_file_that_its_writer_has_just_renamed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    flock = fcntl.flock
+    with ExitStack() as first:
+        for temporary in first.enter_context(atomic_paths(paths)):
+            temporary.write_text("first")
+
+        def after_the_first(file: IO[bytes], operation: int) -> None:
+            first.close()
+            flock(file, operation)
+
+        monkeypatch.setattr(fcntl, "flock", after_the_first)
+        with atomic_paths(paths) as temporaries:
+            assert [path.read_text() for path in paths] == ["first", "first"]
+            with pytest.raises(InputError, match="another process is writing it"), atomic_paths(paths):
+                pass
+            for temporary in temporaries:
+                temporary.write_text("second")
+    assert [path.read_text() for path in paths] == ["second", "second"]
 
 
 def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
