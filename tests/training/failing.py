@@ -1,6 +1,7 @@
 """A training job in which only rank 1 fails, or all ranks do; the last argument says where."""
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 from common.errors import ConfigError, InputError
 from training import train, trainer
 from training.checkpoint import writing
-from training.parallel.launch import read_launch
+from training.parallel import process_group
+from training.parallel.launch import Launch, read_launch
 
 GOOD = {
     "start": train.make_plan,
     "build": trainer.open_session,
     "data": trainer.step_batches,
     "step": trainer.train_step,
+    "late": process_group.join_lifeline,  # type: ignore[attr-defined]
 }
 
 
@@ -53,6 +56,11 @@ def main(argv: list[str]) -> int:
             raise ZeroDivisionError("division by zero")
         return GOOD["step"](*arguments)
 
+    def late(launch: Launch, *rest: Any) -> Any:
+        if alone:
+            time.sleep(0.5)
+        return GOOD["late"](launch, *rest)
+
     write = writing._write_tensors
     if where == "start":
         train.make_plan = start
@@ -62,6 +70,8 @@ def main(argv: list[str]) -> int:
         trainer.step_batches = data  # type: ignore[assignment]
     elif where in ("step", "defect"):
         trainer.train_step = {"step": step, "defect": defect}[where]
+    elif where == "late":
+        process_group.join_lifeline = late  # type: ignore[attr-defined]
     elif where == "save":
         writing._write_tensors = save
     return train.main(argv)

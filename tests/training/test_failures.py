@@ -3,11 +3,13 @@
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.helpers import Job, launch, make_run
 from training.leaving import RESUME_ME, TAKEN_OVER
+from training.parallel import lifeline
 from training.parallel.lifeline import DIED, Failure, Hub, Lifeline
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
@@ -61,8 +63,8 @@ def test_what_a_person_must_cure_outweighs_a_take_over_and_that_outweighs_a_deat
 ) -> None:
     hub = Hub("127.0.0.1", 3)
     healthy, *failing = (Lifeline(rank, "127.0.0.1", hub.port) for rank in range(3))
-    for lifeline, failure in zip(failing, others, strict=True):
-        lifeline.fail(failure, wait=False)
+    for one, failure in zip(failing, others, strict=True):
+        one.fail(failure, wait=False)
     assert healthy.wait_for_failure()
     assert healthy.exit_code() == code
     assert next(failure.message for failure in others if failure.code == code) in healthy.describe_failure()
@@ -80,15 +82,35 @@ def test_a_defect_on_one_rank_shows_its_traceback_and_rank(tmp_path: Path) -> No
     [
         ("build", "error: no such layer on this device\n"),
         ("name", "config.yaml: no model 'none' under models"),
+        ("late", "config.yaml: no model 'none' under models"),  # rank 1 connects when rank 0 waits for it
     ],
 )
 def test_an_error_that_all_ranks_share_is_printed_once(tmp_path: Path, where: str, says: str) -> None:
     config = make_run(tmp_path, model=TINY, parallel={"data": 2})
-    model = "none" if where == "name" else "tiny"
+    model = "tiny" if where == "build" else "none"
     results = launch(2, "tests.training.failing", "--config", config, "--model", model, where)
     assert [result.returncode for result in results] == [2, 2], results
     assert says in results[0].stderr and results[0].stderr.count("\n") == 1
     assert results[1].stderr == ""
+
+
+def test_rank_0_is_the_last_to_be_told_because_the_hub_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    send = lifeline._send
+
+    def record(connection: socket.socket, **message: Any) -> None:
+        if isinstance(message.get("failed"), dict):
+            told.append(connection.getpeername()[1])
+        send(connection, **message)
+
+    monkeypatch.setattr(lifeline, "_send", record)
+    hub = Hub("127.0.0.1", 3)
+    ranks = [Lifeline(rank, "127.0.0.1", hub.port) for rank in range(3)]
+    ports = [rank._socket.getsockname()[1] for rank in ranks]
+    for rank in ranks:
+        rank.fail(Failure("the same"), wait=False)
+    assert all(rank.wait_for_failure() for rank in ranks)
+    assert told == [ports[1], ports[2], ports[0]]
 
 
 def test_all_ranks_learn_which_process_died_and_a_port_scanner_is_ignored() -> None:

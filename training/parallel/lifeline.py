@@ -78,12 +78,16 @@ class Hub:
                 complete = self._connected == self._world_size or waited >= _CONNECT  # some may not have connected yet
                 if first and (len(self._failed) == self._world_size or (complete and waited >= _COLLECT)):
                     break
-        for connection in self._partial:
+        for connection in sorted(self._partial, key=self._is_own):  # this process may end as soon as it has been told
             _send(connection, **({"failed": self._failed} if self._failed else {"bye": True}))
         for connection in self._partial:  # closing with unread data would discard what was sent
             with connection, suppress(OSError):
                 while connection.recv(1 << 16):
                     pass
+
+    def _is_own(self, connection: socket.socket) -> bool:
+        """Whether a connection is that of rank 0, whose process this is."""
+        return self._ranks.get(connection) == 0
 
     def _read(self, connection: socket.socket) -> bool:
         """Read what has arrived; False if the connection is closed."""

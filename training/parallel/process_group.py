@@ -69,7 +69,8 @@ def before_start(launch: Launch, folder: Path | None = None) -> Iterator[None]:
             raise
         try:
             with _meeting_folder(launch, folder) as meeting_folder:
-                lifeline = join_lifeline(launch, meet(launch, meeting_folder, timeout=_SHORT))
+                store = meet(launch, meeting_folder, timeout=_SHORT)  # rank 0's serves the others as long as it lives
+                lifeline = join_lifeline(launch, store)
         except JobError:  # no other process came
             raise _with_rank(launch, error) from None
         with lifeline:
