@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, settings
 # tests run in parallel: threads that wait for a core make operations on tiny tensors ten times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# `nohup make test` ignores SIGHUP, and so would the runs that tests hang up on
+# `nohup make test` ignores SIGHUP, `make test &` in a script SIGINT, and so would the runs that tests interrupt
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a slow machine is not a failure; CI uses the same examples every time
 settings.register_profile(

@@ -242,7 +242,7 @@ def test_bad_servers_affect_no_other_page(tmp_path: Path) -> None:
     good = {f"good.example/{n}": reply(article(n)) for n in range(10)}
     urls = list_of(tmp_path / "urls.txt", *(f"http://{name}" for name in (*bad, *good)))
     with rude_server({**bad, **good}) as server:
-        stats = run(server.address, urls, tmp_path / "pages.jsonl.zst", page_timeout=0.5, obey_robots=False)
+        stats = run(server.address, urls, tmp_path / "pages.jsonl.zst", page_timeout=3, obey_robots=False)
     assert stats.documents_out == 10
     assert stats.reasons == {"timeout": 1, "connection": 1, "too_large": 1, "extract_empty": 1}
 
