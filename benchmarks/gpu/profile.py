@@ -74,5 +74,5 @@ def _row(name: str, count: int, milliseconds: float, total: float) -> Row:
         "kernel": name.replace("|", "/")[:_LENGTH],
         "calls per step": count / _STEPS,
         "ms per step": milliseconds,
-        "share %": 100 * milliseconds / total if total else None,
+        "share %": 100 * (milliseconds / total) if total else None,
     }
