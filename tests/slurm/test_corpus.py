@@ -30,7 +30,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_site(
         {f"Chapter {n}": "\n\n".join(prose(10 * n + p, 83) for p in range(6)) for n in range(12)}, folder / "site"
     )
-    configure(folder, shards=4)
+    configure(folder, shards=3)
     run(folder)
     return folder
 
@@ -39,7 +39,7 @@ def lay_out(folder: Path, here: Path, **cluster: object) -> Path:
     """The same run, to be made on Slurm."""
     (folder / "site").symlink_to(here / "site")
     (folder / "slurm").symlink_to(ROOT / "slurm")
-    configure(folder, shards=4, cluster={"corpus": {"max_tasks": 2}, **cluster})
+    configure(folder, shards=3, cluster={"corpus": {"max_tasks": 2}, **cluster})
     return folder
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -28,10 +29,13 @@ CORPUS_FILES = (
     *("dataset/*.bin", "dataset/*.idx", "dataset/*_document.json"),
 )
 
+MADE_FROM_PAGES = ("clean", "dedup", "tokens", "dataset")
+LINKED = ("Snakefile", "workflow", "profiles")
+
 
 def configure(folder: Path, **more: object) -> None:
     """Set up a working folder: our Snakefile, rules and profiles, and a configuration for the site in `site`."""
-    for name in ("Snakefile", "workflow", "profiles"):
+    for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     config = {
         "run": "results/x",
@@ -187,12 +191,16 @@ def test_the_number_of_shards_changes_no_survivor(finished: Path, tmp_path: Path
 def test_a_corpus_that_ends_empty_stops_the_run_with_the_reason(
     finished: Path, tmp_path: Path, change: dict[str, object], step: str, message: str
 ) -> None:
-    (tmp_path / "site").symlink_to(finished / "site")
-    configure(tmp_path, **change)
-    process = start(tmp_path)
+    folder = tmp_path / "pages"
+    shutil.copytree(finished, folder, symlinks=True, ignore=shutil.ignore_patterns(*MADE_FROM_PAGES))
+    for name in LINKED:
+        (folder / name).unlink()
+    configure(folder, **change)
+    process = start(folder)
     output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
     assert f"Error in rule {step}" in output and message in output and "Traceback" not in output
-    assert not list((tmp_path / "results/x").rglob("dataset/*_document.*"))
-    statistics = json.loads((tmp_path / "results/x/clean/0000.stats.json").read_text())
+    assert "rule scrape" not in output
+    assert not list((folder / "results/x").rglob("dataset/*_document.*"))
+    statistics = json.loads((folder / "results/x/clean/0000.stats.json").read_text())
     assert statistics["documents_in"] == statistics["documents_out"] + sum(statistics["reasons"].values())
