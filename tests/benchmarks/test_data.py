@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from benchmarks.data import write_dataset
 from corpus.index import IndexedDataset
 from tests.conftest import Command
@@ -12,6 +14,7 @@ def test_the_dataset_of_the_benchmark_is_a_dataset(tmp_path: Path) -> None:
     assert (tmp_path / "a.bin").stat().st_blocks * 512 < 1 << 16  # sparse
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(command: Command) -> None:
     result = command("benchmarks.training", "data", "--documents", 20_000, "--rounds", 1, "--file", 10)
     assert result.returncode == 0, result.stderr
