@@ -2,12 +2,14 @@
 
 import signal
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.helpers import Job, launch, make_run
+from tests.training.helpers import Job, launch, make_run, wait_for
 from training.leaving import RESUME_ME, TAKEN_OVER
 from training.parallel import lifeline
 from training.parallel.lifeline import DIED, Failure, Hub, Lifeline
@@ -94,23 +96,29 @@ def test_an_error_that_all_ranks_share_is_printed_once(tmp_path: Path, where: st
     assert results[1].stderr == ""
 
 
-def test_rank_0_is_the_last_to_be_told_because_the_hub_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [True, False])
+def test_rank_0_leaves_when_all_have_been_told_because_the_hub_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     told: list[int] = []
     send = lifeline._send
 
-    def record(connection: socket.socket, **message: Any) -> None:
-        if isinstance(message.get("failed"), dict):
+    def slowly(connection: socket.socket, **message: Any) -> None:
+        if threading.current_thread().name == "hub":
+            time.sleep(0.2)
             told.append(connection.getpeername()[1])
         send(connection, **message)
 
-    monkeypatch.setattr(lifeline, "_send", record)
+    monkeypatch.setattr(lifeline, "_send", slowly)
     hub = Hub("127.0.0.1", 3)
-    ranks = [Lifeline(rank, "127.0.0.1", hub.port) for rank in range(3)]
-    ports = [rank._socket.getsockname()[1] for rank in ranks]
-    for rank in ranks:
-        rank.fail(Failure("the same"), wait=False)
-    assert all(rank.wait_for_failure() for rank in ranks)
-    assert told == [ports[1], ports[2], ports[0]]
+    rank0 = Lifeline(0, "127.0.0.1", hub.port, hub)
+    others = [Lifeline(rank, "127.0.0.1", hub.port) for rank in (1, 2)]
+    ports = {other._socket.getsockname()[1] for other in others}
+    wait_for(lambda: hub._connected == 3)
+    with rank0:
+        for rank in (rank0, *others) if fails else ():
+            rank.fail(Failure("the same"), wait=False)
+    assert ports <= set(told)
 
 
 def test_all_ranks_learn_which_process_died_and_a_port_scanner_is_ignored() -> None:

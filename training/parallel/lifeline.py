@@ -51,6 +51,8 @@ class Hub:
         self._world_size = world_size
         self._listener = socket.create_server((host, 0), backlog=world_size)
         self.port: int = self._listener.getsockname()[1]
+        self.told = threading.Event()
+        """All have been sent how the job ends."""
         self._ranks: dict[socket.socket, int] = {}
         self._partial: dict[socket.socket, bytes] = {}  # the beginning of a line that has not arrived completely
         self._connected = 0  # ranks that have connected so far
@@ -78,16 +80,13 @@ class Hub:
                 complete = self._connected == self._world_size or waited >= _CONNECT  # some may not have connected yet
                 if first and (len(self._failed) == self._world_size or (complete and waited >= _COLLECT)):
                     break
-        for connection in sorted(self._partial, key=self._is_own):  # this process may end as soon as it has been told
+        for connection in self._partial:
             _send(connection, **({"failed": self._failed} if self._failed else {"bye": True}))
+        self.told.set()
         for connection in self._partial:  # closing with unread data would discard what was sent
             with connection, suppress(OSError):
                 while connection.recv(1 << 16):
                     pass
-
-    def _is_own(self, connection: socket.socket) -> bool:
-        """Whether a connection is that of rank 0, whose process this is."""
-        return self._ranks.get(connection) == 0
 
     def _read(self, connection: socket.socket) -> bool:
         """Read what has arrived; False if the connection is closed."""
@@ -125,10 +124,13 @@ class Lifeline:
 
     with Lifeline(rank, host, port) as lifeline:
         …                       # after an error: lifeline.fail(message) returns which ranks have failed
+
+    Rank 0 gives the `hub`, which ends with its process, and leaves when all have been told.
     """
 
-    def __init__(self, rank: int, host: str, port: int) -> None:
+    def __init__(self, rank: int, host: str, port: int, hub: Hub | None = None) -> None:
         self.rank = rank
+        self._hub = hub
         self.failed: dict[int, Failure] = {}
         """Failures by rank, once the hub has sent them."""
         self._own: Failure | None = None
@@ -158,6 +160,8 @@ class Lifeline:
             timer = threading.Timer(_LEAVING, os._exit, [code])
             timer.daemon = True
             timer.start()
+        if self._hub is not None:
+            self._hub.told.wait(_GRACE)
 
     def _listen(self) -> None:
         """The thread: wait for the hub's single message, and end this process if it does not exit by itself."""

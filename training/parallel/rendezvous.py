@@ -129,7 +129,7 @@ def join_lifeline(launch: Launch, store: "Store", interface: str = "") -> Lifeli
         own = listening_address(launch, interface)
         hub = Hub(own, launch.world_size)
         store.set("hub", f"{published_host(launch, interface)} {hub.port}")
-        return Lifeline(0, own or LOOPBACK, hub.port)
+        return Lifeline(0, own or LOOPBACK, hub.port, hub)
     from torch.distributed import DistNetworkError, DistStoreError
 
     host = "?"
