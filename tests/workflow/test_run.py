@@ -192,9 +192,7 @@ def test_a_corpus_that_ends_empty_stops_the_run_with_the_reason(
     finished: Path, tmp_path: Path, change: dict[str, object], step: str, message: str
 ) -> None:
     folder = tmp_path / "pages"
-    shutil.copytree(finished, folder, symlinks=True, ignore=shutil.ignore_patterns(*MADE_FROM_PAGES))
-    for name in LINKED:
-        (folder / name).unlink()
+    shutil.copytree(finished, folder, symlinks=True, ignore=shutil.ignore_patterns(*LINKED, *MADE_FROM_PAGES))
     configure(folder, **change)
     process = start(folder)
     output, _ = process.communicate(timeout=200)

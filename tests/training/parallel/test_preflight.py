@@ -95,7 +95,7 @@ def test_it_costs_a_training_little(tmp_path: Path, capsys: pytest.CaptureFixtur
     experiment = load_settings(make_run(tmp_path)).models["tiny"]
     start = time.monotonic()
     preflight(World(0, 1, torch.device("cpu")), None, experiment, tmp_path)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 1
     assert capsys.readouterr().out.startswith("preflight\nnode")
 
 
