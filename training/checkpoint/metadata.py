@@ -52,7 +52,12 @@ _NAMES = frozenset(
         f"{_MEGATRON}.MCoreSavePlan",
         "torch.serialization._get_layout",
         "torch.device",
-        *(f"pathlib.{name}" for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")),
+        "builtins.getattr",  # how Python 3.11.2 pickles a member of an Enum: a placeholder, too
+        *(
+            f"{module}.{name}"
+            for module in ("pathlib", "pathlib._local")  # the second one since Python 3.13
+            for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+        ),
     }
 )
 
