@@ -112,6 +112,11 @@ class Tokenizer:
         """Id of `<|endoftext|>`, the last one (50256 for GPT-2)."""
         return self.vocab_size - 1
 
+    @cached_property
+    def byte_lengths(self) -> Lengths:
+        """UTF-8 bytes of text per token id, shape (vocab_size,); end-of-text has none."""
+        return np.array([*map(len, self.vocabulary.tokens[:-1]), 0], np.int64)
+
     def encode(self, text: str) -> Ids:
         """Token ids of one text, shape (tokens,); errors as in `encode_batch`."""
         return self.encode_batch([text])[0]

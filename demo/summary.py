@@ -3,7 +3,6 @@
 It fits one screen of 24 lines with 100 columns.
 """
 
-import math
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -32,7 +31,7 @@ def summary(settings: Settings) -> str:
     lines = [*text_table(_rows(corpus), "lrrll").splitlines(), ""]
     others = [f"dataset     {settings.dataset_prefix}.bin, .idx"]
     for name in settings.train_models[-1:]:
-        lines += [*_training(settings, name, corpus.get("tokens")), ""]
+        lines += [*_training(settings, name), ""]
         lines += [f"{name} continues {settings.generate.prompt!r}:", *_text(run / "samples" / f"{name}.txt"), ""]
         others += [
             f"model       {run / 'merged' / name}   (transformers loads it)",
@@ -52,7 +51,7 @@ def _counts(settings: Settings, folder: str) -> Counter[str]:
     total: Counter[str] = Counter()
     for path in filter(Path.is_file, paths):
         stats = read_json(path)
-        total.update({key: stats.get(key, 0) for key in ("documents_in", "documents_out", "bytes_in", "tokens")})
+        total.update({key: stats.get(key, 0) for key in ("documents_in", "documents_out", "tokens")})
         total.update({f"dropped {reason}": count for reason, count in stats["reasons"].items()})
     return total
 
@@ -70,7 +69,7 @@ def _rows(corpus: dict[str, Counter[str]]) -> list[list[str]]:
     return rows
 
 
-def _training(settings: Settings, name: str, tokens: Counter[str] | None) -> list[str]:
+def _training(settings: Settings, name: str) -> list[str]:
     """What was trained, and how the loss on held-out documents fell."""
     folder, model = settings.run / "models" / name, settings.models[name]
     done = read_json(folder / "done.json")
@@ -87,9 +86,8 @@ def _training(settings: Settings, name: str, tokens: Counter[str] | None) -> lis
         first, last = valid[0], valid[-1]
         line = f"loss on held-out documents: {float(first['loss']):.2f} after {first['iteration']} iterations"
         line += f", {float(last['loss']):.2f} after {last['iteration']}"
-        if tokens and tokens["bytes_in"]:  # nats per token -> per byte
-            perplexity = math.exp(float(last["loss"]) * tokens["tokens"] / tokens["bytes_in"])
-            line += f" (perplexity {perplexity:.2f} per byte)"
+        per_byte = read_json(settings.run / "evaluation" / f"{name}.json").get("bits_per_byte")
+        line += f" ({per_byte:.2f} bits per byte)" if per_byte else ""
         lines.append(line)
     return lines
 

@@ -24,7 +24,7 @@ from report.funnel import STEPS, configured_steps, funnel
 from report.funnel_chart import bytes_chart, documents_chart
 from report.layout import comparisons, memory_chart
 from report.models import trained_models
-from report.overview import facts, in_short, perplexity_per_byte, split_samples, versions
+from report.overview import facts, in_short, split_samples, versions
 from report.timing import gantt_chart, quantiles, shards_chart, timeline
 
 
@@ -60,7 +60,6 @@ def render(run: Path, settings: Settings | None = None) -> str:
         gantt_chart=gantt_chart(works) if works else None,
         shards_chart=shards_chart(works),
         samples={model.name: split_samples(model.sample, known) for model in models if model.sample},
-        per_byte={model.name: perplexity_per_byte(model.loss, steps) for model in models if model.loss is not None},
         cards=[card for model in models if (card := card_of(model))],
         config=settings_text(settings) if settings else _configuration(run),
         run_card=run_card,

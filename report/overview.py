@@ -1,6 +1,5 @@
 """The first screen: what the run is, what went in, what came out."""
 
-import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -40,9 +39,8 @@ def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work])
             found.append((f"{head}tokens seen", number(model.tokens)))
         if model.loss is not None:
             found.append((f"{head}held-out loss", f"{model.loss:.4f}"))
-            per_byte = perplexity_per_byte(model.loss, steps)
-            if per_byte is not None:
-                found.append((f"{head}perplexity per byte", f"{per_byte:.2f}"))
+        if per_byte := (model.evaluation or {}).get("bits_per_byte"):
+            found.append((f"{head}bits per byte", f"{per_byte:.4f}"))
     return found
 
 
@@ -57,14 +55,6 @@ def split_samples(text: str, settings: Settings | None) -> list[tuple[str, str, 
     begins = [prompt if prompt and sample.startswith(prompt) else "" for _, sample in texts]
     found = zip(texts, begins, strict=True)
     return [(heading, begin, sample[len(begin) :].rstrip()) for (heading, sample), begin in found]
-
-
-def perplexity_per_byte(loss: float, steps: Sequence[Step]) -> float | None:
-    """The perplexity of a byte of text at a loss in nats per token; None if the corpus was not tokenized here."""
-    for step in steps:
-        if step.name == "tokenize" and step.tokens and step.bytes_in:
-            return math.exp(loss * step.tokens / step.bytes_in)
-    return None
 
 
 def versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Measure how well a model predicts text: loss and perplexity, WikiText's word perplexity, LAMBADA's accuracy.
+"""Measure how well a model predicts text: loss and bits per byte, WikiText's word perplexity, LAMBADA's accuracy.
 
     python -m training.evaluate --checkpoint results/demo/models/tiny --data results/demo/dataset/corpus_text_document
     python -m training.evaluate --checkpoint results/demo/merged/tiny --data book.txt poems.jsonl --output books.json
@@ -122,8 +122,10 @@ def _losses(
     from training.dataset.corpus import Corpus, Samples, split_documents
     from training.evaluation.data import is_dataset, read_text_corpus
     from training.evaluation.loss import combine, evaluate, summary
+    from training.huggingface.tokenizer import vocabulary_size
     from training.inference.load import require_tokenizer
 
+    byte_lengths = tokenizer.byte_lengths if tokenizer and vocabulary_size(tokenizer) else None
     results = []
     for path in paths:
         if is_dataset(path):
@@ -134,7 +136,7 @@ def _losses(
         documents = range(corpus.documents)
         if split is not None:
             documents = split_documents(split, corpus.documents, path, "--split")[part]
-        results.append(evaluate(model, Samples(corpus, documents, model.settings.seq_len)))
+        results.append(evaluate(model, Samples(corpus, documents, model.settings.seq_len), byte_lengths))
         print(f"{path} ({part}): {summary(results[-1])}")
     if len(results) == 1:
         return results[0]

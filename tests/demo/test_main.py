@@ -17,9 +17,7 @@ from tests.helpers import prose
 
 def stats(path: Path, seen: int, kept: int, reasons: dict[str, int], **extra: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path, {"documents_in": seen, "documents_out": kept, "reasons": reasons, "bytes_in": 3000 * kept, **extra}
-    )
+    write_json(path, {"documents_in": seen, "documents_out": kept, "reasons": reasons, **extra})
 
 
 @pytest.fixture
@@ -39,6 +37,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     write_json(model / "done.json", {"iteration": 1600, "consumed_samples": 12800})
     (model / "train.csv").write_text("iteration,ms_per_iteration\n800,50.0\n1600,100.0\n")
     (model / "valid.csv").write_text("iteration,loss,perplexity\n200,5.5,244.7\n1600,3.9,49.4\n")
+    (run / "evaluation").mkdir()
+    write_json(run / "evaluation/tiny.json", {"bits_per_byte": 1.8756})
     (run / "samples").mkdir()
     (run / "samples/tiny.txt").write_text(f"--- sample 1, seed 1\n{prose(1, 400)}\n--- sample 2, seed 2\n{prose(2)}\n")
     return settings
@@ -56,8 +56,7 @@ def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell(settings: Se
     assert "scrape 1,200 -> 820 pages dropped: 38 reason_number_19, 36 reason_number_18" in text
     assert "tokenize 800 -> 800 documents 800,000 tokens" in text
     assert "1,600 iterations, 1,638,400 tokens in 2:00 min, 2 tensor-parallel processes" in text
-    # 3.9 nats per token of 3 bytes: e^1.3
-    assert "5.50 after 200 iterations, 3.90 after 1600 (perplexity 3.67 per byte)" in text
+    assert "5.50 after 200 iterations, 3.90 after 1600 (1.88 bits per byte)" in text
     assert " ".join(prose(1, 400).split()[:20]) in text and "sample 2" not in text
     for path in ("report.html", "merged/tiny", "dataset/corpus_text_document.bin"):
         assert f"results/demo/{path}" in text

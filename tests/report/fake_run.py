@@ -97,8 +97,8 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     _write(model / "plan.json", {**plan, "tokens_per_second": 15000.0, "seconds": 100.0})
     _write(model / "done.json", {"iteration": 10 * rows, "valid_loss": 4.6})
     _write(model / "test.json", {"loss": 4.37, "perplexity": 79.0})
-    evaluation = {"loss": 4.5 + place, "perplexity": 90.017, "tokens": 14784, "documents": 34, "part": "valid"}
-    _write(folder / "evaluation" / f"{name}.json", evaluation)
+    evaluation = {"loss": 4.5 + place, "perplexity": 90.017, "bits_per_byte": 2.52, "tokens": 14784, "documents": 34}
+    _write(folder / "evaluation" / f"{name}.json", {**evaluation, "part": "valid"})
     (folder / "samples").mkdir(exist_ok=True)
     (folder / "samples" / f"{name}.txt").write_text("Once <upon> a <b>time</b> there was.\n")
     hashes = {

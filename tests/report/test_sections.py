@@ -1,6 +1,5 @@
 """Each section says what the files of the run say."""
 
-import math
 import re
 import time
 from pathlib import Path
@@ -11,10 +10,9 @@ from common.config import load_settings
 from common.files import write_json
 from report.__main__ import render
 from report.curves import HOVERS, POINTS
-from report.funnel import funnel
 from report.layout import comparisons
 from report.models import trained_models
-from report.overview import perplexity_per_byte, split_samples
+from report.overview import split_samples
 from report.timing import quantiles, timeline
 from tests.report.fake_run import BEGAN, finished_run
 
@@ -41,6 +39,7 @@ def test_the_overview_says_when_what_and_how_well(page: str) -> None:
         "<dd>80,000</dd>",
         "<dd>409,600</dd>",
         "<dd>4.5000</dd>",
+        "<dt>bits per byte</dt><dd>2.5200</dd>",
         "torch 9.9.9",
     ):
         assert part in overview, part
@@ -56,12 +55,6 @@ def test_several_samples_are_told_apart(run: Path) -> None:
     text = "--- sample 1, seed 1\nOnce <upon> a\ntime\n--- sample 2, seed 2\nOnce again\n"
     found = [("sample 1, seed 1", "Once <upon>", " a\ntime"), ("sample 2, seed 2", "", "Once again")]
     assert split_samples(text, settings) == found
-
-
-def test_the_perplexity_of_a_byte_follows_from_the_tokens_per_byte(run: Path) -> None:
-    steps = funnel(run)  # 80,000 tokens of 170,000 bytes
-    assert perplexity_per_byte(4.5, steps) == pytest.approx(math.exp(4.5 * 80 / 170))
-    assert perplexity_per_byte(4.5, steps[:1]) is None
 
 
 def test_the_funnel_shows_documents_bytes_tokens_and_reasons(page: str) -> None:

@@ -84,6 +84,10 @@ def test_a_text_file_and_a_shard_of_documents_are_encoded(
         found = json.loads(output.read_text())
         assert found["tokens"] == len(tokens) - 1
         assert found["loss"] == pytest.approx(plain_loss(model, tokens), rel=1e-5)
+        size = sum(len(text.encode()) for text in texts[: 1 + name.startswith("two")])
+        size -= len(tokenizer.decode(tokens[:1]).encode())  # the first token is not predicted
+        assert found["bytes"] == size
+        assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / np.log(2) / size)
         assert f"validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}" in capsys.readouterr().out
 
 
