@@ -84,8 +84,8 @@ def train(settings: Settings, model: str) -> Keys:
 
 
 def evaluate(settings: Settings, model: str) -> Keys:
-    """The split, which decides what is scored."""
-    return _keys(settings.models[model].train, include={"split"})
+    """The split and the number of tokens, which decide what is scored."""
+    return {**_keys(settings.models[model].train, include={"split"}), **_keys(settings.evaluate)}
 
 
 def generate(settings: Settings) -> Keys:

@@ -8,7 +8,8 @@
 --checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --data is a
 PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any other file, read as one text. The
 tokens are cut into windows of the model's sequence length that do not overlap; every token but the first is predicted
-once. Several datasets get a line each, and the loss over all is the mean over their tokens. --part valid or test
+once. Several datasets get a line each, and the loss over all is the mean over their tokens. --max-tokens takes windows
+evenly spaced over all data; what takes longer than ten seconds says its time first. --part valid or test
 evaluates documents that the model was not trained on: checkpoints and merged folders record their train.split.
 
 --task wikitext reads one file in WikiText's format (wiki.test.tokens, wiki.test.raw) and computes the word perplexity
@@ -18,6 +19,7 @@ last word the model predicts, token by token.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,6 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="wikitext: tokens from one window to the next (default 32; the sequence length is fastest)",
     )
+    parser.add_argument(
+        "--max-tokens",
+        type=cli.positive_int,
+        metavar="N",
+        help="loss: evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
+    )
     parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="also write the result as JSON")
     arguments = parser.parse_args(argv)
     checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
@@ -71,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = {"checkpoint": str(checkpoint), "data": ", ".join(map(str, paths))}
     if arguments.task == "loss":
         about |= {"part": part} | ({"split": split} if split else {})
-        result = _losses(model, tokenizer, checkpoint, paths, part, split)
+        result = _losses(model, tokenizer, checkpoint, paths, part, split, arguments.max_tokens)
     else:
         about["task"] = arguments.task
         result = _task(arguments.task, model, tokenizer, checkpoint, paths[0], arguments.stride)
@@ -87,6 +95,8 @@ def _check_data(arguments: argparse.Namespace) -> None:
     from training.evaluation.data import is_dataset
 
     task, part = arguments.task, arguments.part
+    if arguments.max_tokens and task != "loss":
+        raise InputError("--max-tokens is for --task loss")
     if arguments.stride and task != "wikitext":
         raise InputError("--stride is for --task wikitext")
     if task != "loss" and len(arguments.data) > 1:
@@ -117,6 +127,7 @@ def _losses(
     paths: Sequence[Path],
     part: str,
     split: str | None,
+    max_tokens: int | None,
 ) -> dict[str, Any]:
     """Print and return the loss on all data; if there are several datasets, each one's result is under `each`."""
     from training.dataset.corpus import Corpus, Samples, split_documents
@@ -126,7 +137,7 @@ def _losses(
     from training.inference.load import require_tokenizer
 
     byte_lengths = tokenizer.byte_lengths if tokenizer and vocabulary_size(tokenizer) else None
-    results = []
+    datasets = []
     for path in paths:
         if is_dataset(path):
             corpus = Corpus.open(path)
@@ -136,7 +147,11 @@ def _losses(
         documents = range(corpus.documents)
         if split is not None:
             documents = split_documents(split, corpus.documents, path, "--split")[part]
-        results.append(evaluate(model, Samples(corpus, documents, model.settings.seq_len), byte_lengths))
+        datasets.append(Samples(corpus, documents, model.settings.seq_len))
+    share = (max_tokens or math.inf) / max(1, sum(samples.tokens for samples in datasets))
+    results = []
+    for path, samples in zip(paths, datasets, strict=True):
+        results.append(evaluate(model, samples, byte_lengths, share))
         print(f"{path} ({part}): {summary(results[-1])}")
     if len(results) == 1:
         return results[0]

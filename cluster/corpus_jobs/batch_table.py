@@ -53,7 +53,7 @@ def plan(jobs: list[Any], cluster: ClusterSettings) -> list[tuple[object, ...]]:
     for (_, request), rules in sorted(groups.items(), key=lambda item: item[0][0]):
         for tasks in batches.split(len(rules), corpus.shards_per_job, corpus.max_tasks):
             shards = [len(task) for task in tasks]
-            partition = cluster.corpus_site.partition or os.environ.get("SBATCH_PARTITION", "the default")
+            partition = cluster.site_of(request.gpus).partition or os.environ.get("SBATCH_PARTITION", "the default")
             asked = (request.mem_mb or "the default", request.minutes or "the default")
             rows.append((batches.title(rules), sum(shards), len(tasks), max(shards), request.cpus, *asked, partition))
     return rows

@@ -63,6 +63,7 @@ class Request:
     cpus: int
     mem_mb: int | None
     minutes: int | None
+    gpus: int = 0
 
 
 def key_of(rule: str, outputs: Iterable[object]) -> str:

@@ -47,7 +47,10 @@ def request_of(job: Any) -> Request:
     if isinstance(minutes, int) and minutes < _DAY:
         minutes *= times
     return Request(
-        job.threads, mem_mb * times if isinstance(mem_mb, int) else None, minutes if isinstance(minutes, int) else None
+        job.threads,
+        mem_mb * times if isinstance(mem_mb, int) else None,
+        minutes if isinstance(minutes, int) else None,
+        job.resources.get("gpu", 0),
     )
 
 

@@ -195,7 +195,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         return True
 
     def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> None:
-        run, site = self.settings.run, self.settings.cluster.corpus_site
+        run, site = self.settings.run, self.settings.cluster.site_of(request.gpus)
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
         try:
             job = slurm.submit(tasks[0].folder / "batch.sh")

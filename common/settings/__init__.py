@@ -23,6 +23,7 @@ from common.settings.section import (
     Section,
 )
 from common.settings.training import (
+    EvaluateSettings,
     GenerateSettings,
     LogSettings,
     TrainSettings,
@@ -37,6 +38,7 @@ __all__ = [
     "DataSettings",
     "DecontaminateSettings",
     "DedupSettings",
+    "EvaluateSettings",
     "Experiment",
     "GenerateSettings",
     "GopherSettings",

@@ -89,3 +89,10 @@ class ClusterSettings(SiteSettings):
         inherited = ("partition", "account", "qos", "reservation", "setup")
         update = {key: getattr(self, key) for key in inherited if not getattr(self.corpus, key)}
         return self.corpus.model_copy(update=update)
+
+    def site_of(self, gpus: int) -> SiteSettings:
+        """What the site asks of a job of the DAG: with GPUs, as of training jobs; without, as of corpus jobs."""
+        if not gpus:
+            return self.corpus_site
+        options = [*self.sbatch, f"--gres={self.gres or 'gpu'}:{gpus}"]
+        return self.model_copy(update={"sbatch": options, "exclusive": False})

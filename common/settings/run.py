@@ -21,7 +21,7 @@ from common.settings.corpus import (
 )
 from common.settings.experiment import DataSettings, Experiment
 from common.settings.section import PositiveInt, Section, Share
-from common.settings.training import GenerateSettings
+from common.settings.training import EvaluateSettings, GenerateSettings
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -82,6 +82,8 @@ class Settings(Section):
     """Models by name."""
     cluster: ClusterSettings = ClusterSettings()
     """Where training jobs run."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """The held-out loss at the end of `all`."""
     generate: GenerateSettings = GenerateSettings()
     """The text sample at the end of `all`."""
 

@@ -69,6 +69,19 @@ def test_a_text_shorter_than_a_window_is_evaluated() -> None:
     assert (result["tokens"], result["loss"]) == (2, pytest.approx(plain_loss(model, tokens), rel=1e-5))
 
 
+def test_a_share_of_the_windows_is_spread_over_the_data_and_its_time_is_said_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("training.evaluation.loss.LONG", 0)
+    model = tiny_model(257)
+    samples = Samples(Corpus.in_memory(Path("c"), list(byte_documents(7))), range(7), 16)
+    chosen = [number * samples.per_epoch // 5 for number in range(5)]
+    result = evaluate(model, samples, share=5.5 / samples.per_epoch)
+    assert (result["tokens"], result["available_tokens"]) == (5 * 16, samples.tokens - 1)
+    assert result["loss"] == pytest.approx(np.mean([plain_loss(model, samples.sample(n)) for n in chosen]), rel=1e-5)
+    assert f"note: c: 80 of {samples.tokens - 1:,} tokens take about 0:00:00 on this CPU" in capsys.readouterr().err
+
+
 def test_a_text_file_and_a_shard_of_documents_are_encoded(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +129,12 @@ def test_several_datasets_have_a_line_each_and_all_tokens_have_the_same_weight(
         *(f"{path} (all)" for path in data),
         "all",
     ]
+    limit = ("--max-tokens", found["tokens"] // 2)  # both are sampled alike
+    assert run_main(main, "--checkpoint", tmp_path / "model", "--data", *data, *limit, "--output", output) == 0
+    half = json.loads(output.read_text())
+    assert half["tokens"] <= found["tokens"] // 2 and half["available_tokens"] == found["tokens"]
+    for path in map(str, data):
+        assert half["each"][path]["tokens"] == pytest.approx(found["each"][path]["tokens"] / 2, abs=2 * 16)
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,7 @@ CHANGES: dict[str, list[str]] = {
         *("models.tiny.train.reset_position_ids=yes", "models.tiny.train.eod_mask_loss=yes"),
     ],
     "train evaluate": ["models.tiny.train.split=98,1,1"],
+    "evaluate": ["evaluate.max_tokens=9"],
     "generate": [
         *("generate.prompt=x", "generate.max_tokens=9", "generate.temperature=0", "generate.top_k=9"),
         *("generate.top_p=0.5", "generate.repetition_penalty=1.2", "generate.seed=9", "generate.samples=2"),

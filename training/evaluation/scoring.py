@@ -1,7 +1,7 @@
 """Sum the loss of one unsharded model over samples or over overlapping windows."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
@@ -26,17 +26,20 @@ def perplexity(loss: float) -> float:
 
 
 @torch.no_grad()
-def sum_of_losses(model: GPT2, samples: Readable, count: int, batch_size: int) -> float:
-    """Loss in nats summed over all tokens of the first `count` samples."""
+def sum_of_losses(model: GPT2, samples: Readable, numbers: Sequence[int], batch_size: int) -> float:
+    """Loss in nats summed over all tokens of the samples with these numbers."""
     device = next(model.parameters()).device
     total = torch.zeros((), dtype=torch.float64, device=device)
     model.eval()
-    numbers = (range(first, min(first + batch_size, count)) for first in range(0, count, batch_size))
     read = partial(read_batch, samples, BatchForm(end_of_text=-1))
-    with closing(threaded_map(read, numbers, 1)) as batches:
+    with (
+        Meter("evaluate", "windows", len(numbers)) as meter,
+        closing(threaded_map(read, batched(numbers, batch_size), 1)) as batches,
+    ):
         for batch in batches:
             tokens, targets = batch.tokens.to(device), batch.targets.to(device)
             total += summed_loss(model(tokens), targets).double()
+            meter.advance(len(tokens))
     return float(total)
 
 

@@ -93,6 +93,7 @@ rule evaluate:
             settings.models[wildcards.model].model
         ),
         runtime=runtime("evaluate", 240),
+        gpu=1 if settings.cluster.gpus_per_node else 0,
     params:
         model=subpath(input.weights, parent=True),
         settings=lambda wildcards: rule_keys.evaluate(settings, wildcards.model),
@@ -101,7 +102,7 @@ rule evaluate:
         ],
     shell:
         "python -m training.evaluate --checkpoint {params.model:q} --data {params.datasets:q} "
-        "--split {params.settings[split]:q} --part valid --output {output.result:q} > {log:q} 2>&1"
+        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[max_tokens]} --output {output.result:q} > {log:q} 2>&1"
 
 
 rule generate:

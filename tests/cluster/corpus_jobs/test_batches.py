@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.corpus_jobs.batches import Request, Shard, accepted, left_over, remove, split, title, write_batch
-from common.settings import SiteSettings
+from cluster.slurm import site_options
+from common.settings import ClusterSettings, SiteSettings
 from snakemake_scheduler_plugin_in_order import Scheduler
 from tests.conftest import ROOT
 from tests.workflow.test_all import TINY
@@ -51,6 +52,7 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
         decontaminate={"files": ["evaluation.txt"]},
         models={"tiny": TINY},
         train_models=["tiny"],
+        cluster={"executor": "slurm", "gpus_per_node": 2, "partition": "gpu", "corpus": {"partition": "cpu"}},
     )
     command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--profile", "slurm", "all"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -60,6 +62,13 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
     assert int(table[0].split()[5]) == len(table) - 3 <= 20, done.stdout
     rows = {line.split()[0]: line.split()[1:] for line in table[3:]}
     assert rows["scrape"][:3] == ["150", "75", "2"] and rows["dedup_bands"][:2] == ["8", "8"], rows
+    assert (rows["merge"][-1], rows["evaluate"][-1]) == ("cpu", "gpu"), "the model is evaluated where it was trained"
+
+
+def test_a_job_on_a_gpu_asks_for_one_as_the_training_does() -> None:
+    cluster = ClusterSettings(gpus_per_node=8, gres="gpu:a100", account="mine", exclusive=True, sbatch=["--nice"])
+    assert site_options(cluster.site_of(1)) == ["--account=mine", "--nice", "--gres=gpu:a100:1"]
+    assert site_options(cluster.site_of(0)) == ["--account=mine"]
 
 
 def shard(number: int) -> Shard:
