@@ -63,6 +63,8 @@ class EmptyResultError(ToolkitError):
 class OutageError(ToolkitError):
     """The network is down, so failed requests say nothing about the pages; run the command again later."""
 
+    exit_code = 75  # a temporary failure: Snakemake tries again
+
 
 class CheckpointError(ToolkitError):
     """A checkpoint that is missing, incomplete or does not fit the model."""

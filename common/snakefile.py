@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common import run_card, snakemake_lock
+from common import run_card, snakemake_jobs, snakemake_lock
 from common.config import JOB_SETTINGS, load_settings, settings_text, validate, write_settings
 from common.console import fail, note
 from common.errors import ConfigError, ToolkitError
@@ -108,6 +108,8 @@ def _read_settings(workflow: Any) -> Settings:
     files = workflow.overwrite_configfiles or [Path("config.yaml")]
     settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
     check_crawl(settings)
+    snakemake_jobs.keep_results()
+    snakemake_jobs.stop_on_bad_input()
     global parsed
     parsed = (workflow, settings)
     os.environ[JOB_SETTINGS] = str(settings_path(settings))

@@ -53,9 +53,9 @@ def prose(seed: int, words: int = 200) -> str:
     return ". ".join(part.capitalize() for part in text.split(" the ")) + "."
 
 
-def assert_one_line_error(result: "subprocess.CompletedProcess[str]", *parts: str) -> None:
-    """Assert exit code 2, and one line on stderr that contains all `parts`."""
-    assert result.returncode == 2, result
+def assert_one_line_error(result: "subprocess.CompletedProcess[str]", *parts: str, code: int = 2) -> None:
+    """Assert the exit code, and one line on stderr that contains all `parts`."""
+    assert result.returncode == code, result
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
     for part in parts:

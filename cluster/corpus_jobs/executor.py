@@ -36,7 +36,7 @@ from cluster.corpus_jobs.dag_jobs import ShardJob, describe, unlimit_threads
 from cluster.corpus_jobs.held_jobs import HeldJobs
 from cluster.corpus_jobs.leftovers import Leftovers
 from cluster.corpus_jobs.run_batch import forget_logs, keep_log
-from common import snakefile
+from common import snakefile, snakemake_jobs
 from common.errors import InputError, JobError, ToolkitError
 from common.settings import Settings
 
@@ -180,7 +180,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         return self._array_limit
 
     def _prepare(self, item: ShardJob) -> bool:
-        """Remove old outputs of a job and make their folders, as Snakemake does before it runs a job."""
+        """Make the folders of a job's outputs, and remove old logs."""
         for log in item.shard.logs:
             if item.again:
                 keep_log(log)
@@ -226,7 +226,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 item, result = jobs.pop(number), task.ended[number]
                 self._held.news()
                 if result["exit"]:
-                    self._fail([item], reasons.of_shard(result, item.request), task)
+                    retry = result["exit"] != snakemake_jobs.BAD_INPUT
+                    self._fail([item], reasons.of_shard(result, item.request), task, retry=retry)
                 else:
                     self.report_job_success(SubmittedJobInfo(item.job, external_jobid=task.job))
             if not jobs:
@@ -249,8 +250,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _fail(self, members: Sequence[ShardJob], reason: str, task: Task | None = None, *, retry: bool = True) -> None:
         """Report jobs as failed; the reason is printed once. Without `retry`, Snakemake does not start them again."""
         for number, item in enumerate(members):
-            if not retry:  # the attempt is what Snakemake compares with `retries`
-                item.job.attempt = item.job.restart_times + 1
+            if not retry:
+                snakemake_jobs.give_up(item.job)
             info = SubmittedJobInfo(item.job, external_jobid=task.job if task else None)
             if number:
                 self.workflow.scheduler.error_callback(item.job)

@@ -8,7 +8,7 @@ The outcome of each URL is kept beside the output (OUTPUT.journal.zst), for this
 resumes, and a finished one fetches only new URLs. When a changed key needs pages again (extractors, a larger
 max_bytes), they come from the archive. If the archive lacks them, the run stops and says what it would fetch again;
 --refetch, or deleting OUTPUT.settings.json, agrees to that. Two runs over the same pages write the same bytes. If no
-host answers at all, nothing is recorded and the exit code is 2, even with --allow-empty.
+host answers at all, nothing is recorded and the exit code is 75, even with --allow-empty.
 
 Public hosts are only contacted if the key scrape.contact says who is asking. Pages of WARC files (our own or Common
 Crawl's; files, folders or globs) become records by the same rules, without a network.

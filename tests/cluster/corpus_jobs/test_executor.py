@@ -161,6 +161,9 @@ def test_a_shard_that_always_fails_ends_the_run_and_its_task_log_stays(tmp_path:
     assert site.ran().count("0003") == 3 and site.ran().count("0002") == 1
     kept = [path.read_text() for path in (tmp_path / "results/x/logs/slurm").iterdir()]
     assert kept and all("0003: exit code 4" in text for text in kept)
+    site.write("exit 2")
+    site.run(code=1)
+    assert site.ran().count("0003") == 4, "bad input is not tried again"
     site.write("true")
     site.run()
     assert site.ran().count("0002") == 1

@@ -27,7 +27,8 @@ def test_no_response_from_any_host_is_an_outage_and_leaves_no_file(
     config.write_text("run: x\nurls: [x]\nscrape: {retries: 0, host_delay: 0}\n")
     arguments = ["--urls", shard.folder / "urls.txt", "--output", shard.output, "--config", config, "--allow-empty"]
     result = command("corpus.scrape", *arguments, "--resolve", f"*={DOWN}")
-    assert_one_line_error(result, "no host answered: 29 URLs of 14 sites failed (29 connection)", "run it again")
+    told = "no host answered: 29 URLs of 14 sites failed (29 connection)"
+    assert_one_line_error(result, told, "run it again", code=75)
     shard.run(server.address)
     assert shard.bytes() == fresh(tmp_path, server)
 
