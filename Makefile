@@ -1,7 +1,9 @@
 # make demo    set up, run the whole toolkit on the embedded site, print generated text
+# make setup   only set up: .venv with what demo, corpus, training and cluster need
 # make test    set up, run the tests          make test-all   with the slow ones
 # make lint    formatting, lint, types, docs  make clean      remove results and the environment
 # make docs    the documentation as a site under results/docs
+# make lock    resolve the dependencies again, for every supported Python at once; keeps versions that still fit
 # make slurm-lab   a shell in a throw-away Slurm (Debian: slurm-wlm, munge; as root)
 #
 # A laptop without a GPU can choose PyTorch's CPU builds:
@@ -10,11 +12,12 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 TORCH_INDEX ?=
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.ready-to-test
 
-.PHONY: setup demo test test-all lint docs slurm-lab clean
+.PHONY: setup demo test test-all lint docs lock slurm-lab clean
 
 setup: $(READY)
 
@@ -22,24 +25,32 @@ demo: $(READY)
 	@$(BIN)/python -m demo
 
 # loadfile: the tests of one file share the run that they look at. 4: half of the time they wait for a daemon or a signal
-test: $(READY)
+test: $(DEV)
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-all: $(READY)
+test-all: $(DEV)
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY) docs
+lint: $(DEV) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
 
 # strict: a link that leads nowhere, in a page or inside one, is an error. The variable silences an advertisement
-docs: $(READY)
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
+# 3.11.2, Debian 12's, is the oldest Python. Where versions differ, uv writes both with a marker
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet uv
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11.2 --extra test --no-header --no-annotate \
+		--output-file constraints.txt pyproject.toml
+	rm -rf $(VENV)-lock
+
 # a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4 --accounting"
-slurm-lab: $(READY)
+slurm-lab: $(DEV)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m tests.slurm.lab --gpus 4 $(LAB) -- bash -c 'bash; true'
 
 clean:
@@ -55,6 +66,11 @@ $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "error: no venv module; on Debian and Ubuntu: apt install python3-venv"; rm -rf $(VENV); exit 2; }
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep -o '^torch==[0-9.]*' constraints.txt)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $(READY)
+
+# what tests, lint and docs need besides
+$(DEV): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $(DEV)
