@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from common.errors import CheckpointError
 from convert.assemble import read_sharded
+from convert.files.inert import fields, load_inert
 from convert.files.stored import StoredTensor
 from convert.sources.dcp import open_dcp
 from convert.sources.source import Sharded
@@ -95,3 +96,14 @@ def test_opening_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     monkeypatch.setattr(StoredTensor, "read", None)
     assert open_dcp(tmp_path / "b").sharded("values").shape == (2, 3)
+
+
+@pytest.mark.parametrize("version", ["3.11.2", "3.12.1", "3.13.0", "3.14.8"])
+def test_what_any_supported_python_wrote_is_read(tmp_path: Path, version: str) -> None:
+    """Pythons pickle Enum members and paths by other names; both are in `.metadata` and in the args of a .pt file."""
+    shutil.unpack_archive(Path(__file__).parent / "stored/pythons.zip", tmp_path)
+    dcp = open_dcp(tmp_path / version)
+    assert torch.equal(read(dcp.sharded("weight")), torch.arange(6.0).reshape(2, 3)) and set(dcp.objects) == {"step"}
+    content = load_inert(tmp_path / version / "args.pt")
+    assert torch.equal(content["w"].read(), torch.ones(2))
+    assert fields(content["args"]).keys() == {"model_type", "flag", "se", "path", "dtype"}

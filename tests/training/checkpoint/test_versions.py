@@ -1,6 +1,6 @@
 """Checkpoints of other versions of the toolkit are read if possible, and refused by key if not."""
 
-import tarfile
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from training.checkpoint import versions
 from training.train import main
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
+FORMAT_1 = Path(__file__).parent / "stored/format_1.zip"
 TRAIN = {"iterations": 6, "micro_batch_size": 2, "global_batch_size": 2, "log_interval": 4}
 
 
@@ -21,8 +22,7 @@ TRAIN = {"iterations": 6, "micro_batch_size": 2, "global_batch_size": 2, "log_in
 def old(tmp_path: Path) -> Path:
     """A checkpoint of format 1 as its version wrote it, in a model folder beside its corpus."""
     make_run(tmp_path, model=TINY, train=TRAIN)
-    with tarfile.open(Path(__file__).parent / "stored/format_1.tar.xz") as archive:
-        archive.extractall(tmp_path / "models/tiny", filter="data")
+    shutil.unpack_archive(FORMAT_1, tmp_path / "models/tiny")
     return tmp_path / "models/tiny/iter_0000004"
 
 
@@ -78,8 +78,7 @@ def test_a_newer_format_stops_a_run_even_if_it_has_an_older_checkpoint(
 ) -> None:
     newer = old.with_name("iter_0000005")
     old.rename(newer)
-    with tarfile.open(Path(__file__).parent / "stored/format_1.tar.xz") as archive:
-        archive.extractall(old.parent, filter="data")
+    shutil.unpack_archive(FORMAT_1, old.parent)
     change(newer, section, **values)
     for path in (newer, old.parent):
         with pytest.raises(CheckpointError, match=says):
