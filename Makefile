@@ -13,6 +13,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV ?= .venv
+TESTS ?=  # folders or files, for a part of the tests
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-to-test
@@ -26,10 +27,10 @@ demo: $(READY)
 
 # loadfile: the tests of one file share the run that they look at. 4: half of the time they wait for a daemon or a signal
 test: $(DEV)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS)
 
 test-all: $(DEV)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(DEV) docs
 	$(BIN)/ruff format --check .
