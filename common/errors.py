@@ -2,7 +2,7 @@
 
 ToolkitError
 ├── InputError         a file, folder or argument that is missing, empty, truncated or malformed
-│   ├── EncodingError  a text that is not UTF-8
+│   ├── EncodingError  a text that is not UTF-8, or too long for one document
 │   └── TruncatedError a file that ends inside a record
 ├── ConfigError        a key of the configuration, named with its full path
 ├── EmptyResultError   a step that would end without a single document
@@ -37,7 +37,7 @@ class InputError(ToolkitError):
 
 
 class EncodingError(InputError):
-    """A text file that is not UTF-8."""
+    """A text file that is not UTF-8, or too long for one document."""
 
 
 class TruncatedError(InputError):

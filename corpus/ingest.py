@@ -21,20 +21,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from common import cli
 from common.errors import EncodingError, InputError
 from common.files import (
+    LONGEST_LINE,
     BadLines,
     Document,
     check_outputs,
     expand_inputs,
     find_inputs,
     read_lines,
-    require_kept,
+    read_object,
     sharded_writer,
     short_hash,
 )
@@ -54,31 +52,23 @@ def read_text(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
     """The one document of a text file."""
     bad.lines += 1
     try:
-        yield {"text": file_text(path)}
+        yield {"text": file_text(path, LONGEST_LINE)}
     except EncodingError as error:
         bad.add(str(error))
 
 
 def read_jsonl(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
     """The objects of a file of JSON lines; blank lines are skipped."""
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path, LONGEST_LINE), start=1):
         if line.strip():
             yield from _object(line, f"{path}:{number}", text_key, bad)
 
 
 def _object(line: bytes, where: str, text_key: str, bad: BadLines) -> Iterator[Document]:
     bad.lines += 1
-    try:
-        found: Any = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        bad.add(f"{where}: not JSON ({error})")
-        return
-    if not isinstance(found, dict):
-        bad.add(f"{where}: not a JSON object")
-        return
-    require_kept(found, where)
-    if not isinstance(found.get(text_key), str):
-        bad.add(f"{where}: no string under {text_key!r}")
+    found = read_object(line, where, [text_key], [text_key, "id", "url", "title"])
+    if isinstance(found, str):
+        bad.add(f"{where}: {found}")
     else:
         named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
         yield {"text": found[text_key], **{key: str(value) for key, value in named.items() if value is not None}}

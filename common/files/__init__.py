@@ -5,10 +5,12 @@ complete or not at all; readers name the file and the line that they cannot read
 """
 
 from common.files.documents import (
+    LONGEST_LINE,
     MARK,
     BadLines,
     Document,
     read_documents,
+    read_object,
     read_shards,
     require_kept,
     short_hash,
@@ -42,6 +44,7 @@ from common.files.writing import (
 )
 
 __all__ = [
+    "LONGEST_LINE",
     "MARK",
     "BadLines",
     "Document",
@@ -67,6 +70,7 @@ __all__ = [
     "read_documents",
     "read_json",
     "read_lines",
+    "read_object",
     "read_rows",
     "read_shards",
     "read_text",

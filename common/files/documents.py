@@ -5,8 +5,9 @@ URLs raise InputError at the first marked line, so rejects are never taken for a
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ MARK = "dropped_by"
 """Key that only dropped documents have; its value is the step that dropped them."""
 _MARKED = f'"{MARK}":'.encode()
 _MARKED_LINE = re.compile(rb"^[ \t]*\{.*" + _MARKED, re.MULTILINE)
+
+LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
+_DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000
+_FIRST_ROUNDED = 2.0**63  # orjson reads larger integers as floats if they do not fit in 64 bits
 
 
 class BadLines:
@@ -91,35 +96,69 @@ def is_marked(line: bytes) -> bool:
     return line.startswith(b"{" + _MARKED) or (_MARKED in line and MARK in _object(line))
 
 
+def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[str] = ()) -> Document | str:
+    """The JSON object in a line (of it only `keys`, if given) with strings under `strings`, or why it has none.
+
+    Every value can be written as it was read. `where` is `file:line`. Raises InputError for a dropped document.
+    """
+    if len(line) > LONGEST_LINE:
+        return f"longer than {LONGEST_LINE:,} bytes; split the document"
+    try:
+        found: Any = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return f"not JSON ({error})"
+    if not isinstance(found, dict):
+        return "not a JSON object"
+    require_kept(found, where)
+    for key in strings:
+        if not isinstance(found.get(key), str):
+            return f"no string under {key!r}"
+    document: Document = {key: found.get(key) for key in keys} or found
+    odd: set[str] = set()
+    _examine(document, odd)
+    if "deep" in odd:
+        return f"nested more than {_DEEPEST} deep; flatten or remove that key"
+    if "rounded" in odd and _has_large_integer(line):
+        return "an integer beyond 64 bits would be rounded; write it as a string"
+    return document
+
+
+def _examine(value: Any, found: set[str], levels: int = _DEEPEST) -> None:
+    """Add to `found` what cannot be written as it was read: `deep` values, and perhaps a `rounded` integer."""
+    if not levels:
+        found.add("deep")
+        return
+    for inner in value.values() if type(value) is dict else value:
+        kind = type(inner)  # not isinstance: this sees every value of a corpus
+        if kind is dict or kind is list:
+            _examine(inner, found, levels - 1)
+        elif kind is float and abs(inner) >= _FIRST_ROUNDED:
+            found.add("rounded")
+
+
+def _has_large_integer(line: bytes) -> bool:
+    integers: list[str] = []
+    json.loads(line, parse_int=integers.append)
+    return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
+
+
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:
     """The documents of one JSON-lines file, decompressed according to its suffix.
 
     A document is an object with a string under "text" and one under "id". Other lines are counted in `bad`; without it,
     the first one raises InputError with file and line. A dropped document always raises.
     """
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path, LONGEST_LINE), start=1):
         if bad is not None:
             bad.lines += 1
-        problem = ""
-        document: Any = None
-        try:
-            document = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            problem = f"not JSON ({error})"
-        else:
-            if not isinstance(document, dict):
-                problem = "not a JSON object"
-            else:
-                require_kept(document, f"{path}:{number}")
-                for key in ("id", "text"):
-                    if not isinstance(document.get(key), str):
-                        problem = f"no string under {key!r}"
-        if not problem:
-            yield document
+        where = f"{path}:{number}"
+        found = read_object(line, where, ("text", "id"))
+        if not isinstance(found, str):
+            yield found
         elif bad is None:
-            raise InputError(f"{path}:{number}: {problem}")
+            raise InputError(f"{where}: {found}")
         else:
-            bad.add(f"{path}:{number}: {problem}")
+            bad.add(f"{where}: {found}")
 
 
 def read_shards(paths: Iterable[Path], bad: BadLines | None = None) -> Iterator[Document]:

@@ -174,33 +174,48 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
         yield from _unmarked(_decompressed(blocks, path) if path.suffix in _FORMATS else blocks, path)
 
 
-def read_blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
+def read_blocks(path: Path, size: int | None = None, longest: int | None = None) -> Iterator[bytes]:
     """Blocks of complete lines, about `size` bytes (default 1 MB) each, decompressed by suffix. `-` is stdin.
 
-    Raises InputError if the file is missing, truncated, damaged, or compressed and empty; EncodingError for UTF-16.
+    A line of more than `longest` bytes is cut, but stays longer than that. Raises InputError if the file is missing,
+    truncated, damaged, or compressed and empty; EncodingError for UTF-16.
     """
     rest: list[bytes] = []  # parts of a line that spans chunks
+    held = 0  # their bytes
     for chunk in _chunks(path, size or _CHUNK):
+        if longest is not None and held > longest:
+            chunk = b"".join(chunk.partition(b"\n")[1:])
         end = chunk.rfind(b"\n") + 1
         if end:
             yield b"".join([*rest, chunk[:end]])
             rest.clear()
+            held = 0
         rest.append(chunk[end:])
+        held += len(rest[-1])
     if last := b"".join(rest):
         yield last
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without line ends; errors as in `read_blocks`."""
-    for block in read_blocks(path):
+def read_lines(path: Path, longest: int | None = None) -> Iterator[bytes]:
+    """The lines of a file without line ends; `longest` and errors as in `read_blocks`."""
+    for block in read_blocks(path, longest=longest):
         for line in block.removesuffix(b"\n").split(b"\n"):
             yield line.rstrip(b"\r")
 
 
-def read_text(path: Path) -> str:
-    """A whole text file with its line ends. Errors as in `read_blocks`; raises EncodingError if it is not UTF-8."""
+def read_text(path: Path, longest: int | None = None) -> str:
+    """A whole text file with its line ends. Errors as in `read_blocks`.
+
+    Raises EncodingError if it is not UTF-8, or has more than `longest` bytes.
+    """
+    blocks, size = [], 0
+    for block in read_blocks(path, longest=longest):
+        blocks.append(block)
+        size += len(block)
+        if longest is not None and size > longest:
+            raise EncodingError(f"{path}: longer than {longest:,} bytes; split it into documents")
     try:
-        return b"".join(read_blocks(path)).decode()
+        return b"".join(blocks).decode()
     except UnicodeDecodeError as error:
         raise EncodingError(f"{path}: not UTF-8 at byte {error.start}; convert it, or create it again") from None
 

@@ -107,6 +107,18 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
     assert not list(tmp_path.glob("new/*"))
 
 
+def test_what_cannot_be_kept_as_it_is_is_a_bad_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corpus.ingest.LONGEST_LINE", 1_000_000)
+    json, text = tmp_path / "a.jsonl", tmp_path / "long.txt"
+    json.write_text(f'{{"text": "a", "unused": {2**64}}}\n{{"text": "b", "id": {2**64}}}\n')
+    text.write_text("a line\n" * 200_000)
+    assert [found["text"] for found in take(tmp_path, json, text, max_bad_share=0.9)] == ["a"]
+    warnings = capsys.readouterr().err
+    assert "a.jsonl:2: an integer beyond 64 bits" in warnings and "long.txt: longer than 1,000,000 bytes" in warnings
+
+
 def test_nothing_to_take_is_an_error(tmp_path: Path, command: Command) -> None:
     (tmp_path / "a.txt").write_text(" \n")
     with pytest.raises(EmptyResultError, match=r"none of 1 documents is left \(1 empty\)"):

@@ -17,9 +17,15 @@ from tests.helpers import document, write_shard
         (b'{"id": "a", "text": 3}', "no string under 'text'"),
         (b'{"text": "a"}', "no string under 'id'"),
         (b'{"id": "a", "text": "\\ud800"}', "not JSON"),
+        (b'{"id": "a", "text": "", "x": ' + b"[" * 254 + b"]" * 254 + b"}", "nested more than 100 deep"),
+        (b'{"id": "a", "text": "", "x": [1e300, {"y": -9223372036854775809}]}', "an integer beyond 64 bits"),
+        (b'{"id": "a", "text": "' + b"." * (4 << 20) + b'"}', "longer than 1,000,000 bytes"),
     ],
 )
-def test_a_bad_line_is_located_and_counted(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_bad_line_is_located_and_counted(
+    tmp_path: Path, line: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.files.documents.LONGEST_LINE", 1_000_000)
     path = tmp_path / "a.jsonl"
     path.write_bytes(orjson.dumps(document(1, "x")) + b"\n" + line + b"\n" + orjson.dumps(document(2, "y")) + b"\n")
     bad = BadLines(max_share=0.5)
@@ -31,6 +37,12 @@ def test_a_bad_line_is_located_and_counted(tmp_path: Path, line: bytes, problem:
         strict = BadLines(max_share=0.1)
         list(read_documents(path, strict))
         strict.check()
+
+
+def test_a_document_is_read_with_every_number_it_can_be_written_with(tmp_path: Path) -> None:
+    found = document(1, "x", numbers=[-(2**63), 2**64 - 1, 1e19, -1e300], nested=[[[{}]]])
+    (tmp_path / "a.jsonl").write_bytes(orjson.dumps(found))
+    assert list(read_documents(tmp_path / "a.jsonl")) == [found]
 
 
 def test_a_document_that_was_dropped_once_is_never_read_again(tmp_path: Path) -> None:
