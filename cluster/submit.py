@@ -5,8 +5,9 @@
 
 The section `cluster` decides where it runs (executor, partition, GPUs per node), the model's `parallel` decides the
 number of processes. The job runs a copy of the code and the settings; editing them does not change it. A job that is
-still alive is not submitted twice: the command finds it again. `--wait` follows the job to its end, over restarts;
-Ctrl-C then ends only the waiting for a Slurm job, and stops a job on this machine.
+still alive is not submitted twice: the command finds it again, or names the settings that were changed since.
+`--wait` follows the job to its end, over restarts; Ctrl-C then ends only the waiting for a Slurm job, and stops a job
+on this machine.
 """
 
 import fcntl
@@ -24,8 +25,10 @@ from cluster import slurm, submission
 from cluster.jobs import Job, State, look, read_job, write_job, write_state
 from cluster.snapshot import make_snapshot, remove_snapshots
 from cluster.wait import wait
-from common import cli
+from common import cli, rule_keys
+from common.config import load_settings
 from common.errors import ConfigError
+from common.files import read_json
 from common.settings import ClusterSettings, Experiment, Settings
 from common.tables import text_table
 from training.model_folder import newest_iteration, stop_file, stopped_mark
@@ -180,6 +183,7 @@ def submit(settings: Settings, name: str) -> Job:
         fcntl.flock(lock, fcntl.LOCK_EX)
         full_name = job_name(settings, name)
         if job := find_job(folder, full_name, settings):
+            _check_unchanged(settings, name, job)
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
         earlier, left_behind = read_job(folder), _left_behind(folder)
@@ -195,6 +199,29 @@ def submit(settings: Settings, name: str) -> Job:
     processes = processes_of(settings.models[name], settings.cluster)
     print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
     return job
+
+
+def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
+    """Raise ConfigError if a job that is alive trains something else than these settings would."""
+    if not job.snapshot:
+        return  # nobody recorded the job
+    try:
+        submitted = load_settings(Path(job.snapshot) / "settings.yaml")
+    except ConfigError:
+        return  # another version of the toolkit submitted it
+    then, now = (rule_keys.train(each, name) for each in (submitted, settings))
+    if keys := rule_keys.changed(then, now, f"models.{name}"):
+        folder = settings.model_folder(name)
+        raise ConfigError(
+            f"job {job.id} is alive with other settings: {', '.join(keys)}; restore them, or end the job first: "
+            f"python -m cluster.cancel {folder}"
+        )
+
+
+def is_finished(settings: Settings, name: str) -> bool:
+    """Whether a model has been trained to its last iteration."""
+    done = settings.model_folder(name) / "done.json"
+    return done.exists() and int(read_json(done).get("iteration", 0)) >= settings.models[name].train.iterations
 
 
 def _checked(settings: Settings, name: str) -> Settings:
@@ -230,6 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = cli.read_settings(arguments)
     if arguments.dry_run:
         print(describe(settings, arguments.model))
+        return 0
+    if is_finished(settings, arguments.model):
+        print(f"{arguments.model}: finished, nothing to do; {settings.model_folder(arguments.model) / 'done.json'}")
         return 0
     job = submit(settings, arguments.model)
     if arguments.wait:

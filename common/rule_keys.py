@@ -91,3 +91,15 @@ def evaluate(settings: Settings, model: str) -> Keys:
 def generate(settings: Settings) -> Keys:
     """Prompt, sampling and number of texts."""
     return _keys(settings.generate)
+
+
+def changed(then: Keys, now: Keys, section: str) -> list[str]:
+    """The keys below `section` that differ, each with both values: `models.tiny.train.lr (0.001, now 0.01)`."""
+    found = []
+    for key in {**then, **now}:
+        old, new, name = then.get(key), now.get(key), f"{section}.{key}"
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += changed(old, new, name)
+        elif old != new:
+            found.append(f"{name} ({old}, now {new})")
+    return found

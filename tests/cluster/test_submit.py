@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.jobs import Job, look, read_job, read_state, write_job
-from cluster.submit import describe, job_name, submit
+from cluster.submit import describe, job_name, main, submit
 from common.config import load_settings, validate
 from common.errors import ConfigError, InputError
 from common.settings import Settings
@@ -216,6 +216,32 @@ def test_a_living_job_is_found_again_and_not_submitted_twice(
     assert submit(ours, "tiny") != job
 
 
+def test_a_living_job_with_other_settings_is_refused_by_key(tmp_path: Path, fake: FakeSlurm) -> None:
+    ours = settings(tmp_path, executor="slurm")
+    job = submit(ours, "tiny")
+    raw = ours.model_dump(mode="json")
+    raw["models"]["tiny"]["train"] |= {"lr": 0.5, "save_interval": 7}  # the latter changes no result
+    changed = Settings.model_validate(raw)
+    lr = re.escape(
+        f"job {job.id} is alive with other settings: models.tiny.train.lr ({ours.models['tiny'].train.lr}, now 0.5)"
+    )
+    with pytest.raises(ConfigError, match=f"^{lr}; restore them, or end the job first: python -m cluster.cancel "):
+        submit(changed, "tiny")
+    fake.change(job.id, state="CANCELLED")
+    assert submit(changed, "tiny") != job
+
+
+def test_a_finished_training_is_not_submitted_again(
+    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_settings(tmp_path, executor="slurm")
+    (model_folder(tmp_path) / "done.json").write_text('{"iteration": 20}')
+    line = ["--config", str(config), "--model", "tiny"]
+    assert main([*line, "--wait"]) == 0 and fake.jobs() == []
+    assert "tiny: finished, nothing to do" in capsys.readouterr().out
+    assert main([*line, "train.iterations=30"]) == 0 and len(fake.jobs()) == 1
+
+
 def test_of_two_submissions_at_once_the_second_finds_the_job_of_the_first(tmp_path: Path, fake: FakeSlurm) -> None:
     config = write_settings(tmp_path, executor="slurm")
     fake.behave(before=1)
@@ -255,7 +281,7 @@ def test_a_job_that_slurm_refuses_is_one_line_and_leaves_the_finished_run_alone(
 ) -> None:
     config = write_settings(tmp_path, executor="slurm", partition="none")
     done = model_folder(tmp_path) / "done.json"
-    done.write_text('{"iteration": 20}')
+    done.write_text('{"iteration": 10}')
     fake.behave(refuses="Invalid partition name specified")
     result = command("cluster.submit", "--config", config, "--model", "tiny")
     assert_one_line_error(result, "Slurm refused the job: Invalid partition name specified; change cluster.partition")
