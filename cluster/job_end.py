@@ -91,7 +91,7 @@ def _at_time_limit(details: Mapping[str, str]) -> bool:
     """Whether a job that is ending used all of its time."""
     limit, start, end = (details.get(key, "") for key in ("TimeLimit", "StartTime", "EndTime"))
     try:
-        return _time(end) - _time(start) >= _seconds(limit) - 1
+        return _time(end) - _time(start) >= slurm.seconds(limit) - 1
     except ValueError:
         return False
 
@@ -99,22 +99,13 @@ def _at_time_limit(details: Mapping[str, str]) -> bool:
 def _close_to_limit(details: Mapping[str, str]) -> bool:
     try:
         left = _time(details.get("EndTime", "")) - time.time()
-        return left <= _seconds(details.get("TimeLimit", "")) / 4 + _EARLY
+        return left <= slurm.seconds(details.get("TimeLimit", "")) / 4 + _EARLY
     except ValueError:
         return False
 
 
 def _time(text: str) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-
-
-def _seconds(limit: str) -> int:
-    """Seconds of Slurm's [DAYS-]HH:MM:SS. Raises ValueError for UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
-    if match is None:
-        raise ValueError(limit)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def is_taken_over(folder: Path, job: str, restarts: int) -> bool:

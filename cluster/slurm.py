@@ -5,9 +5,11 @@ A controller that does not answer says nothing about a job: `queue` returns None
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +26,34 @@ _HOPELESS = re.compile(
     r"Partition(Node|Time)Limit|PartitionConfig|Invalid(Account|QOS)|BadConstraints|(Assoc|QOS)Max\w*PerJob(Limit)?"
     r"|QOSMin\w*|\w*NotAllowed|ReservationDeleted|DependencyNeverSatisfied|JobHoldMaxRequeue"
 )
-# What to change, by a word of Slurm's reason for refusing a job or for never starting it.
+# What to change, by Slurm's reason for refusing a job or for never starting it; the first pattern that matches counts.
 _CURES = {
-    "partition name": "cluster.partition",
-    "account": "cluster.account",
-    "qos": "cluster.qos",
-    "reservation": "cluster.reservation",
-    "feature": "cluster.constraint",
-    "constraint": "cluster.constraint",
-    "partition": "the time limit (time_limit_minutes), the number of nodes, or cluster.partition",
-    "time": "the time limit (time_limit_minutes), or cluster.partition",
-    "node configuration": "what it asks of a node: GPUs, CPUs, memory (cluster.*), or cluster.partition",
+    r"partition (name|specified)": "cluster.partition",
+    r"account(?!ing)": "cluster.account",  # also "account/partition combination"
+    r"wall|accounting/qos policy": "the time limit ({time_limit}), or cluster.qos",
+    r"qos": "cluster.qos",
+    r"reservation": "cluster.reservation",
+    r"feature|constraint": "cluster.constraint",
+    r"time": "the time limit ({time_limit}), or cluster.partition",
+    r"partition": "the time limit ({time_limit}), the number of nodes, or cluster.partition",
+    r"node|processor|cpu|memory|gres": "what it asks of a node: GPUs, CPUs, memory (cluster.*), or cluster.partition",
 }
+_TOO_MANY = re.compile(r"submit\w*limit", re.I)  # AssocMaxSubmitJobLimit, QOSGrpSubmitJobsLimit, …
+_BUSY = re.compile(r"timed out|unable to contact|temporarily|connection (refused|reset)|try again", re.I)
+_TIME_LIMIT = "time_limit_minutes"  # the key of a training job's
 _FORMAT = "%i|%j|%T|%r|%N"
+
+
+class RefusedError(InputError):
+    """sbatch refused a job, for the reason in the first line of its errors."""
+
+    def __init__(self, errors: str, time_limit: str) -> None:
+        self.reason = _reason(errors)
+        self.too_many = _TOO_MANY.search(self.reason) is not None
+        """Whether the user may not have as many jobs queued: fewer may be taken, and all of them later."""
+        self.passes = self.too_many or _BUSY.search(self.reason) is not None
+        then = "; submit it again later" if self.passes else cure(self.reason, time_limit)
+        super().__init__(f"Slurm refused the job: {self.reason}{then}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,27 @@ def max_array_size() -> int:
     return max(int(found[1]), 1) if found else 1001
 
 
+def time_limits() -> dict[str, int]:
+    """MaxTime of each partition that has one, in minutes; "" is the default partition. Empty if Slurm is silent."""
+    answer = _run(["scontrol", "--oneliner", "show", "partition"])
+    limits: dict[str, int] = {}
+    for line in answer.stdout.splitlines() if answer else []:
+        shown = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
+        with suppress(KeyError, ValueError):
+            names = [shown["PartitionName"], *([""] if shown["Default"] == "YES" else [])]
+            limits |= dict.fromkeys(names, seconds(shown["MaxTime"]) // 60)
+    return limits
+
+
+def seconds(limit: str) -> int:
+    """Seconds of Slurm's [DAYS-]HH:MM:SS. Raises ValueError for UNLIMITED."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    if match is None:
+        raise ValueError(limit)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 def requeue(job: str) -> bool:
     """Put a running or ended job into the queue again, with the same id; returns whether the controller did it."""
     answer = _run(["scontrol", "requeue", job])
@@ -125,15 +163,16 @@ def cancel(jobs: Sequence[str], *options: str) -> None:
     """Cancel jobs, or signal them (`options`: --signal=TERM). Raises JobError if the controller refuses."""
     answer = _run(["scancel", *options, *jobs])
     if answer is None or answer.returncode:
-        why = "the controller does not answer" if answer is None else _last_line(answer.stderr)
+        why = "the controller does not answer" if answer is None else _reason(answer.stderr)
         raise JobError(f"scancel {' '.join(jobs)}: {why}")
 
 
-def submit(script: Path, keep_open: Sequence[int] = ()) -> str:
-    """Submit a batch script; returns the job id. Raises InputError with Slurm's reason in one line.
+def submit(script: Path, keep_open: Sequence[int] = (), time_limit: str = _TIME_LIMIT) -> str:
+    """Submit a batch script; returns the job id. Raises RefusedError with Slurm's reason in one line.
 
     Ctrl-C and hang-ups wait until sbatch has answered, so that a job that Slurm has accepted is always recorded.
-    `keep_open`: file descriptors for sbatch to inherit, such as a lock that outlives a killed submitter.
+    `keep_open`: file descriptors for sbatch to inherit, such as a lock that outlives a killed submitter. `time_limit`:
+    the key of the job's time limit.
     """
     deferred = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deferred)
@@ -142,26 +181,43 @@ def submit(script: Path, keep_open: Sequence[int] = ()) -> str:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if answer.returncode:
-        reason = _last_line(answer.stderr)
-        raise InputError(f"Slurm refused the job: {reason}{cure(reason)}")
-    return answer.stdout.strip().splitlines()[-1].split(";")[0]  # ID;CLUSTER where there are several clusters
+        raise RefusedError(answer.stderr, time_limit)
+    # ID, or ID;CLUSTER where there are several clusters. A site's wrapper may print more.
+    found = re.search(r"^(\d+)(;.*)?$", answer.stdout, re.MULTILINE)
+    return found[1] if found else _submitted(script, answer.stdout)
 
 
-def _last_line(text: str) -> str:
-    """The reason in sbatch's or scancel's output, without the command's name."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"^(\w+: )?(error: )?(Batch job submission failed: )?", "", lines[-1]) if lines else "no reason given"
+def _submitted(script: Path, printed: str) -> str:
+    """The user's newest job with the name in `script`, which sbatch has taken. Raises InputError if there is none."""
+    (option,) = shlex.split(re.findall("^#SBATCH (.*--job-name=.*)$", script.read_text(encoding="utf-8"), re.M)[0])
+    name = option.removeprefix("--job-name=")
+    answer = _run(["squeue", "--noheader", f"--user={os.getuid()}", "--states=all", "--format=%F|%j"])
+    jobs = [line.split("|", 1) for line in answer.stdout.splitlines()] if answer else []
+    # run_batch adds shards to the name of a corpus job that runs
+    ids = [int(job) for job, called in jobs if called == name or called.startswith(f"{name}.")]
+    if not ids:
+        raise InputError(
+            f"sbatch printed no job id but {printed.strip()!r}, and squeue shows no job {name}; run it again"
+        )
+    return str(max(ids))
 
 
-def cure(reason: str) -> str:
+def _reason(errors: str) -> str:
+    """The first error in what a command printed, without the command's name. Later lines are more general."""
+    lines = [line for line in errors.splitlines() if re.search(r"\w", line)]
+    first = next((line for line in lines if "error: " in line), lines[0] if lines else "no reason given")
+    return re.sub(r"^\s*(\w+: )?(error: )?(Batch job submission failed: )?", "", first).strip()
+
+
+def cure(reason: str, time_limit: str = _TIME_LIMIT) -> str:
     """`; change KEY` for a reason that Slurm gave; empty for one that needs no change of the configuration."""
-    keys = next((keys for word, keys in _CURES.items() if word in reason.lower()), "")
-    return f"; change {keys}" if keys else ""
+    keys = next((keys for pattern, keys in _CURES.items() if re.search(pattern, reason, re.I)), "")
+    return f"; change {keys.format(time_limit=time_limit)}" if keys else ""
 
 
-def never_starts(job: QueuedJob) -> str:
+def never_starts(job: QueuedJob, time_limit: str = _TIME_LIMIT) -> str:
     """Why a hopeless job does not start, and what to change."""
-    return f"Slurm would never start it: {job.reason}{cure(job.reason)}"
+    return f"Slurm would never start it: {job.reason.strip('()')}{cure(job.reason, time_limit)}"
 
 
 def site_options(site: SiteSettings) -> list[str]:

@@ -15,11 +15,13 @@ All work is done in one thread: `run_jobs` only hands jobs over to it.
 """
 
 import atexit
+import math
+import os
 import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,13 @@ from cluster import slurm
 from cluster.corpus_jobs import batches, reasons
 from cluster.corpus_jobs.batch_table import print_plan
 from cluster.corpus_jobs.batches import Request, Task
-from cluster.corpus_jobs.dag_jobs import ShardJob, describe, unlimit_threads
+from cluster.corpus_jobs.dag_jobs import ShardJob, describe, request_of, unlimit_threads
 from cluster.corpus_jobs.held_jobs import HeldJobs
 from cluster.corpus_jobs.leftovers import Leftovers
 from cluster.corpus_jobs.run_batch import forget_logs, keep_log
+from cluster.slurm import RefusedError
 from common import snakefile, snakemake_jobs
-from common.errors import InputError, JobError, ToolkitError
+from common.errors import ConfigError, InputError, JobError, ToolkitError
 from common.settings import Settings
 
 POLL = 1.0  # seconds between two looks at the result files
@@ -45,10 +48,6 @@ SETTLE = 10.0  # seconds after which the results of an ended task are visible he
 RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
 _LOSSES = 3  # nodes that a shard may lose before it counts as failed
 _ATTEMPTS = 2  # tasks in a row that end before they start a shard, after which the shard fails
-# Refusals that pass: too many jobs for now, or a busy controller.
-_PASSING = re.compile(
-    r"MaxSubmit|job submit limit|timed out|unable to contact|temporarily|connection (refused|reset)|try again", re.I
-)
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
 
 common_settings = CommonSettings(
@@ -77,6 +76,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self.settings: Settings = snakefile.parsed[1]
         unlimit_threads(self.workflow)
         needed = [job for job in self.dag.needrun_jobs() if not job.is_local]
+        self._limits = slurm.time_limits()
+        snakefile.check_before_jobs(self.workflow, lambda: self._check_time_limits(needed))
         self._held = HeldJobs(needed)
         self._leftovers = Leftovers(self.settings.run, needed)
         self._incoming: list[Any] = []
@@ -129,6 +130,26 @@ class Executor(RealExecutor):  # type: ignore[misc]
         """Unused, see get_exec_mode."""
         return "all"
 
+    def _check_time_limits(self, needed: Iterable[Any]) -> None:
+        """Raise ConfigError if Slurm would refuse a rule's time limit, perhaps after days of other rules."""
+        over = {}
+        for rule, job in {job.rule.name: job for job in needed}.items():
+            asked = request_of(job)
+            if asked != (most := self._within_limit(asked)):
+                over[reasons.time_limit(rule)] = f"{asked.minutes} is over its partition's MaxTime, {most.minutes}"
+        if over:
+            problems = "; ".join(f"{key}: {problem}" for key, problem in over.items())
+            raise ConfigError(f"{problems}; set these keys, or cluster.corpus.partition")
+
+    def _within_limit(self, request: Request) -> Request:
+        """The request, with at most its partition's MaxTime."""
+        site = self.settings.cluster.site_of(request.gpus)
+        if site.qos or re.search("--(qos|partition|time)=", " ".join(site.sbatch)):  # a QOS may allow more
+            return request
+        names = (os.environ.get("SBATCH_PARTITION") or site.partition).split(",")
+        longest = max(self._limits.get(name, math.inf) for name in names)
+        return request if (request.minutes or 0) <= longest else replace(request, minutes=int(longest))
+
     # The thread.
 
     def _main(self) -> None:
@@ -146,6 +167,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             incoming, self._incoming = self._incoming, []
         for job in incoming:
             item = describe(job)
+            item.request = self._within_limit(item.request)
             if not self._leftovers.claims(item):
                 self._held.add(item)
         self._read_results()
@@ -171,7 +193,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
             limit = min(corpus.max_tasks, self._largest_array()) if len(members) > 1 else 1
             whole = [item for item in members if self._prepare(item)]
             for parts in batches.split(len(whole), corpus.shards_per_job, limit):
-                self._submit(request, whole, parts)
+                if not self._submit(request, whole, parts):
+                    return
+        self._say("sbatch", "")
 
     def _largest_array(self) -> int:
         """The site's limit on the number of tasks of one array."""
@@ -194,21 +218,25 @@ class Executor(RealExecutor):  # type: ignore[misc]
             return False
         return True
 
-    def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> None:
+    def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
+        """Submit a batch, in halves if it is more than the user may have queued; returns whether Slurm took it all."""
         run, site = self.settings.run, self.settings.cluster.site_of(request.gpus)
+        rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
         try:
-            job = slurm.submit(tasks[0].folder / "batch.sh")
+            job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=reasons.time_limit(rules[0]))
         except InputError as error:
             batches.remove(tasks[0].folder)  # if Slurm has accepted it after all, its tasks end at once
-            name = batches.title([item.shard.rule for item in members])
-            if not _PASSING.search(str(error)):
+            name = batches.title(rules)
+            if not isinstance(error, RefusedError) or not error.passes:
                 raise InputError(f"{name}: {error}") from None
-            self._say("sbatch", f"{name}: {error}; trying again every {RETRY:.0f} s")
+            if error.too_many and len(parts) > 1:
+                middle = len(parts) // 2
+                return all(self._submit(request, members, half) for half in (parts[:middle], parts[middle:]))
+            self._say("sbatch", f"{name}: Slurm refused the job: {error.reason}; trying again every {RETRY:.0f} s")
             self._retry_at = time.monotonic() + RETRY
-            return
+            return False
         batches.accepted(tasks, job)
-        self._say("sbatch", "")
         for task, part in zip(tasks, parts, strict=True):
             self._open[task] = dict(enumerate(members[number] for number in part))
             for item in self._open[task].values():
@@ -216,6 +244,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 item.again = True
                 self.report_job_submission(SubmittedJobInfo(item.job, external_jobid=task.job))
         self._next_queue = time.monotonic() + self._interval
+        return True
 
     # Results.
 
@@ -277,7 +306,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
         for task in list(self._open):
             job = queue.get(task.job)
             if job is not None and job.hopeless:
-                self._end(task, f"Slurm will never start job {task.job}: {job.reason.strip('()')}", retry=False)
+                key = reasons.time_limit(task.shards[0].rule)
+                self._end(task, f"job {task.job}: {slurm.never_starts(job, key)}", retry=False)
             elif job is not None and job.active:
                 self._missing.pop(task, None)
             elif time.monotonic() >= self._missing.setdefault(task, time.monotonic()) + self._settle:

@@ -18,12 +18,17 @@ def of_shard(result: dict[str, Any], request: Request) -> str:
 
 def of_task(where: str, state: str, task: Task) -> str:
     """Why a task that ended in a state of Slurm's took its running shard with it."""
-    rule = re.sub(r"_\d+$", "", task.shards[task.running or 0].rule)  # dedup_bands_3 has the key of dedup_bands
     if state in ("TIMEOUT", "DEADLINE"):
-        return f"{where} at its limit of {task.request.minutes} minutes; raise cluster.corpus.runtime_minutes.{rule}"
+        key = time_limit(task.shards[task.running or 0].rule)
+        return f"{where} at its limit of {task.request.minutes} minutes; raise {key}"
     if state == "OUT_OF_MEMORY":
         return f"{where} at its limit of {task.request.mem_mb} MB"
     return where
+
+
+def time_limit(rule: str) -> str:
+    """The key of a rule's time limit; dedup_bands_3 has that of dedup_bands."""
+    return f"cluster.corpus.runtime_minutes.{re.sub(r'_[0-9]+$', '', rule)}"
 
 
 def last_words(log: Path) -> str:

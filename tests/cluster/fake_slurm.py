@@ -78,12 +78,13 @@ class FakeSlurm:
         before: float = 0,
         after: float = 0,
         exit_code: int = 0,
+        prints: str = "",
     ) -> None:
         """Change how the commands behave from now on; what is left out is as usual.
 
         silent: the controller cannot be reached; hangs: every command takes this many seconds before it does anything;
         refuses: sbatch fails with this text; no_requeue: scontrol requeue fails; before, after: seconds that sbatch
-        takes before and after the job is in the queue; exit_code: that of srun.
+        takes before and after the job is in the queue; exit_code: that of srun; prints: sbatch's output, {} is the id.
         """
         values = {key: value for key, value in locals().items() if key != "self"}
         (self.folder / "behaviour.json").write_text(json.dumps(values))
@@ -194,7 +195,7 @@ class FakeSlurm:
                 jobs[one] = FakeJob(one, name, options, script)
             self._write(jobs)
         time.sleep(behaviour["after"])
-        print(number if "--parsable" in arguments else f"Submitted batch job {number}")
+        print(behaviour["prints"].format(number) or number)
         return 0
 
     def _squeue(self, arguments: list[str]) -> int:

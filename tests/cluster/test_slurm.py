@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from cluster import slurm
-from cluster.slurm import QueuedJob
+from cluster.slurm import QueuedJob, RefusedError
 from common.errors import InputError, JobError
+from tests.cluster.corpus_jobs.running_slurm import POLICY
 from tests.cluster.fake_slurm import FakeSlurm
 
 
@@ -68,6 +69,25 @@ def test_a_refusal_is_one_line_without_the_commands_prefixes(fake: FakeSlurm, tm
     fake.behave(refuses="Unspecified error")
     with pytest.raises(InputError, match=r"^Slurm refused the job: Unspecified error$"):
         slurm.submit(script)
+
+
+def test_the_first_line_of_sbatchs_errors_decides_and_the_cure_names_its_key() -> None:
+    wall = RefusedError(f"sbatch: error: AssocMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}\n", "KEY")
+    assert str(wall) == (
+        "Slurm refused the job: AssocMaxWallDurationPerJobLimit; change the time limit (KEY), or cluster.qos"
+    )
+    many = RefusedError(f"sbatch: warning: x\nsbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n", "")
+    assert many.passes and many.too_many and not wall.passes
+    assert not RefusedError(f"sbatch: error: {POLICY}\n", "").passes, "it names no limit"
+
+
+@pytest.mark.parametrize("prints", ["{}\nWelcome to the cluster\n12 jobs are ahead", "{};cluster", "queued, thank you"])
+def test_the_id_is_found_whatever_a_sites_sbatch_prints(fake: FakeSlurm, tmp_path: Path, prints: str) -> None:
+    fake.add("my run.a", state="COMPLETED")
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH '--job-name=my run.a'\ntrue\n")
+    fake.behave(prints=prints)
+    assert slurm.submit(script) == "1001"
 
 
 def test_details_are_what_scontrol_shows(fake: FakeSlurm) -> None:

@@ -5,7 +5,9 @@
     calls          one line per call
     ID.json        an accepted batch: its options and script
     ID_INDEX       the state of a task, such as RUNNING
-    refuse         if it exists, sbatch refuses with its text
+    refuse         if it exists, sbatch refuses with its lines
+    most           if it exists, sbatch refuses an array of more tasks than its number
+    partitions     if it exists, what `scontrol show partition` prints
     hold           if it exists, nothing starts; its text is the reason that squeue shows
     slow           if it exists, one sbatch renames it to `inside` and goes on when that is removed
     silent         if it exists, the controller does not answer
@@ -21,6 +23,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)  # the last line of sbatch's errors, whatever the limit
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 
 
@@ -73,10 +79,15 @@ def _tasks(folder: Path, job: str) -> list[str]:
     return [f"{job}_{index}" for index in range(count)] if count else [job]
 
 
+def _refuse(lines: str) -> int:
+    for line in lines.splitlines():
+        print(f"sbatch: error: {line}", file=sys.stderr)
+    return 1
+
+
 def sbatch(folder: Path, arguments: list[str]) -> int:
     if (folder / "refuse").exists():
-        print(f"sbatch: error: Batch job submission failed: {(folder / 'refuse').read_text()}", file=sys.stderr)
-        return 1
+        return _refuse((folder / "refuse").read_text())
     script = Path(arguments[-1]).read_text()
     if (folder / "slow").exists():
         (folder / "slow").rename(folder / "inside")
@@ -84,6 +95,9 @@ def sbatch(folder: Path, arguments: list[str]) -> int:
             time.sleep(0.05)
     lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
     options = dict(shlex.split(line)[0].lstrip("-").partition("=")[::2] for line in lines)
+    tasks = int(options.get("array", "0").rpartition("-")[2]) + 1
+    if (folder / "most").exists() and tasks > int((folder / "most").read_text()):
+        return _refuse(f"QOSMaxSubmitJobPerUserLimit\n{POLICY}")
     job = 1000
     while True:
         try:
@@ -177,6 +191,8 @@ def scancel(folder: Path, arguments: list[str]) -> int:
 
 def scontrol(folder: Path, arguments: list[str]) -> int:
     print("MaxArraySize            = 1001" if arguments == ["show", "config"] else "")
+    if arguments[-1] == "partition" and (folder / "partitions").exists():
+        print((folder / "partitions").read_text())
     return 0
 
 

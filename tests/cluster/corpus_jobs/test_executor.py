@@ -219,18 +219,19 @@ def test_a_task_that_starts_no_shard_twice_fails_with_the_reason(tmp_path: Path)
 
 def test_a_refusal_stops_the_run_with_one_line(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    (site.slurm / "refuse").write_text("Invalid account or account/partition combination specified")
+    (site.slurm / "refuse").write_text(f"QOSMaxWallDurationPerJobLimit\n{running_slurm.POLICY}")
     output = site.run(code=1)
-    lines = [line for line in output.splitlines() if "Slurm refused" in line]
-    assert len(lines) == 1 and "a: Slurm refused the job: Invalid account" in lines[0], output
+    (line,) = (line for line in output.splitlines() if "Slurm refused" in line)
+    assert "a: Slurm refused the job: QOSMaxWallDurationPerJobLimit; change the time limit" in line
+    assert "(cluster.corpus.runtime_minutes.a), or cluster.qos" in line
     assert "Traceback" not in output and site.submitted() == 1
     assert not (tmp_path / "results/x/slurm").exists()
 
 
 @pytest.mark.slow
 def test_a_refusal_that_passes_is_waited_for(tmp_path: Path) -> None:
-    site = Site(tmp_path, shards=2)
-    (site.slurm / "refuse").write_text("Job violates accounting/QOS policy (job submit limit, user's size limits)")
+    site = Site(tmp_path, shards=1)
+    (site.slurm / "refuse").write_text(f"QOSMaxSubmitJobPerUserLimit\n{running_slurm.POLICY}")
     process = site.start()
     wait_for(lambda: site.submitted() >= 1, timeout=60)
     (site.slurm / "refuse").unlink()
@@ -240,11 +241,32 @@ def test_a_refusal_that_passes_is_waited_for(tmp_path: Path) -> None:
     assert site.submitted() == 4
 
 
+def test_an_array_that_is_more_than_a_user_may_submit_is_halved(tmp_path: Path) -> None:
+    site = Site(tmp_path, shards=8, max_tasks=8)
+    (site.slurm / "most").write_text("4")
+    output = site.run()
+    first, second = (running_slurm.options(site.slurm, job) for job in running_slurm.batches(site.slurm)[:2])
+    assert (first["array"], second["array"], site.submitted()) == ("0-3", "0-3", 7), "a and b: 8, 4 and 4; c: 1"
+    assert "refused" not in output
+
+
+def test_a_time_limit_over_that_of_the_partition_is_one_line_before_anything_is_submitted(tmp_path: Path) -> None:
+    site = Site(tmp_path, command="[ -e tried ] || { touch tried; exit 1; }", shards=1)
+    (site.slurm / "partitions").write_text("PartitionName=main Default=YES MaxTime=00:05:00")
+    problem = "error: cluster.corpus.runtime_minutes.a: 10 is over its partition's MaxTime, 5; set these keys"
+    assert problem in site.run("results/x/a/0000.txt", code=2) and site.submitted() == 0
+    (site.slurm / "partitions").write_text("PartitionName=main Default=YES MaxTime=01:00:00")
+    site.write("[ -e tried ] || { touch tried; exit 1; }", RULES.replace("runtime=10", "runtime=60"))
+    site.run()
+    times = [running_slurm.options(site.slurm, job)["time"] for job in running_slurm.batches(site.slurm)]
+    assert times == ["60"] * 4, "a retry has no more, either"
+
+
 def test_a_pending_job_that_can_never_start_ends_the_run(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (site.slurm / "hold").write_text("PartitionTimeLimit")
     output = site.run(code=1)
-    assert "Slurm will never start job 1000_0: PartitionTimeLimit" in output
+    assert "job 1000_0: Slurm would never start it: PartitionTimeLimit; change the time limit" in output
     assert site.submitted() == 1 and running_slurm.calls(site.slurm, "scancel")
 
 
