@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._weights_only_unpickler import get_globals_in_pkl
 
 from common.errors import CheckpointError
+from convert.files.checksums import check_archive, once
 from convert.files.legacy_pt import load_meta
 from convert.files.stored import LoadedTensor, StoredTensor
 
@@ -56,7 +57,8 @@ def load_inert(path: Path, data: bytes | None = None) -> Any:
     """The content of a .pt file, with tensors as `StoredTensor` (`LoadedTensor` if no data is stored for one).
 
     `data` is the content if it is only a part of the file `path`; its tensors are `LoadedTensor`s.
-    Raises CheckpointError if the file is no .pt file, is cut off, or names a module that the unpickler blocks.
+    Raises CheckpointError if the file is no .pt file, is damaged or cut off, or names a module that the unpickler
+    blocks; damage in the tensors' data is found when the first of them is read.
     """
     with _without_safe_globals():
         return _load(path, data)
@@ -77,6 +79,8 @@ def _load(path: Path, data: bytes | None) -> Any:
     try:
         with path.open("rb") if data is None else BytesIO(data) as file:
             is_zip = file.read(4) == b"PK\x03\x04"
+            if is_zip:
+                check_archive(path, file, tensors=data is not None)
             file.seek(0)
             names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if is_zip else _legacy_globals(file)
         with warnings.catch_warnings(), torch.serialization.safe_globals(_placeholders(names)):  # type: ignore[arg-type]
@@ -88,7 +92,7 @@ def _load(path: Path, data: bytes | None) -> Any:
                     content = torch.load(path, map_location="cpu", weights_only=True)
             else:
                 content = load_meta(path)
-        return _convert(content, path)
+        return _convert(content, path, once(_check_file, path) if is_zip else None)
     except OSError as error:
         problem = "cut off" if error.errno == errno.EINVAL else error.strerror or error  # a seek to before the start
         raise CheckpointError(f"{path}: cannot be read ({problem})") from None
@@ -121,23 +125,28 @@ def _inert_class(name: str) -> type[Inert]:
     return type("Inert", (Inert,), {"name": name})
 
 
-def _convert(value: Any, path: Path) -> Any:
+def _check_file(path: Path) -> None:
+    with path.open("rb") as file:
+        check_archive(path, file)
+
+
+def _convert(value: Any, path: Path, check: Callable[[], None] | None) -> Any:
     """The same tree with every tensor replaced, inside inert objects too."""
     if isinstance(value, Tensor):
-        return _locate(value, path)
+        return _locate(value, path, check)
     if isinstance(value, dict):
-        return {key: _convert(item, path) for key, item in value.items()}
+        return {key: _convert(item, path, check) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_convert(item, path) for item in value]
+        items = [_convert(item, path, check) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, Inert):
-        value.args, value.state = _convert(value.args, path), _convert(value.state, path)
+        value.args, value.state = _convert(value.args, path, check), _convert(value.state, path, check)
     return value
 
 
-def _locate(tensor: Tensor, path: Path) -> StoredTensor | LoadedTensor:
+def _locate(tensor: Tensor, path: Path, check: Callable[[], None] | None) -> StoredTensor | LoadedTensor:
     start = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     if start is None:
         return LoadedTensor(tensor.detach())
     offset = start + tensor.storage_offset() * tensor.dtype.itemsize
-    return StoredTensor(path, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+    return StoredTensor(path, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), check)

@@ -13,6 +13,7 @@ Source: https://huggingface.co/docs/safetensors
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
+from convert.files.checksums import once
 from convert.files.stored import StoredTensor
 from training.checkpoint.storage import HashedFile
+from training.huggingface.origin import check_hash
 
 DTYPES = {
     "F64": torch.float64,
@@ -79,7 +82,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
 
 
 def read_file(path: Path) -> dict[str, StoredTensor]:
-    """The tensors in a file; reads the header only.
+    """The tensors in a file; reads the header only. Of a folder of ours, the hash is compared before the first read.
 
     Raises CheckpointError if the file is no safetensors file, is cut off, or has an unknown type.
     """
@@ -94,9 +97,13 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except orjson.JSONDecodeError:
         raise CheckpointError(f"{path}: damaged (its safetensors header is no JSON)") from None
-    start = 8 + length
+    start, check = 8 + length, once(check_hash, path)
     try:
-        found = {name: _locate(path, name, entry, start) for name, entry in header.items() if name != "__metadata__"}
+        found = {
+            name: replace(_locate(path, name, entry, start), check=check)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
     except (AttributeError, KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path}: damaged (its safetensors header is not understood)") from None
     _check_complete(path, found, start, total)

@@ -5,8 +5,8 @@ Reading goes through `readinto` and not through a memory map: mapped pages would
 
 import errno
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -46,6 +46,8 @@ class StoredTensor:
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None = None
     """In elements; None if contiguous."""
+    check: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """Is called before each read; raises CheckpointError if the file is damaged."""
 
     def __post_init__(self) -> None:
         # the step of a dimension of size 1 means nothing
@@ -88,6 +90,8 @@ class StoredTensor:
         return tensor
 
     def _read_bytes(self, tensor: Tensor) -> None:
+        if self.check is not None:
+            self.check()
         view = tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(bytearray())
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset)

@@ -4,17 +4,19 @@ A record is a zip archive by torch.save inside a file; where its data begins is 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.utils import _create_file_view
+from torch.distributed.checkpoint.utils import _ReaderView
 
 from common.errors import CheckpointError
+from convert.files.checksums import MAX_PICKLE, check_archive, once
 from convert.files.inert import load_inert
 from convert.files.stored import Stored, StoredPieces, StoredTensor
 from convert.sources.source import Block, Sharded
@@ -60,6 +62,7 @@ class Dcp(Mapping[str, DcpTensor]):
         self.objects = objects
         """Records of what is no tensor."""
         self._sizes: dict[str, int] = {}
+        self._checks: dict[str, Callable[[], None]] = {}
 
     def __getitem__(self, key: str) -> DcpTensor:
         return self._tensors[key]
@@ -157,8 +160,9 @@ class Dcp(Mapping[str, DcpTensor]):
         raw = getattr(record, RAW, None)
         if raw is not None and raw[1] == math.prod(shape) * raw[2].itemsize:
             return StoredTensor(path, raw[0], raw[2], shape)
+        check = self._checks.setdefault(path.name, once(self._check_file, path))
         try:
-            return _open_record(path, start, length)
+            return replace(_open_record(path, start, length), check=check)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
         except Exception as error:  # whatever a damaged archive or pickle leads to
@@ -166,6 +170,15 @@ class Dcp(Mapping[str, DcpTensor]):
             raise CheckpointError(
                 f"{path}: the record of tensor {tensor.key!r} is damaged ({type(error).__name__}: {problem})"
             ) from None
+
+    def _check_file(self, path: Path) -> None:
+        """Compare the records of all tensors in a file with their checksums."""
+        with path.open("rb") as file:
+            for tensor in self.values():
+                for _, _, record in tensor.chunks:
+                    if record.relative_path == path.name and not record.transform_descriptors:
+                        part = cast(IO[bytes], _Part(file, record.offset, record.length))
+                        check_archive(path, part, record=f"the record of tensor {tensor.key!r}: ")
 
     def _locate(self, key: str, record: _StorageInfo) -> tuple[Path, int, int]:
         """The file, offset and length of a record, which is in the file as a whole."""
@@ -188,6 +201,13 @@ class Dcp(Mapping[str, DcpTensor]):
                 f"{path}: cut off: {key!r} ends at byte {record.offset + record.length}, the file has {size}"
             )
         return path, record.offset, record.length
+
+
+class _Part(_ReaderView):
+    """A range of a file; zipfile looks for the end, which torch's class puts in a wrong place."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return super().seek(offset + self.len) if whence == os.SEEK_END else super().seek(offset, whence)
 
 
 def open_dcp(folder: Path) -> Dcp:
@@ -231,9 +251,11 @@ def _record(folder: Path, records: _Records, key: str, offset: tuple[int, ...] =
 def _open_record(path: Path, start: int, length: int) -> StoredTensor:
     """The tensor that torch.save wrote there. Raises any exception if there is none."""
     with path.open("rb") as file:
-        archive = torch._C.PyTorchFileReader(_create_file_view(file, start, length))  # type: ignore[call-overload]
+        archive = torch._C.PyTorchFileReader(_Part(file, start, length))  # type: ignore[call-overload]
         if archive.has_record("byteorder") and archive.get_record("byteorder") != b"little":
             raise ValueError("big-endian")
+        if archive.get_record_size("data.pkl") > MAX_PICKLE:
+            raise ValueError("data.pkl is too large")
         pickled = archive.get_record("data.pkl")
         tensor = load_plain(pickled, {_REBUILD, *_STORAGES}, lambda pid: pid)
         if not isinstance(tensor, Placeholder) or tensor.name != _REBUILD:

@@ -33,7 +33,7 @@ from common.errors import CheckpointError
 from convert.assemble import OURS, assemble
 from convert.sources.source import Architecture, Source
 from convert.targets.megatron_args import args_of, padded_rows
-from training.checkpoint.storage import HashedFile, append_record, without_crc32
+from training.checkpoint.storage import HashedFile, append_record
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
 _TOP = {
@@ -163,6 +163,4 @@ class _Writer:
             self._file.__exit__(None)
             self._file = HashedFile(self._folder / f"__0_{self._files}.distcp")
             self._files += 1
-        with without_crc32():
-            record = append_record(self._file, self._file.path.name, content)
-        self._metadata.storage_data[index] = record
+        self._metadata.storage_data[index] = append_record(self._file, self._file.path.name, content)

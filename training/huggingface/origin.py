@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from common import run_card
-from common.errors import InputError
+from common.errors import CheckpointError, InputError
 from common.files import read_json, write_json
 from common.folders import first_foreign_file
 from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
@@ -76,6 +76,16 @@ def digest(path: Path) -> dict[str, Any]:
     """`{"size": bytes, "xxh3": hex}`."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
+
+
+def check_hash(path: Path) -> None:
+    """Compare a file with its hash in the folder's training.json, if it is there. Raises CheckpointError."""
+    known = _read(path.parent).get("files", {}).get(path.name)
+    if known and digest(path) != known:
+        raise CheckpointError(
+            f"{path}: damaged or changed (differs from its hash in {NAME}); copy it again, or remove {NAME} if you "
+            "changed it"
+        )
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.settings import ModelSettings
 from training.huggingface.config import read_config, weight_files
+from training.huggingface.origin import check_hash
 from training.model import GPT2
 
 PREFIX = "transformer."
@@ -75,9 +76,13 @@ def from_hugging_face(tensors: Mapping[str, Tensor], model: ModelSettings) -> di
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors in a folder's safetensors files, memory-mapped, with Hugging Face's names and layout."""
+    """The tensors in a folder's safetensors files, memory-mapped, with Hugging Face's names and layout.
+
+    Raises CheckpointError for a file that is damaged, or is not the one whose hash is in a training.json of ours.
+    """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
+        check_hash(file)
         try:
             tensors |= load_file(file)
         except SafetensorError as error:

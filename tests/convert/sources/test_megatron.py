@@ -469,7 +469,7 @@ DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
         "the number of interleaved models is 2, but 1 in",
     ),
     ("no dict", lambda folder: save([1], folder / LAST / FILE), f"{BAD}not a checkpoint of Megatron-LM"),
-    ("half a file", cut(0.5), f"{BAD}cannot be read (cut off)"),
+    ("half a file", cut(0.5), f"{BAD}damaged or cut off (archive: "),
     ("an empty file", cut(0), f"{BAD}damaged or cut off"),
     ("no pickle", lambda folder: (folder / LAST / FILE).write_text("<html>"), f"{BAD}cannot be read safely"),
 ]

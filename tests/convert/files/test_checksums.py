@@ -1,0 +1,83 @@
+"""A flipped bit is found before a tensor is used, in every kind of file that has a checksum."""
+
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import pytest
+import torch
+
+from common.errors import CheckpointError
+from convert.files.inert import load_inert
+from convert.files.safetensors import read_file, write_file
+from convert.sources.dcp import open_dcp
+from tests.convert.sources.torch_dist_files import FolderWriter
+from training.checkpoint.storage import without_crc32
+from training.huggingface.origin import write_origin
+from training.huggingface.pretrained import load_pretrained
+
+VALUES = torch.arange(9.0)
+BYTES = VALUES.numpy().tobytes()
+
+
+def write_pt(folder: Path) -> Path:
+    torch.save({"weight": VALUES, "moment": torch.ones(2)}, folder / "model_optim_rng.pt")
+    return folder / "model_optim_rng.pt"
+
+
+def write_distcp(folder: Path) -> Path:
+    writer = FolderWriter(folder)
+    for key, tensor in (("moment", VALUES), ("weight", torch.ones(2))):
+        writer.add(0, key, tuple(tensor.shape), (0,), tensor)
+    writer.close()
+    return folder / "__0_0.distcp"
+
+
+def write_safetensors(folder: Path) -> Path:
+    write_file(folder / "model.safetensors", {"weight": (9,)}, torch.float32, [VALUES])
+    write_origin(folder, None)
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "says"),
+    [
+        (write_pt, lambda path: load_inert(path)["moment"].read(), "model_optim_rng/data/0: Bad CRC-32"),
+        (
+            write_distcp,
+            lambda path: open_dcp(path.parent).sharded("weight").blocks[0].tensor.read(),
+            "'moment'.*data/0",
+        ),
+        (write_safetensors, lambda path: read_file(path)["weight"].read(), "its hash in training.json"),
+        (write_safetensors, lambda path: load_pretrained(path.parent), "its hash in training.json"),
+    ],
+)
+def test_a_flipped_bit_is_found_when_the_first_tensor_of_the_file_is_read(
+    write: Callable[[Path], Path], read: Callable[[Path], object], says: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    (tmp_path / "config.json").write_text('{"n_layer": 1, "n_head": 1, "n_embd": 1, "n_positions": 1, "vocab_size": 2}')
+    content = bytearray(path.read_bytes())
+    content[content.index(BYTES) + 13] ^= 4
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=says) as error:
+            read(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_archives_without_crc32_are_read_and_compressed_or_huge_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_pt(tmp_path)
+    with ZipFile(path) as stored, ZipFile(tmp_path / "zipped.pt", "w", ZIP_DEFLATED) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with pytest.raises(CheckpointError, match=r"zipped.pt: model_optim_rng/data.pkl is compressed; unpack the file"):
+        load_inert(tmp_path / "zipped.pt")
+    with without_crc32():
+        write_pt(tmp_path)
+    assert torch.equal(load_inert(path)["weight"].read(), VALUES)
+    monkeypatch.setattr("convert.files.checksums.MAX_PICKLE", 100)
+    with pytest.raises(CheckpointError, match=r"model_optim_rng/data.pkl has \d+ bytes, a checkpoint's at most 100"):
+        load_inert(path)
