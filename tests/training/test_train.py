@@ -171,7 +171,6 @@ def test_a_finished_run_stays_finished_whatever_fails_afterwards(
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("train.split=1,99999,0", "leaves no document for train"),
         ("model.seq_len=100000", "lower model.seq_len"),
         ("model.vocab_size=300", "made with a vocabulary of 257, but models.tiny.model.vocab_size is 300"),
         ("parallel.tensor=2", "pipeline 1 x data 1 x tensor 2 = 2 processes, but 1"),

@@ -118,25 +118,24 @@ def split_documents(
 ) -> dict[str, range]:
     """Contiguous ranges of documents for train, valid and test, in the proportions of `split` ("949,50,1").
 
-    Raises ConfigError if the shares are not three numbers, or if training or a part with a share above 0 would get no
-    document; the message names the smallest change that works, and uses the names `corpus` and `key`.
+    A part with a share above 0 gets at least one document. Raises ConfigError, with the names `corpus` and `key`, if
+    the shares are not three numbers, or if there are fewer documents than such parts.
     """
     try:
         shares = split_shares(split)
     except ValueError as error:
         raise ConfigError(f"{key} {error}") from None
+    wanted = sum(share > 0 for share in shares)
+    if documents < wanted:
+        raise ConfigError(
+            f"{key} {split} has {wanted} parts, but {corpus} has {documents} documents; "
+            "give more documents, or parts a share of 0"
+        )
     edges = [0, *(round(documents * sum(shares[: part + 1]) / sum(shares)) for part in range(len(PARTS)))]
-    parts = {name: range(edges[i], edges[i + 1]) for i, name in enumerate(PARTS)}
-    wanted = [name for name, share in zip(PARTS, shares, strict=True) if name == "train" or share]
-    without = next((name for name in wanted if not parts[name]), None)
-    if without is None:
-        return parts
-    problem = f"{key} {split} leaves no document for {without}: {corpus} has {documents}"
-    if documents < len(wanted):
-        raise ConfigError(f"{problem}; it needs {len(wanted)} or more, or shares of 0")
-    works = {name: max(len(part), int(name in wanted)) for name, part in parts.items()}  # one or two documents too many
-    works[max(works, key=lambda name: works[name])] -= sum(works.values()) - documents
-    raise ConfigError(f"{problem}; the smallest change that works is {','.join(map(str, works.values()))}")
+    sizes = [max(edges[part + 1] - edges[part], int(share > 0)) for part, share in enumerate(shares)]
+    sizes[sizes.index(max(sizes))] -= sum(sizes) - documents  # at most two too many
+    ends = np.cumsum(sizes).tolist()
+    return {name: range(end - size, end) for name, size, end in zip(PARTS, sizes, ends, strict=True)}
 
 
 @dataclass(frozen=True)
