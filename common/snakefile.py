@@ -124,6 +124,12 @@ def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
         _or_exit(check)
 
 
+def require_contact(settings: Settings) -> None:
+    """Raise ConfigError if the web would be scraped without scrape.contact; corpus.scrape checks every host."""
+    if not (settings.scrape.contact or settings.scrape.resolve or settings.site):
+        raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")
+
+
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts, and remove the files of shards that it no longer has."""
     _or_exit(lambda: _prepare_run(settings))

@@ -37,10 +37,8 @@ def summary(settings: Settings) -> str:
             f"model       {run / 'merged' / name}   (transformers loads it)",
             f'more text   python -m training.generate --checkpoint {run / "merged" / name} --prompt "The"',
         ]
-    untrained = [name for name in settings.models if name not in settings.train_models]
     lines += [f"report      {run / 'report.html'}   (open it in a browser)", *others]
-    lines += [f"a GPT-2     python -m snakemake train_{name}" for name in untrained[:1]]
-    lines.append("your URLs   README.md says how to start from a list of your own")
+    lines.append("next        docs/quickstart.md: a second model size, your own text or URLs, a test Slurm")
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…" for line in lines)
 
 

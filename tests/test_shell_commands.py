@@ -100,10 +100,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy("results/demo/site/urls.txt", "data/urls/list.txt")
         write_shard(Path("texts/one.jsonl"), [document(1, prose(1))])
         quickstart = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
-        small, books = re.findall(r"```yaml\n(.*?)```", quickstart, re.DOTALL)
-        config = (ROOT / "config.yaml").read_text(encoding="utf-8").replace("models:\n", f"models:\n{small}", 1)
-        Path("small.yaml").write_text(config)
-        Path("books.yaml").write_text(books)
+        blocks = re.findall(r"```yaml\n(.*?)```", quickstart, re.DOTALL)
+        for name, block in zip(("small", "books", "pages"), blocks, strict=True):
+            Path(f"{name}.yaml").write_text(block)
+        Path("my-urls.txt").write_text("https://site.example/\n")
         tutorial = (ROOT / "docs/openwebtext.md").read_text(encoding="utf-8")
         (edits,) = re.findall(r"```yaml\n(.*?)```", tutorial, re.DOTALL)
         mine = yaml.safe_load(Path("configs/openwebtext.yaml").read_text()) | yaml.safe_load(edits) | {"shards": 3}

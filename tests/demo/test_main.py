@@ -60,7 +60,7 @@ def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell(settings: Se
     assert " ".join(prose(1, 400).split()[:20]) in text and "sample 2" not in text
     for path in ("report.html", "merged/tiny", "dataset/corpus_text_document.bin"):
         assert f"results/demo/{path}" in text
-    assert "python -m snakemake train_gpt2_124m" in text
+    assert "train_gpt2" not in text, "it would take this machine 271 years"
 
 
 def test_a_run_without_a_model_has_a_summary_too(settings: Settings) -> None:

@@ -193,7 +193,12 @@ def test_the_real_configuration_plans_its_thousand_shards(folder: Path, shards: 
     (folder / "real.yaml").write_text(lines.replace("shards: 1000 ", f"shards: {shards} "))
     (folder / "data/urls").mkdir(parents=True)
     (folder / "data/urls/a.txt").write_text("http://site.example/page\n")
-    result = snakemake("-n", "all", "--configfile", "real.yaml", "--profile", "slurm", cwd=folder)
+    command = ("all", "--configfile", "real.yaml", "--profile", "slurm")
+    for dry_run in ((), ("-n",)):
+        result = snakemake(*dry_run, *command, cwd=folder)
+        assert result.returncode == 2 and result.stderr.count("scrape.contact is empty") == 1, result.stderr
+    assert not (folder / "results").exists()
+    result = snakemake("-n", *command, "--config", "scrape={contact: me@site.example}", cwd=folder)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     assert jobs(result.stdout)["scrape"] == shards
     assert {f"dedup_bands_{job}" for job in range(8)} < jobs(result.stdout).keys()

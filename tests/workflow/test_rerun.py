@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 BASE: dict[str, Any] = {
     "run": "results/x",
     "urls": ["urls.txt"],
+    "scrape": {"contact": "you@site.example"},
     "sources": [{"path": "texts"}],
     "decontaminate": {"files": ["set.txt"]},
     "train_tokenizer": {"vocab_size": 300},

@@ -26,6 +26,16 @@ def runtime(rule, minutes):
 
 
 @cache
+def may_fetch():
+    """True; ends Snakemake in one line if pages are missing and `scrape.contact` is empty, before any job runs."""
+    if not all((RUN / f"pages/{shard}.jsonl.zst").exists() for shard in SHARDS):
+        snakefile.check_before_jobs(
+            workflow, lambda: snakefile.require_contact(settings)
+        )
+    return True
+
+
+@cache
 def fits(model):
     """True; ends Snakemake in one line if the model needs more memory or time than it will have.
 

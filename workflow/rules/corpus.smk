@@ -39,7 +39,7 @@ rule blacklist:
 
 rule scrape:
     input:
-        urls=RUN / "urls/stats.json",
+        urls=lambda wildcards: [f"{RUN}/urls/stats.json"] if may_fetch() else [],
         site=[settings.site / "site.json"] if settings.site else [],
     output:
         pages=RUN / "pages/{shard}.jsonl.zst",

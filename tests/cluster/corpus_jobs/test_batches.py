@@ -47,6 +47,7 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
         tmp_path,
         urls=["urls.txt"],
         site=None,
+        scrape={"contact": "me@site.example"},
         shards=150,
         dedup={"jobs": 8},
         decontaminate={"files": ["evaluation.txt"]},
