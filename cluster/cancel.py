@@ -60,7 +60,7 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
         if told != doing:
             _say(folder, job, state, doing)
         else:
-            ticker.show(partial(progress, folder.name, job, state))
+            ticker.show(partial(progress, folder.name, folder, job, state))
         told = doing
         time.sleep(POLL[job.executor])
     stop.unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one

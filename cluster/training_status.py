@@ -14,6 +14,8 @@ from common.console import note
 from common.errors import ConfigError, InputError
 from common.files import read_json, read_rows
 from common.yaml_text import read_yaml
+from training.model_folder import newest_iteration
+from training.monitoring.heartbeat import progress_of
 
 COLUMNS = (
     "model folder", "state", "job", "nodes", "iteration", "loss", "valid loss", "tokens/s", "ETA", "restarts"
@@ -40,6 +42,7 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
     done = folder / "done.json"
     train, valid = ((read_rows(folder / f"{name}.csv") or [{}])[-1] for name in ("train", "valid"))
     iteration, total = _number(train.get("iteration")), total_iterations(folder, job)
+    iteration = max(iteration or 0, newest_iteration(folder)) or None  # a run that was stopped between two rows
     status: dict[str, Any] = {"folder": str(folder), "state": "finished" if done.exists() else "no job", "reason": ""}
     status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
     if job is not None:
@@ -50,13 +53,17 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
     if status["state"] == "finished":
         with suppress(InputError, KeyError):
             iteration = read_json(done)["iteration"]
-    speed, left = _number(train.get("ms_per_iteration")), None
+    speed, left, loss = _number(train.get("ms_per_iteration")), None, _number(train.get("lm_loss"))
     if status["state"] == "running" and iteration is not None and total is not None and speed is not None:
         left = max(0.0, total - iteration) * speed / 1000
+    newer = progress_of(folder)
+    if newer and newer["done"] > (iteration or 0):
+        iteration, loss = newer["done"], _number(newer["loss"])
+        left = newer["seconds_left"] if status["state"] == "running" else None
     return status | {
         "iteration": None if iteration is None else int(iteration),
         "iterations": total,
-        "loss": _number(train.get("lm_loss")),
+        "loss": loss,
         "valid_loss": _number(valid.get("loss")),
         "tokens_per_second": _number(train.get("tokens_per_second")),
         "mfu": _number(train.get("mfu")),
@@ -73,7 +80,7 @@ def total_iterations(folder: Path, job: Job | None) -> int | None:
     return None
 
 
-def _number(cell: str | None) -> float | None:
+def _number(cell: str | float | None) -> float | None:
     """The number in a CSV cell; None if the cell is empty, missing, or not a finite number."""
     try:
         number = float(cell or "nan")

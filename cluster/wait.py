@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -15,22 +16,24 @@ from cluster import slurm, submission
 from cluster.job_end import requeue_dead
 from cluster.jobs import FINAL, Job, State, current_state, log_tail, look, read_state, write_state
 from cluster.slurm import QueuedJob
+from cluster.training_status import total_iterations
 from common.console import note
 from common.errors import JobError
 from common.progress import Ticker
+from training.monitoring.heartbeat import progress_of
 
 POLL = {"local": 0.5, "slurm": 5.0}
 """Seconds between two looks at a job, by executor."""
 _LAG = 20.0  # seconds for a job's last files to appear on a network file system
 
 
-def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
-    """Wait for the job of a model folder; print its newest log line every 30 s.
+def wait(name: str, folder: Path, job: Job, max_restarts: int, terminal: int | None = None) -> None:
+    """Wait for the job of a model folder; print every 30 s how far it is, to the descriptor `terminal`, too.
 
     Raises JobError if the job did not finish, and if it waits for something that will not come (it is cancelled then).
     """
     try:
-        _follow(name, folder, job, max_restarts)
+        _follow(name, folder, job, max_restarts, Ticker(terminal))
     except (KeyboardInterrupt, SystemExit):  # the latter for SIGTERM and SIGHUP
         if job.executor == "local":
             _stop_here(folder, job)
@@ -51,8 +54,8 @@ def _stop_here(folder: Path, job: Job) -> None:
         write_state(folder, replace(state, state="cancelled", reason="interrupted"))
 
 
-def _follow(name: str, folder: Path, job: Job, max_restarts: int) -> None:
-    ticker, silent = Ticker(), False
+def _follow(name: str, folder: Path, job: Job, max_restarts: int, ticker: Ticker) -> None:
+    silent = False
     while True:
         known = look([job])
         if known is None and not silent:
@@ -68,13 +71,16 @@ def _follow(name: str, folder: Path, job: Job, max_restarts: int) -> None:
                 write_state(folder, state)  # a Slurm job does it itself
             return _report(name, folder, job, state)
         time.sleep(POLL[job.executor])
-        ticker.show(partial(progress, name, job, state))
+        ticker.show(partial(progress, name, folder, job, state))
 
 
-def progress(name: str, job: Job, state: State) -> str:
-    """One line on a job: its state, and the last line of its log."""
-    _, lines = log_tail(job, 1)
-    return " | ".join([f"{name}: job {job.id} {describe(state)}", *lines])
+def progress(name: str, folder: Path, job: Job, state: State) -> str:
+    """One line on a job: its state, and how far its training is."""
+    line, last = f"{name}: job {job.id} {describe(state)}", progress_of(folder)
+    if not last or state.state != "running":
+        return line
+    done = f"iteration {last['done']}/{total_iterations(folder, job) or '?'}"
+    return f"{line} | {done}, loss {last['loss']:.4f}, {timedelta(seconds=last['seconds_left'])} left"
 
 
 def describe(state: State) -> str:

@@ -4,11 +4,12 @@ Every command shows its progress with these functions. `--quiet` sets the enviro
 the processes that a command starts inherit; set by hand, it silences all jobs of a Snakemake.
 """
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Lock
 from types import TracebackType
@@ -127,13 +128,21 @@ def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 class Ticker:
-    """Prints a line at most every 30 seconds, for a command that waits for something else to advance."""
+    """Prints a line at most every 30 seconds, for a command that waits for something else to advance.
 
-    def __init__(self) -> None:
+    `terminal`: a descriptor that gets the lines, too.
+    """
+
+    def __init__(self, terminal: int | None = None) -> None:
+        self._terminal = terminal
         self._printed = time.monotonic()
 
     def show(self, line: Callable[[], str]) -> None:
         """Print `line()` on stdout if it is due."""
         if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
             self._printed = time.monotonic()
-            print(line(), flush=True)
+            text = line()
+            print(text, flush=True)
+            if self._terminal is not None:
+                with suppress(OSError):  # it was closed
+                    os.write(self._terminal, f"{text}\n".encode())

@@ -16,7 +16,7 @@ _PAGE = {"extractors", "max_bytes", "max_redirects", "obey_robots"}
 _SIGNATURES = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
 # How training runs, is watched and is saved; the batch of a step is global_batch_size.
 _RUNNING = {"parallel", "watch", "log", "time_limit_minutes"}
-_TRAIN_RUNNING = {
+TRAIN_RUNNING = {
     *("micro_batch_size", "accumulation", "recompute", "compile", "readers", "log_interval", "eval_interval"),
     *("attention", "loss", "kernels", "deterministic"),
     *("eval_batches", "save_interval", "async_save", "keep_last", "keep_every", "allow_slow", "allow_tight"),
@@ -80,7 +80,7 @@ def tokenize(settings: Settings) -> Keys:
 def train(settings: Settings, model: str) -> Keys:
     """Architecture, data and recipe; not the parallel layout, which may change when training resumes."""
     experiment = settings.models[model]
-    return {**_keys(experiment, exclude=_RUNNING), "train": _keys(experiment.train, exclude=_TRAIN_RUNNING)}
+    return {**_keys(experiment, exclude=_RUNNING), "train": _keys(experiment.train, exclude=TRAIN_RUNNING)}
 
 
 def evaluate(settings: Settings, model: str) -> Keys:

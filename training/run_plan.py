@@ -39,32 +39,41 @@ class Plan:
     """What the job runs on, once that is known: the plan then says what it will take."""
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, done: int = 0, consumed_samples: int = 0) -> str:
+        """The plan of a run that resumes after `done` iterations with so many samples, or starts."""
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
         padded = with_padded_vocabulary(model, experiment.parallel.tensor)
-        samples = train.iterations * train.global_batch_size
+        left = train.iterations - done
+        samples = consumed_samples + left * train.global_batch_size
+        start = f"random weights, seed {train.seed}"
+        if done:
+            start = f"checkpoint of iteration {done:,}, {consumed_samples:,} samples consumed"
+        elif experiment.finetune:
+            start = f"weights of {experiment.finetune}{f'; {self.start_note}' * bool(self.start_note)}"
         rows = {
             "model": f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
             f"sequence {model.seq_len}",
             "parameters": f"{model.parameters:,} (vocabulary {model.vocab_size:,}; "
             f"{padded.parameters:,} padded to {padded.vocab_size:,})",
-            "start": f"weights of {experiment.finetune}{f'; {self.start_note}' * bool(self.start_note)}"
-            if experiment.finetune
-            else f"random weights, seed {train.seed}",
+            "start": start,
             "layout": experiment.parallel.factors + self._layout_notes(),
             "batch": f"{train.micro_batch_size} micro x {experiment.accumulation} accumulation "
             f"x {experiment.parallel.data} data = {train.global_batch_size} samples "
             f"= {train.global_batch_size * model.seq_len:,} tokens",
-            "run": f"{train.iterations:,} iterations, {samples:,} samples, {samples * model.seq_len:,} tokens",
+            "run": f"{train.iterations:,} iterations{f', {left:,} left' * bool(done)}, {samples:,} samples, "
+            f"{samples * model.seq_len:,} tokens",
         }
         if self.machine:
-            rows |= predicted_rows(experiment, self.machine)
+            rows |= predicted_rows(experiment, self.machine, left)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """The plan for plan.json: its text, the layout, and what it is predicted to take."""
+    def as_dict(self, done: int = 0, consumed_samples: int = 0) -> dict[str, Any]:
+        """The plan for plan.json: its `text`, the layout, and what the whole run is predicted to take."""
         layout = self.experiment.parallel.factors + self._layout_notes()
         figures = predicted_figures(self.experiment, self.machine) if self.machine else {}
-        return {"text": str(self), "layout": layout, **figures}
+        return {"text": self.text(done, consumed_samples), "layout": layout, **figures}
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""

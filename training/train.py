@@ -62,8 +62,10 @@ def _train(settings: Settings, name: str, launch: Launch, folder: Path) -> int:
         from training.trainer import run_training  # imports torch for seconds: after every check that needs none
 
         plan, settings = fit_plan(plan, settings, launch, world)
-        kept, text = plan.as_dict(), settings_text(settings)
-        finished = run_training(plan.experiment, plan.data, plan.tokenize, folder, world, plan=kept, settings=text)
+        text = settings_text(settings)
+        finished = run_training(
+            plan.experiment, plan.data, plan.tokenize, folder, world, plan=plan.as_dict, settings=text
+        )
         disarm()
         return 0 if finished else RESUME_ME
 

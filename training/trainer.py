@@ -5,7 +5,7 @@ each iteration trains one step (`training.step`), and reports, validates and sav
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,14 +52,14 @@ def run_training(
     folder: Path,
     world: World,
     *,
-    plan: Mapping[str, Any],
+    plan: Callable[[int, int], Mapping[str, Any]],
     settings: str,
 ) -> bool:
     """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
 
     If asked to stop early, it saves a checkpoint first; the next start resumes from it.
-    `plan` is written to plan.json and its `text` printed, and `settings` written to settings.yaml, unless the model is
-    finished already.
+    `plan`, of the iterations done and the samples consumed, is written to plan.json and its `text` printed, and
+    `settings` written to settings.yaml, unless the model is finished already.
     """
     train, on_rank0 = experiment.train, world.rank == 0
     newest = checkpoint.newest(folder)
@@ -75,9 +75,15 @@ def run_training(
 
     claim = RunClaim(folder, world.rank, world.job)
     claim.take()
+    start = newest.progress if newest is not None else Progress(0, 0)
     if on_rank0:
-        say(plan["text"])
-        write_json(folder / "plan.json", plan)
+        if newest is not None:
+            say(f"resumed from {newest.path}: {train.iterations - start.iteration:,} iterations left")
+            if changes := checkpoint.changed_keys(newest.experiment, experiment):
+                say(f"changed since {newest.path.name}: {changes}")
+        kept = plan(start.iteration, start.consumed_samples)
+        say(kept["text"])
+        write_json(folder / "plan.json", kept)
         write_text(folder / "settings.yaml", settings)
         _write_card(folder, experiment, data, world)
         _ = data.train.content  # cached now: the files may change during the run
@@ -146,7 +152,6 @@ def _load(session: Session, newest: Manifest | None) -> Progress:
     if newest is not None:
         checkpoint.load(newest, session.parameters, session.optimizer)
         if session.world.rank == 0:
-            say(f"resumed from {newest.path}")
             taken = steps_taken(session.optimizer)
             if change := rate_change(newest.experiment.train, experiment.train, taken):
                 say(change)
@@ -182,6 +187,10 @@ class Trainer:
             last = iteration == train.iterations
             if last or iteration % train.log_interval == 0:
                 self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
+            else:
+                self.logger.report_early(iteration, step.loss)
+            left = self.logger.seconds_left(iteration)
+            self.heartbeat.progress = {"done": iteration, "loss": round(step.loss, 4), "seconds_left": round(left)}
             self.progress = replace(self.progress, journal=self.logger.state())
             with self.logger.pause():
                 self._validate(last)

@@ -45,6 +45,22 @@ def test_a_line_shows_how_far_a_training_is_and_how_long_it_takes(
     assert [name in head for name in ("iteration", "loss", "valid loss", "tokens/s", "ETA", "restarts")] == [True] * 6
 
 
+def test_the_heartbeat_shows_the_steps_since_the_last_row_of_the_curve(
+    folders: list[Path], tmp_path: Path, fake: FakeSlurm, command: Command
+) -> None:
+    for folder, time, done in ((folders[0], 2.0, 137), (folders[0], 1.0, 999), (folders[1], 2.0, 1)):
+        beat = folder / "heartbeat" / f"job-{time}" / "rank_00000.json"
+        beat.parent.mkdir(parents=True)
+        beat.write_text(json.dumps({"time": time, "done": done, "loss": 6.25, "seconds_left": 90}))
+    (folders[2] / "iter_0000040").mkdir()
+    (folders[2] / "iter_0000040" / "manifest.json").touch()
+    slurm_job(folders[0], fake)
+    first, second, third = rows(command, tmp_path, *folders[:3])
+    assert third["iteration"] == 40  # stopped between two rows
+    assert [first[key] for key in ("iteration", "loss", "seconds_left")] == [137, 6.25, 90]
+    assert [second[key] for key in ("iteration", "loss", "seconds_left")] == [1, 6.25, None]
+
+
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(
     folders: list[Path], tmp_path: Path, fake: FakeSlurm, command: Command
 ) -> None:

@@ -1,3 +1,4 @@
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,9 @@ def test_waiting_ends_with_the_job_over_its_restarts(
 ) -> None:
     monkeypatch.setattr("common.progress.LOG_INTERVAL", 0)
     job = slurm_job(folder, fake, "PENDING", reason="Resources")
-    Path(job.logs, f"{job.id}_0_log.out").write_text("iteration 4/20\n")
+    beat = folder / "heartbeat" / "slurm-1000.0-0" / "rank_00000.json"
+    beat.parent.mkdir(parents=True)
+    beat.write_text(json.dumps({"time": 1.0, "done": 4, "loss": 7.5, "seconds_left": 90}))
 
     def disturb() -> None:
         until_seen(fake)
@@ -51,7 +54,11 @@ def test_waiting_ends_with_the_job_over_its_restarts(
     threading.Thread(target=disturb).start()
     wait("tiny", folder, job, max_restarts=3)
     printed = capsys.readouterr().out
-    for part in ("running | iteration 4/20", "requeued: BeginTime (restarts: 1)", f"tiny: done, {folder}/done.json"):
+    for part in (
+        "running | iteration 4/?, loss 7.5000, 0:01:30 left\n",
+        "requeued: BeginTime (restarts: 1)",
+        f"tiny: done, {folder}/done.json",
+    ):
         assert part in printed, printed
 
 

@@ -139,11 +139,14 @@ def test_a_command_with_log_lines_of_its_own_shows_only_a_bar(
 def test_a_command_that_waits_prints_a_line_every_thirty_seconds(
     capsys: pytest.CaptureFixture[str], pass_time: Callable[[float], None]
 ) -> None:
-    ticker = Ticker()
+    reader, terminal = os.pipe()
+    ticker = Ticker(terminal)
     for second in range(1, 70):
         pass_time(1)
         ticker.show(lambda: f"second {second}")  # noqa: B023
-    assert capsys.readouterr().out == "second 30\nsecond 60\n"
+    os.close(terminal)
+    with os.fdopen(reader) as shown:
+        assert shown.read() == capsys.readouterr().out == "second 30\nsecond 60\n"
 
 
 def test_every_command_has_the_option_quiet_and_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,8 +137,14 @@ def test_a_run_prints_its_plan_is_left_alone_when_finished_and_continues_when_as
     assert "already at iteration 4 of 4" in capsys.readouterr().out
     assert (folder / "train.csv").read_bytes() == before
     assert json.loads((folder / "done.json").read_text())["iteration"] == 4
-    assert run_main(main, "--config", config, "--model", "tiny", "train.iterations=6") == 0
+    more = ("train.iterations=6", "train.global_batch_size=16", "model.dropout=0", "train.weight_decay=0.02")
+    assert run_main(main, "--config", config, "--model", "tiny", *more) == 0
     said = capsys.readouterr().out
+    assert said.startswith(f"resumed from {folder}/iter_0000004: 2 iterations left\n")
+    assert "changed since iter_0000004: model.dropout 0.1 -> 0.0, train.iterations 4 -> 6, train.global" in said
+    assert "train.global_batch_size 8 -> 16, train.weight_decay 0.01 -> 0.02\n" in said
+    # 4 x 8 samples are consumed, 2 x 16 are left
+    assert "6 iterations, 2 left, 64 samples, 1,024 tokens" in said
     # a warm-up of a quarter of 4 is 1, of 6 it is 2; the cosine of 4 had come to its end
     assert "learning rate: 1e-05 in the last step, 0.00251 in the next one; the schedule of the checkpoint" in said
     assert "; to hold that: train.decay_iterations=4 train.warmup_iterations=1\n" in said

@@ -6,7 +6,7 @@ MODEL_FOLDER/iter_0000100/   __0_0.distcp …   tensors, written by all ranks (t
 MODEL_FOLDER/latest          the name of the newest checkpoint, for people and scripts
 """
 
-from training.checkpoint.lookup import check_fits, newest, resolve
+from training.checkpoint.lookup import changed_keys, check_fits, newest, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.checkpoint.retention import prune
@@ -17,6 +17,7 @@ __all__ = [
     "Manifest",
     "Progress",
     "Replicas",
+    "changed_keys",
     "check_fits",
     "compare_replicas",
     "copy_to_cpu",

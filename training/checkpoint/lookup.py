@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from common.console import warn
 from common.errors import CheckpointError, CheckpointVersionError
+from common.rule_keys import TRAIN_RUNNING
 from common.settings import Experiment
 from training.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify
 from training.dataset.blend import Blend
@@ -124,3 +125,14 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
     return note
+
+
+def changed_keys(before: Experiment, now: Experiment) -> str:
+    """`model.dropout 0.1 -> 0.0, train.lr 0.01 -> 0.02`: what a resumed run computes otherwise than its checkpoint."""
+    changes = [
+        f"{section}.{key} {value} -> {wanted}"
+        for section, running in (("model", set[str]()), ("train", TRAIN_RUNNING))
+        for key, wanted in getattr(now, section).model_dump(mode="json", exclude=running).items()  # as in a manifest
+        if (value := getattr(getattr(before, section), key)) != wanted
+    ]
+    return ", ".join(changes)

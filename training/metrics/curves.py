@@ -65,7 +65,7 @@ class Curve:
 
 def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
     """A row of the training curve as a log line in Megatron-LM's format: `key: number | key: number`."""
-    seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left)
+    seconds = row["ms_per_iteration"] / 1000
     fields = {
         "consumed samples": f"{row['consumed_samples']:12d}",
         "consumed tokens": f"{row['consumed_tokens']:12d}",
@@ -83,10 +83,28 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         f"MFU (%, {CONVENTION})": None if row["mfu"] is None else f"{row['mfu']:.2%}"[:-1],
         "data wait (ms)": f"{row['data_wait_ms']:.1f}",
         "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
-        "ETA": f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
+        "ETA": _clock(seconds_left),
     }
-    position = f"iteration {row['iteration']:8d}/{iterations:8d}"
-    return " | ".join([position, *(f"{key}: {value}" for key, value in fields.items() if value is not None)])
+    return " | ".join(
+        [
+            _position(row["iteration"], iterations),
+            *(f"{key}: {value}" for key, value in fields.items() if value is not None),
+        ]
+    )
+
+
+def early_line(iteration: int, iterations: int, loss: float, seconds_left: float) -> str:
+    """What the log shows of a single step, before the first row of the curve."""
+    return f"{_position(iteration, iterations)} | loss of this step: {loss:.6E} | ETA: {_clock(seconds_left)}"
+
+
+def _position(iteration: int, iterations: int) -> str:
+    return f"iteration {iteration:8d}/{iterations:8d}"
+
+
+def _clock(seconds: float) -> str:
+    left = math.ceil(seconds)
+    return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
 def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:

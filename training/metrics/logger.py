@@ -27,7 +27,15 @@ from common.progress import Meter
 from common.settings import Experiment
 from training.evaluation.scoring import perplexity
 from training.metrics.boards import Board, open_boards
-from training.metrics.curves import START_COLUMNS, TRAIN_COLUMNS, VALID_COLUMNS, Curve, figures_line, log_line
+from training.metrics.curves import (
+    START_COLUMNS,
+    TRAIN_COLUMNS,
+    VALID_COLUMNS,
+    Curve,
+    early_line,
+    figures_line,
+    log_line,
+)
 from training.metrics.memory import memory
 from training.metrics.peak import peak_tflops
 from training.metrics.step_totals import StepTotals
@@ -36,6 +44,8 @@ from training.parallel.collectives import all_gather
 from training.parallel.process_group import World
 from training.planning.flops import CONVENTION, flops_per_token
 from training.precision import precision_type
+
+_EARLY = {digit * 10**power for digit in (1, 2, 5) for power in range(1, 7)}
 
 
 class MetricsLogger:
@@ -74,7 +84,7 @@ class MetricsLogger:
             self._meter = Meter(f"train {name}", "iterations", self._train.iterations, iteration, lines=False)
         self.say(self._describe_device(name))
         self._memory_reported = False
-        self._first_step: tuple[float, int] | None = None  # when this start's first step ended, and steps since
+        self._first_ended, self._later = 0.0, -1  # when this start's first step ended, and steps since
         self._reset()
         self._totals.restore(state or {})
 
@@ -132,10 +142,15 @@ class MetricsLogger:
         self._rate = rate
         self._waited += waited
         self._timers.collect()
-        ended, count = self._first_step or (time.perf_counter(), -1)
-        self._first_step = ended, count + 1
+        self._first_ended = self._first_ended or time.perf_counter()
+        self._later += 1
         if self._meter is not None:
             self._meter.advance(note=f"loss {loss:.4f}")
+
+    def report_early(self, iteration: int, loss: float) -> None:
+        """Print the loss of a step before this start's first report, at its 10th, 20th, 50th, 100th … step."""
+        if not self._memory_reported and self._steps in _EARLY:
+            self.say(early_line(iteration, self._train.iterations, loss, self.seconds_left(iteration)))
 
     def report(self, iteration: int, consumed_samples: int, loss_scale: float) -> None:
         """Write log lines and a row of train.csv on the steps since the last report (a collective call).
@@ -155,7 +170,7 @@ class MetricsLogger:
             row = self._row(iteration, consumed_samples, loss_scale, seconds, waited, most)
             if self._may_write():
                 self._curves["train"].append(row)
-            left = self._seconds_left(iteration, seconds)
+            left = self.seconds_left(iteration)
             self.say(log_line(row, self._train.iterations, self._train.global_batch_size, left))
             times = {part: value * 1000 for part, value in zip(PARTS, slowest, strict=True) if value}
             self.say(figures_line("time (ms)", {**times, "batch generator": waited * 1000}, 2))
@@ -199,12 +214,10 @@ class MetricsLogger:
         largest: list[float] = numbers.tolist()
         return largest
 
-    def _seconds_left(self, iteration: int, seconds: float) -> float:
+    def seconds_left(self, iteration: int) -> float:
         """Seconds to the last iteration, at the pace since this start's first step, validation and saving included."""
-        ended, count = self._first_step or (0.0, 0)
-        if count:
-            seconds = (time.perf_counter() - ended) / count
-        return seconds * (self._train.iterations - iteration)
+        begun = self._first_ended if self._later else self._started
+        return (time.perf_counter() - begun) / max(1, self._later) * (self._train.iterations - iteration)
 
     def report_validation(self, iteration: int, consumed_samples: int, loss: float, part: str = "valid") -> None:
         """Write a line and a row of valid.csv; for another part of the data, MODEL_FOLDER/<part>.json instead."""

@@ -22,7 +22,7 @@ from typing import Any
 from common.console import warn
 
 _REFRESH = 10.0  # seconds between two writes of the file: thousands of ranks share a file system
-_SIZE = 256  # bytes of the file: a single write replaces all of it
+_SIZE = 512  # bytes of the file: a single write replaces all of it
 
 
 class Heartbeat:
@@ -37,6 +37,8 @@ class Heartbeat:
         self._interval = min(_REFRESH, silence / 4 or _REFRESH)
         self._ended = threading.Event()
         self._failed = False
+        self.progress: Mapping[str, Any] = {}
+        """What else the file says, see `progress_of`."""
 
     def __enter__(self) -> "Heartbeat":
         if self.rank == 0:
@@ -79,7 +81,7 @@ class Heartbeat:
     def _write(self) -> float:
         """Write the newest beat to the file; returns its time. Warns once if that fails."""
         beaten, iteration, doing = self._beat
-        life = json.dumps({**self._about, "iteration": iteration, "doing": doing, "time": time.time()})
+        life = json.dumps({**self._about, "iteration": iteration, "doing": doing, "time": time.time(), **self.progress})
         try:
             os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
         except OSError as error:
@@ -112,6 +114,18 @@ def read_heartbeats(folder: Path) -> list[dict[str, Any]]:
     """The heartbeats of all ranks of a job, in rank order."""
     texts = [path.read_text() for path in sorted(folder.glob("rank_*.json"))]
     return [json.loads(text) for text in texts if text.endswith("\n")]  # a full disk truncates them
+
+
+def progress_of(model_folder: Path) -> Mapping[str, Any]:
+    """The newest progress of the job in a model folder: steps `done`, `loss`, `seconds_left`; empty before the first.
+
+    train.csv has the same figures, but only every log_interval iterations.
+    """
+    beats: list[Mapping[str, Any]] = []
+    for path in model_folder.glob("heartbeat/*/rank_00000.json"):
+        with suppress(OSError, ValueError):  # the job ends meanwhile, or the disk is full
+            beats.append(json.loads(path.read_text()))
+    return max((beat for beat in beats if "done" in beat), key=lambda beat: beat["time"], default={})
 
 
 def describe(heartbeats: Sequence[Mapping[str, Any]], fresh: float) -> str:

@@ -60,14 +60,14 @@ def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0
         note(f"models.{name} {' and '.join(problems)}")
 
 
-def predicted_rows(experiment: Experiment, machine: Machine) -> dict[str, str]:
-    """The rows of a run's plan: memory per process, and time if the machine's speed is known."""
+def predicted_rows(experiment: Experiment, machine: Machine, iterations: int) -> dict[str, str]:
+    """The rows of a run's plan: memory per process, and the time of `iterations` if the machine's speed is known."""
     prediction = predict(experiment, machine)
     parts = ", ".join(f"{part} {gib(value)}" for part, value in by_part(prediction.memory).items() if value)
     unit = "process" if machine.device == "cpu" else "GPU"
     rows = {"memory": f"predicted {gib(prediction.memory_bytes)} GiB of {gib(machine.memory)} per {unit}: {parts}"}
     if machine.name != UNKNOWN:
-        total = duration(experiment.train.iterations * prediction.step_seconds)
+        total = duration(iterations * prediction.step_seconds)
         mfu = "" if machine.device == "cpu" else f", MFU {prediction.mfu:.0%}"
         rows["time"] = f"predicted {total} at {prediction.tokens_per_second:,.0f} tokens per second{mfu}"
     return rows

@@ -61,6 +61,22 @@ def test_a_report_covers_the_steps_that_were_taken(
     )
 
 
+def test_early_losses_are_shown_until_the_first_report(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logger_of(session, tmp_path / "run", iteration=30) as logger:
+        for iteration in range(31, 85):
+            logger.record_step(4.0, 1.5, True, 1e-3, 0.0)
+            if iteration == 60:
+                logger.report(iteration, 8 * iteration, 1.0)
+            else:
+                logger.report_early(iteration, 4.0)
+    early = [
+        line for line in capsys.readouterr().out.splitlines() if "loss of this step: 4.000000E+00 | ETA: 0:" in line
+    ]
+    assert [line.partition("/")[0] for line in early] == ["iteration       40", "iteration       50"]
+
+
 def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Session, tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
     steps = [(4.1, 1.5, True), (nan, inf, False), (2.3, 0.5, True), (7.7, 9.0, False)]

@@ -259,14 +259,14 @@ def test_a_gpu_of_no_known_kind_is_planned_by_its_memory_and_has_no_time() -> No
     given = settings({})
     known = this_gpu("NVIDIA H100 80GB HBM3", 85 * 10**9, {}, 4)
     assert (known.name, known.memory, known.per_node) == ("h100", 85 * 10**9, 4)
-    assert "MFU" in predicted_rows(given.models["medium"], known)["time"]
+    assert "MFU" in predicted_rows(given.models["medium"], known, 1)["time"]
     unknown = this_gpu("Another 5000", 24 * GIB, {}, 4)
     assert (unknown.name, unknown.memory, unknown.device) == (UNKNOWN, 24 * GIB, "cuda")
-    assert list(predicted_rows(given.models["medium"], unknown)) == ["memory"]
+    assert list(predicted_rows(given.models["medium"], unknown, 1)) == ["memory"]
 
 
 def test_the_plan_says_what_a_run_will_take(laptop: None) -> None:
-    rows = predicted_rows(settings({}).models["medium"], this_cpu(1))
+    rows = predicted_rows(settings({}).models["medium"], this_cpu(1), 1000)
     assert re.match(r"predicted [\d.]+ GiB of 16\.0 per process: .*parameters \d", rows["memory"])
     assert re.match(r"predicted about [\d,]+ (days|years) at [\d,]+ tokens per second$", rows["time"])
 
