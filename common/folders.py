@@ -13,9 +13,8 @@ from glob import escape
 from pathlib import Path
 from tempfile import mkdtemp
 
-from common.console import note
 from common.errors import InputError
-from common.files import fsync
+from common.files import fsync, open_locked
 
 
 def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
@@ -60,22 +59,31 @@ def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterato
     """Yield an empty folder that replaces `folder` when the block ends without an error.
 
     The work is done in a temporary folder beside `folder`. `check(old, new)` is called before an older folder is
-    deleted; if it raises, `folder` stays as it was.
+    deleted; if it raises, `folder` stays as it was. What a killed command left is removed, and an older folder that it
+    had moved away is put back. Raises InputError if another process writes the same folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{folder.name[:100]}.partial-"
-    for leftover in folder.parent.glob(f"{escape(prefix)}*"):
-        note(f"{leftover}: left by a command that was killed, or is still running")
-    work = Path(mkdtemp(prefix=prefix, dir=folder.parent))
-    new, old = work / "new", work / "old"
-    try:
-        new.mkdir()
-        yield new
-        for path in new.rglob("*"):
-            fsync(path)
-        swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
-        shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        with suppress(OSError):  # an older folder that could not be put back stays
-            work.rmdir()
+    lock = folder.with_name(f"{prefix}lock")
+    with open_locked(lock, f"{folder}: another process is writing it; stop that one, or wait for it"):
+        try:
+            for leftover in folder.parent.glob(f"{escape(prefix)}*"):
+                if leftover.is_dir() and all(path.name in ("new", "old") for path in leftover.iterdir()):
+                    if (leftover / "old").exists() and not folder.exists():
+                        (leftover / "old").rename(folder)
+                    shutil.rmtree(leftover)
+            work = Path(mkdtemp(prefix=prefix, dir=folder.parent))
+            new, old = work / "new", work / "old"
+            try:
+                new.mkdir()
+                yield new
+                for path in new.rglob("*"):
+                    fsync(path)
+                swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
+                shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+                with suppress(OSError):  # an older folder that could not be put back stays
+                    work.rmdir()
+        finally:
+            lock.unlink(missing_ok=True)

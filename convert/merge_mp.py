@@ -29,7 +29,7 @@ from common.folders import replace_folder
 from common.progress import count_bytes
 from common.run_card import write_card
 from convert import arguments as flags
-from convert.outputs import check_output, not_ours
+from convert.outputs import check_older, check_output
 from convert.sources.options import Options
 from training.huggingface.origin import CARD, Origin, first_changed_file, write_origin
 
@@ -77,8 +77,7 @@ def merge(
     dtype = form.torch_dtype(source)
 
     def check(old: Path, new: Path) -> None:
-        if foreign := first_changed_file(old, successor=new):
-            raise not_ours(output / foreign.name)
+        check_older(output, old, first_changed_file(old, successor=new), force)
 
     with replace_folder(output, check) as temporary:
         unknown = [path for path in source.all_files() if path not in source.hashes]

@@ -20,13 +20,16 @@ def check_output(folder: Path, checkpoint: Path, first_foreign: Callable[[Path],
         raise InputError(f"{folder}: the working directory is in there; give a new folder as --output")
     if target.is_relative_to(source) and any(path.name.startswith("iter_") for path in (target, *target.parents)):
         raise InputError(f"{folder}: is inside the checkpoint; choose another --output")
-    if folder.is_dir() and any(folder.iterdir()):
-        if foreign := first_foreign(folder):
-            raise not_ours(foreign)
-        if not force:
-            raise InputError(f"{folder}: exists already; --force replaces it")
+    if folder.is_dir():
+        check_older(folder, folder, first_foreign(folder), force)
 
 
-def not_ours(path: Path) -> InputError:
-    """The error for a file that no command of ours wrote."""
-    return InputError(f"{path}: not a file that this command wrote; choose another --output, or move it away")
+def check_older(folder: Path, found: Path, foreign: Path | None, force: bool) -> None:
+    """InputError unless the older result of `folder`, which lies in `found`, may be replaced."""
+    if foreign:
+        name = foreign.relative_to(found)
+        raise InputError(
+            f"{folder / name}: not a file that this command wrote; choose another --output, or move it away"
+        )
+    if not force and any(found.iterdir()):
+        raise InputError(f"{folder}: exists already; --force replaces it")

@@ -27,7 +27,7 @@ from common.folders import replace_folder
 from common.run_card import NAME as CARD
 from common.run_card import write_card
 from convert import arguments as flags
-from convert.outputs import check_output, not_ours
+from convert.outputs import check_older, check_output
 from convert.sources.options import Options
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def convert(
     flags.announce(source)
 
     def check(old: Path, new: Path) -> None:
-        if foreign := _first_foreign(old):
-            raise not_ours(output / foreign.relative_to(old))
+        check_older(output, old, _first_foreign(old), force)
 
     with replace_folder(output, check) as temporary:
         _writer(form)(source, temporary, tp=tp, pp=pp)

@@ -38,7 +38,7 @@ def test_a_failed_swap_restores_the_older_folder(tmp_path: Path) -> None:
     assert (new / "file").read_text() == "new" and not (tmp_path / "none yet").exists()
 
 
-def test_a_replaced_folder_is_gone_and_a_refused_one_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replaced_folder_is_gone_and_a_refused_one_stays(tmp_path: Path) -> None:
     result = tmp_path / "deep/result"
     for content in ("first", "second"):
         with replace_folder(result, lambda old, new: None) as new:
@@ -48,7 +48,26 @@ def test_a_replaced_folder_is_gone_and_a_refused_one_stays(tmp_path: Path, capsy
         (new / "file").write_text("third")
     assert (result / "file").read_text() == "second"
     assert [path.name for path in result.parent.iterdir()] == ["result"]
-    (result.parent / "result.partial-abc").mkdir()
-    with replace_folder(result, lambda old, new: None) as new:
-        (new / "file").write_text("third")
-    assert "result.partial-abc: left by a command that was killed, or is still running" in capsys.readouterr().err
+
+
+def test_two_writers_of_one_folder_are_told_apart(tmp_path: Path) -> None:
+    with replace_folder(tmp_path / "result", lambda old, new: None) as new:
+        (new / "file").write_text("first")
+        with (
+            pytest.raises(InputError, match="result: another process is writing it"),
+            replace_folder(tmp_path / "result", lambda old, new: None),
+        ):
+            pass
+    assert (tmp_path / "result/file").read_text() == "first"
+
+
+def test_what_a_killed_command_left_is_removed_and_the_older_folder_put_back(tmp_path: Path) -> None:
+    result = tmp_path / "result"
+    folder(tmp_path / "result.partial-killed_1/new", "half")
+    folder(tmp_path / "result.partial-killed_2/old", "older")
+    folder(tmp_path / "result.partial-notes/mine", "mine")
+    (tmp_path / "result.partial-lock").touch()
+    with pytest.raises(InputError), replace_folder(result, refuse):
+        pass
+    assert (result / "file").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result", "result.partial-notes"]

@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from common.errors import InputError
 from common.folders import replace_folder
 from convert.assemble import assemble
 from convert.merge_mp import main, merge
+from convert.proof import prove
 from convert.sources.options import Options
 from tests.conftest import Command
 from tests.training.helpers import launch_ok, make_run, run_main
@@ -212,6 +214,19 @@ def test_an_unsuitable_output_gives_one_line(
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
     assert [files_of(tmp_path), files_of(run)] == before
+
+
+def test_a_result_that_appears_meanwhile_is_not_replaced(
+    run: Path, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*arguments: Any) -> Any:
+        shutil.copytree(merged, tmp_path / "merged")
+        return prove(*arguments)
+
+    monkeypatch.setattr("convert.proof.prove", meanwhile)
+    with pytest.raises(InputError, match="merged: exists already; --force replaces it"):
+        merge(run / "iter_0000002", tmp_path / "merged")
+    assert files_of(tmp_path / "merged") == files_of(merged)
 
 
 def test_an_interrupted_write_leaves_the_older_result_and_its_neighbours(merged: Path, tmp_path: Path) -> None:
