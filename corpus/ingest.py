@@ -31,6 +31,7 @@ from common.files import (
     check_outputs,
     expand_inputs,
     find_inputs,
+    read_json_lines,
     read_lines,
     read_object,
     sharded_writer,
@@ -59,7 +60,7 @@ def read_text(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
 
 def read_jsonl(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
     """The objects of a file of JSON lines; blank lines are skipped."""
-    for number, line in enumerate(read_lines(path, LONGEST_LINE), start=1):
+    for number, line in enumerate(read_json_lines(path), start=1):
         if line.strip():
             yield from _object(line, f"{path}:{number}", text_key, bad)
 

@@ -77,8 +77,10 @@ COMMANDS = {
         corpus.scrape --urls empty.txt --output out.jsonl.zst
         corpus.scrape --urls urls.txt --output out.jsonl.zst
         corpus.ingest --output out.jsonl.zst
+        corpus.ingest --input urls.txt --output-dir out --shards 99999999
         corpus.dedup bands --signatures folder --output out.pairs --part 0/2
         corpus.decontaminate count --input pages.jsonl.zst --output out.json
+        corpus.tokenize --input urls.txt --output-prefix out
         corpus.tokenize --input pages.jsonl.zst --output-prefix out tokenize.encoder_json=none.json
         corpus.train_tokenizer --input short.jsonl.zst --output-dir out --vocab-size 50000
         corpus.merge_index --inputs folder --output-prefix out

@@ -10,16 +10,19 @@ from common.files.documents import (
     BadLines,
     Document,
     read_documents,
+    read_json_lines,
     read_object,
     read_shards,
     require_kept,
     short_hash,
     unmarked_blocks,
 )
+from common.files.formats import foreign
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
 from common.files.outputs import check_outputs, exists, is_stdout, locate
 from common.files.reading import is_readable, read_blocks, read_json, read_lines, read_rows, read_text
 from common.files.shards import (
+    MAX_SHARDS,
     document_writer,
     optional_writer,
     reject_writer,
@@ -46,6 +49,7 @@ from common.files.writing import (
 __all__ = [
     "LONGEST_LINE",
     "MARK",
+    "MAX_SHARDS",
     "BadLines",
     "Document",
     "Kind",
@@ -58,6 +62,7 @@ __all__ = [
     "exists",
     "expand_inputs",
     "find_inputs",
+    "foreign",
     "fsync",
     "is_readable",
     "is_stdout",
@@ -69,6 +74,7 @@ __all__ = [
     "read_blocks",
     "read_documents",
     "read_json",
+    "read_json_lines",
     "read_lines",
     "read_object",
     "read_rows",

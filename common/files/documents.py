@@ -15,13 +15,15 @@ import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files.reading import read_blocks, read_lines
+from common.files.reading import read_blocks, split_lines
 
 Document = dict[str, Any]
 
 MARK = "dropped_by"
 """Key that only dropped documents have; its value is the step that dropped them."""
 _MARKED = f'"{MARK}":'.encode()
+_OBJECT = re.compile(rb"^[ \t]*\{", re.MULTILINE)
+_TABLE = re.compile(rb'(?:"?\w+"?[,;\t])+"?\w+"?\r?\n')  # a header of names
 _MARKED_LINE = re.compile(rb"^[ \t]*\{.*" + _MARKED, re.MULTILINE)
 
 LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
@@ -142,13 +144,33 @@ def _has_large_integer(line: bytes) -> bool:
     return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
 
 
+def read_json_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file of JSON objects; one of more than LONGEST_LINE bytes is cut, but stays longer than that.
+
+    Raises InputError for a file that begins with a megabyte of something else.
+    """
+    for number, block in enumerate(read_blocks(path, longest=LONGEST_LINE)):
+        if number == 0 and block.strip() and not _OBJECT.search(block):
+            raise InputError(f"{path}: {_kind(path, block)}")
+        yield from split_lines(block)
+
+
+def _kind(path: Path, block: bytes) -> str:
+    """What the first lines of a file are that hold no JSON object, and the cure."""
+    if block.lstrip().startswith(b"["):
+        return "a JSON array, not JSON lines; write each of its objects on a line"
+    if path.name.endswith((".csv", ".tsv")) or _TABLE.match(block):
+        return "a table (CSV), not JSON lines; convert it to JSON lines"
+    return "text, not JSON lines; python -m corpus.ingest --format text reads it, or `sources:` with `format: text`"
+
+
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:
     """The documents of one JSON-lines file, decompressed according to its suffix.
 
     A document is an object with a string under "text" and one under "id". Other lines are counted in `bad`; without it,
     the first one raises InputError with file and line. A dropped document always raises.
     """
-    for number, line in enumerate(read_lines(path, LONGEST_LINE), start=1):
+    for number, line in enumerate(read_json_lines(path), start=1):
         if bad is not None:
             bad.lines += 1
         where = f"{path}:{number}"

@@ -19,13 +19,12 @@ import orjson
 import zstandard
 
 from common.errors import EncodingError, InputError
+from common.files.formats import HEAD, foreign
 from common.files.outputs import descriptor_of
 from common.files.writing import naming
 
 _CHUNK = 1 << 20  # bytes read at a time
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
-_OTHER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}  # FF FE 00 00 is UTF-32, too
-_MARK_BYTES = 4  # length of the longest
 _READABLE = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISSOCK)
 
 
@@ -103,9 +102,10 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     Raises InputError for a truncated frame, other bytes between or after frames, and an empty file.
     """
     name, new_frame = _FORMATS[path.suffix]
-    frame, started, frames = new_frame(), False, 0
+    frame, started, frames, head = new_frame(), False, 0, b""
     try:
         for data in blocks:
+            head = head or data[:HEAD]
             while True:
                 if frames and not started and name in ("gzip", "xz"):
                     data = data.lstrip(b"\0")  # both formats allow zero padding
@@ -120,7 +120,11 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # bz2 reports damage as a bare OSError
             raise
-        raise InputError(f"{path}: damaged {name} file ({error}); create it again") from None
+        found = foreign(head)
+        damaged = not found or found.startswith(name)
+        raise InputError(
+            f"{path}: damaged {name} file ({error}); create it again" if damaged else f"{path}: {found}"
+        ) from None
     if started:
         raise InputError(f"{path}: truncated {name} file; create it again")
     if not frames:
@@ -128,13 +132,12 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The chunks of a text without its byte-order mark. Raises EncodingError for a UTF-16 or UTF-32 mark."""
+    """The chunks of a text without its byte-order mark. Raises EncodingError for another encoding or format."""
     head = b""
-    while len(head) < _MARK_BYTES and (chunk := next(chunks, b"")):
+    while len(head) < HEAD and (chunk := next(chunks, b"")):
         head += chunk
-    for mark, name in _OTHER_MARKS.items():
-        if head.startswith(mark):
-            raise EncodingError(f"{path}: {name} text (it begins with that byte-order mark); convert it to UTF-8")
+    if found := foreign(head):
+        raise EncodingError(f"{path}: {found}")
     if head := head.removeprefix(_MARK):
         yield head
     yield from chunks
@@ -178,7 +181,7 @@ def read_blocks(path: Path, size: int | None = None, longest: int | None = None)
     """Blocks of complete lines, about `size` bytes (default 1 MB) each, decompressed by suffix. `-` is stdin.
 
     A line of more than `longest` bytes is cut, but stays longer than that. Raises InputError if the file is missing,
-    truncated, damaged, or compressed and empty; EncodingError for UTF-16.
+    truncated, damaged, or compressed and empty; EncodingError for another encoding or format.
     """
     rest: list[bytes] = []  # parts of a line that spans chunks
     held = 0  # their bytes
@@ -196,11 +199,14 @@ def read_blocks(path: Path, size: int | None = None, longest: int | None = None)
         yield last
 
 
-def read_lines(path: Path, longest: int | None = None) -> Iterator[bytes]:
-    """The lines of a file without line ends; `longest` and errors as in `read_blocks`."""
-    for block in read_blocks(path, longest=longest):
-        for line in block.removesuffix(b"\n").split(b"\n"):
-            yield line.rstrip(b"\r")
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file without line ends; errors as in `read_blocks`."""
+    return (line for block in read_blocks(path) for line in split_lines(block))
+
+
+def split_lines(block: bytes) -> Iterator[bytes]:
+    """The lines of a block without line ends."""
+    return (line.rstrip(b"\r") for line in block.removesuffix(b"\n").split(b"\n"))
 
 
 def read_text(path: Path, longest: int | None = None) -> str:

@@ -14,6 +14,7 @@ from common.files.documents import MARK, Document
 from common.files.writing import output_files
 from common.workers import threaded_map
 
+MAX_SHARDS = 10_000  # four digits name them, so that their names sort like their numbers
 _HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
 Write = Callable[[Document], None]
@@ -37,7 +38,9 @@ def require_distinct_stems(shards: Sequence[Path]) -> None:
 
 
 def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
-    """`folder/0000SUFFIX`, `folder/0001SUFFIX`, …: one path per shard."""
+    """`folder/0000SUFFIX`, `folder/0001SUFFIX`, …: one path per shard. Raises InputError for too many."""
+    if shards > MAX_SHARDS:
+        raise InputError(f"{folder}: {shards:,} shards, but four digits name at most {MAX_SHARDS:,}; choose fewer")
     return [folder / f"{shard_name(shard)}{suffix}" for shard in range(shards)]
 
 

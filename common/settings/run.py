@@ -4,10 +4,11 @@ import difflib
 from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from common.files import MAX_SHARDS
 from common.settings.cluster import ClusterSettings
 from common.settings.corpus import (
     BlacklistSettings,
@@ -20,7 +21,7 @@ from common.settings.corpus import (
     TrainTokenizerSettings,
 )
 from common.settings.experiment import DataSettings, Experiment
-from common.settings.section import PositiveInt, Section, Share
+from common.settings.section import Section, Share
 from common.settings.training import EvaluateSettings, GenerateSettings
 
 
@@ -58,8 +59,8 @@ class Settings(Section):
     site: Path | None = None
     """Folder of a recorded site (see demo/); the scrape step serves it on loopback and fetches every URL from it. Leave
     it out to fetch from the web."""
-    shards: PositiveInt = 1
-    """Number of shards of the corpus; it determines the order of documents and nothing else."""
+    shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
+    """Number of shards of the corpus; it determines the order of documents and nothing else. At most 10,000."""
     max_bad_share: Share = 0.001
     """Maximum share of unreadable lines in an input; a step with more fails."""
     train_models: list[str] = []

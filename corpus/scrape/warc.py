@@ -10,6 +10,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,7 @@ from warcio.statusandheaders import StatusAndHeadersParser
 
 from common.console import warn
 from common.errors import InputError, PageError, TruncatedError
+from common.files import foreign
 from corpus.scrape.content_coding import decode_body
 from corpus.scrape.response import BINARY_PREFIXES, PAGE_TYPES, FetchedPage
 
@@ -107,12 +109,24 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
             if not is_one_record:
                 if pending is not None:
                     yield pending[0], 0, pending[1]
-                raise InputError(f"{path}: no WARC record after the first {count}; fetch it again") from None
+                other = "" if start or count else _other_format(file, path, packed)
+                raise InputError(
+                    f"{path}: {other or f'no WARC record after the first {count}; fetch it again'}"
+                ) from None
             _seek_member(file, start + 1)
             yield start, file.tell(), DAMAGED
         else:
             if pending is not None:
                 yield pending[0], file.tell(), pending[1]
+
+
+def _other_format(file: IO[bytes], path: Path, packed: bool) -> str:
+    """What an open file without a WARC record is, and the cure; empty if that is unknown."""
+    file.seek(0)
+    with suppress(zlib.error, TruncatedError):
+        head = _GzipMember(file, path).read(_BLOCK) if packed else file.read(_BLOCK)
+        return "" if head.startswith(b"WARC/") else foreign(head)
+    return ""
 
 
 def read_pages(path: Path, max_bytes: int) -> Iterator[tuple[str, FetchedPage | str]]:

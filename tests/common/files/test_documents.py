@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from common.errors import InputError
-from common.files import BadLines, read_documents, read_lines, reject_writer, unmarked_blocks
+from common.files import BadLines, read_documents, read_lines, reject_writer, shard_paths, unmarked_blocks
 from tests.helpers import document, write_shard
 
 
@@ -37,6 +37,26 @@ def test_a_bad_line_is_located_and_counted(
         strict = BadLines(max_share=0.1)
         list(read_documents(path, strict))
         strict.check()
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"One line.\nAnother, of 20.\n", "text, not JSON lines; python -m corpus.ingest --format text reads it"),
+        (b'"id","text"\r\n1,"one"\r\n', "a table"),
+        (b'[{"id": "a", "text": "x"}]', "a JSON array, not JSON lines"),
+        (b"WARC/1.0\r\n", "WARC; python -m corpus.scrape --warc"),
+    ],
+)
+def test_a_file_without_json_lines_is_one_error(tmp_path: Path, data: bytes, problem: str) -> None:
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(InputError, match=f"a: {problem}"):
+        list(read_documents(tmp_path / "a", BadLines(1.0)))
+
+
+def test_more_shards_than_four_digits_name_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="99,999,999 shards, but four digits name at most 10,000"):
+        shard_paths(tmp_path, 99_999_999, ".txt")
 
 
 def test_a_document_is_read_with_every_number_it_can_be_written_with(tmp_path: Path) -> None:

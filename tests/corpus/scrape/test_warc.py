@@ -3,6 +3,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +151,19 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> No
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"odd\.warc\.gz: no WARC record"):
         names(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            gzip.compress(b"filedesc://a.arc 0 19960923142103 text/plain 76\n1 0 x\n", mtime=0),
+            "ARC; convert it: warcio",
+        ),
+        (zstandard.compress(b"WARC/1.0\r\n"), "zstd-compressed; decompress it"),
+    ],
+)
+def test_a_file_of_a_known_kind_is_named(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "odd").write_bytes(content)
+    with pytest.raises(InputError, match=f"odd: {problem}"):
+        names(tmp_path / "odd")
