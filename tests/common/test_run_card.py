@@ -37,7 +37,8 @@ def test_a_card_says_who_made_a_result_when_and_with_what(tmp_path: Path) -> Non
     card = read(tmp_path / "run.json")
     assert card["host"] == socket.gethostname() and card["folder"] == os.getcwd()
     assert card["command"].split()[0].strip("'") == sys.orig_argv[0]
-    assert card["versions"]["python"] == platform.python_version() and card["versions"]["torch"] == torch.__version__
+    assert card["versions"]["python"] == platform.python_version()
+    assert torch.__version__.startswith(card["versions"]["torch"])  # a GPU build's package leaves +cu130 out
     started = datetime.fromisoformat(card["started"])
     assert abs((datetime.now(UTC) - started).total_seconds()) < 60
     digest = hashlib.sha256(b"run: x\n").hexdigest()
