@@ -81,6 +81,7 @@ def _open(folder: Path, options: Options) -> Source:
         notes=(*notes, *more_notes),
         moments=joined_moments if complete else {},
         step=first.step if first and complete else None,
+        tokenizer=recorded.tokenizer,
         facts={"deepspeed": version, "zero_stage": tag.stage, "tensor_ranks": shards, "pipeline_stages": stages},
     )
 

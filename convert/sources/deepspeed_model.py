@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
+from common.tokenizer import Tokenizer
 from convert.files.inert import fields
 from convert.sources.deepspeed_files import State
 from convert.sources.deepspeed_names import Names
@@ -16,6 +17,7 @@ from convert.sources.options import Options
 from convert.sources.ranks import architecture, file_error
 from convert.sources.source import Architecture, Sharded
 from convert.sources.zero_optimizer import number_in
+from training.huggingface.tokenizer import read_tokenizer
 
 # keys of config.json that change the arithmetic, and a GPT-2's value
 _GPT2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
@@ -32,6 +34,11 @@ class Recorded:
     """The config.json that transformers' Trainer writes beside the tag; empty if there is none."""
     config_path: Path
     vocab_size: int | None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """That of the config.json."""
+        return read_tokenizer(self.config_path.parent) if self.config else None
 
     def describe(
         self, tensors: Mapping[str, Sharded], conv1d: bool, shards: int

@@ -23,6 +23,8 @@ from training.huggingface.tokenizer import read_tokenizer, token_count
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
 """The first two are the same function; the third is the exact one, with erf."""
 _OLD_WEIGHTS = "pytorch_model.bin"
+_WEIGHT_FILES = (WEIGHTS, INDEX, _OLD_WEIGHTS, f"{_OLD_WEIGHTS}.index.json")
+_POINTER = "latest"  # DeepSpeed's
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # other values of these keys make another network; the first one is the default
 _FIXED: dict[str, tuple[Any, ...]] = {
@@ -40,8 +42,9 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def matches(folder: Path) -> bool:
-    """Whether it has a config.json."""
-    return (folder / CONFIG).is_file()
+    """Whether it has a config.json, and is no DeepSpeed run of transformers' Trainer without weights of its own."""
+    weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
+    return (folder / CONFIG).is_file() and (weights or not (folder / _POINTER).is_file())
 
 
 def open_folder(folder: Path, options: Options) -> Source:
@@ -54,6 +57,9 @@ def open_folder(folder: Path, options: Options) -> Source:
         model, notes = _architecture(folder, tensors, config, options)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
+    if (folder / _POINTER).is_file():
+        tag = (folder / _POINTER).read_text(errors="replace").strip()
+        notes += (f"{files[-1].name} is taken; for the DeepSpeed checkpoint give {folder / tag}",)
     types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}))
     small = (CONFIG, GENERATION_CONFIG, origin.NAME, *origin.TOKENIZER_FILES)
     merged = origin.read_origin(folder) or origin.Origin()
@@ -95,7 +101,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_weights(folder: Path) -> tuple[list[Path], dict[str, Stored]]:
     """The weight files, the index last, and all tensors by their names in the files."""
-    for name in (WEIGHTS, INDEX, _OLD_WEIGHTS, f"{_OLD_WEIGHTS}.index.json"):
+    for name in _WEIGHT_FILES:
         path = folder / name
         if path.is_file():
             break

@@ -98,6 +98,7 @@ def _open(folder: Path, options: Options) -> Source:
         notes=notes if complete else (*notes, "some weights have no moments of Adam: all are left"),
         moments=moments if complete else {},
         step=found.step if complete else None,
+        tokenizer=recorded.tokenizer,
         facts={"deepspeed": version, "tensor_ranks": shards},
     )
 

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from common.errors import CheckpointError
 from convert.sources.find import open_source
 from convert.sources.options import Options
+from tests.convert.deepspeed_files import Run, write_tag
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,21 @@ def test_a_pointer_to_an_empty_folder_a_file_and_a_rank_are_told_apart(folder: P
         open_source(tmp_path / "mp_rank_00")
     with pytest.raises(CheckpointError, match="is one checkpoint already; --iteration needs the folder of a run"):
         open_source(folder, Options(iteration=3))
+
+
+def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp_path: Path) -> None:
+    """transformers' Trainer writes config.json, tokenizer, latest and global_stepN/ into one folder."""
+    write_tag(tmp_path / "global_step120", Run(2))
+    (tmp_path / "latest").write_text("global_step120")
+    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=8, n_embd=32, n_positions=24, vocab_size=300))
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    source = open_source(tmp_path)
+    assert source.path == tmp_path / "global_step120" and source.model.n_head == 8 and source.tokenizer is not None
+    (tmp_path / "global_step120/config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    assert open_source(tmp_path / "global_step120").layout.startswith("DeepSpeed")
+    model.save_pretrained(tmp_path)
+    source = open_source(tmp_path)
+    assert source.path == tmp_path and source.notes == (
+        f"model.safetensors is taken; for the DeepSpeed checkpoint give {tmp_path / 'global_step120'}",
+    )
