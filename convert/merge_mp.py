@@ -31,7 +31,7 @@ from common.run_card import write_card
 from convert import arguments as flags
 from convert.outputs import check_older, check_output
 from convert.sources.options import Options
-from training.huggingface.origin import CARD, Origin, first_changed_file, write_origin
+from training.huggingface.origin import CARD, VOCABULARIES, Origin, first_changed_file, write_origin
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,10 @@ def merge(
         write_card(temporary / CARD, inputs=[source.path])  # merge_report.json has the hashes
     if replicas.drifted:
         warn(f"{source.path}: {replicas}; merge_report.json has all")
-    tokenizer = "with" if tokenizer_of(source) else "without"
+    has_one = any((output / name).exists() for name in VOCABULARIES)
+    tokenizer = (
+        "without" if not has_one else "with GPT-2's" if tokenizer_of(source) != source.tokenizer else "with its own"
+    )
     return (
         f"{output}: merged from {source.path}, vocabulary {source.model.vocab_size}, {tokenizer} tokenizer, "
         f"{str(dtype).removeprefix('torch.')}; {replicas}; logits equal the source's within "
@@ -145,6 +148,7 @@ def plan(path: Path, output: Path, *, options: Options | None = None, form: Form
 def _open(path: Path, output: Path, options: Options | None, form: Form, force: bool) -> "Source":
     """The source, announced in a line; errors about the output come first."""
     from convert.sources.find import open_source
+    from convert.targets.huggingface import check_tokenizer
     from training.huggingface.tokenizer import read_tokenizer
 
     check_output(output, path, first_changed_file, force)
@@ -157,6 +161,8 @@ def _open(path: Path, output: Path, options: Options | None, form: Form, force: 
         source = replace(open_source(path, options), tokenizer=tokenizer)
     else:
         source = open_source(path, options)
+    if remark := check_tokenizer(source):
+        source = replace(source, notes=(*source.notes, remark))
     flags.announce(source)
     return source
 

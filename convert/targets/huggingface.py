@@ -12,6 +12,7 @@ layout they come from.
 """
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -31,8 +32,8 @@ from convert.files.safetensors import write_file
 from convert.sources.ranks import GPT2_VOCABULARY, LINEAR, leaf_of
 from convert.sources.source import Source
 from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, is_pretrained_folder, make_config
-from training.huggingface.origin import TOKENIZER_FILES, shard_name
-from training.huggingface.tokenizer import vocabulary_size, write_tokenizer
+from training.huggingface.origin import TOKENIZER_FILES, VOCABULARIES, shard_name
+from training.huggingface.tokenizer import read_tokenizer, vocabulary_size, write_tokenizer
 
 PREFIX = "transformer."
 MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
@@ -158,10 +159,31 @@ def _check_space(folder: Path, size: int) -> None:
 
 
 def tokenizer_of(source: Source) -> Tokenizer | None:
-    """The source's tokenizer, or GPT-2's published one if the vocabulary has its size."""
-    if source.tokenizer is None and source.model.vocab_size == GPT2_VOCABULARY:
+    """The source's tokenizer, or GPT-2's published one if it has none and the vocabulary has that size."""
+    own = any(path.name in VOCABULARIES for path in _own_tokenizer_files(source))
+    if source.tokenizer is None and source.model.vocab_size == GPT2_VOCABULARY and not own:
         return Tokenizer()
     return source.tokenizer
+
+
+def check_tokenizer(source: Source) -> str:
+    """A note if a Hugging Face source has a tokenizer of another kind than GPT-2's.
+
+    Raises InputError naming a file of it that is damaged.
+    """
+    own = _own_tokenizer_files(source)
+    for path in own:
+        try:
+            if not path.is_file():
+                raise InputError(f"{path}: not a file, or a link to nothing")
+            if path.suffix == ".json":
+                read_json(path)
+        except InputError as error:
+            raise InputError(f"{error}; restore it, remove it, or give --tokenizer") from None
+    files = " and ".join(path.name for path in own if path.name in VOCABULARIES)
+    if files and vocabulary_size(source.tokenizer) is None:
+        return f"the tokenizer in {files} is not of GPT-2's kind: it is copied, but the commands here cannot use it"
+    return ""
 
 
 def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +214,11 @@ def _generation_config(source: Source) -> dict[str, Any]:
 
 
 def _own_tokenizer_files(source: Source) -> list[Path]:
-    if not is_pretrained_folder(source.path):
+    """Those of a Hugging Face source, unless another tokenizer was given; links to nothing are among them."""
+    own, used = read_tokenizer(source.path), source.tokenizer
+    if not is_pretrained_folder(source.path) or (used and (own is None or own.files != used.files)):
         return []
-    return [path for name in TOKENIZER_FILES if (path := source.path / name).is_file()]
+    return [path for name in TOKENIZER_FILES if os.path.lexists(path := source.path / name)]
 
 
 def _write_tokenizer(folder: Path, source: Source) -> None:

@@ -24,11 +24,11 @@ from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHT
 NAME = "training.json"
 CARD = run_card.NAME
 REPORT = "merge_report.json"
+VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+"""The files that hold a tokenizer's vocabulary: GPT-2's, BERT's, SentencePiece's."""
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    *VOCABULARIES,
     "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, InputError
+from common.tokenizer import Tokenizer
 from convert.assemble import assemble
 from convert.files.stored import StoredTensor
 from convert.sources.huggingface import matches, open_folder
 from convert.sources.options import Options
 from convert.sources.source import QKV, Source
-from convert.targets.huggingface import write_folder
+from convert.targets.huggingface import check_tokenizer, write_folder
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.helpers import source_of
-from training.huggingface.origin import Origin, write_origin
+from training.huggingface.origin import VOCABULARIES, Origin, write_origin
 
 CONFIG = {
     "model_type": "gpt2",
@@ -385,6 +387,43 @@ def test_gpt2s_vocabulary_is_added_to_a_folder_that_has_none(tmp_path: Path) -> 
     assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 50256
     assert AutoTokenizer.from_pretrained(tmp_path / "new")("Hello world")["input_ids"] == [15496, 995]
     assert (tmp_path / "new" / "tokenizer_config.json").read_text() == '{"model_max_length": 24}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer.json", '{"model": ', "tokenizer.json: not valid JSON"),
+        (
+            "vocab.json",
+            None,
+            "vocab.json: not a file, or a link to nothing; restore it, remove it, or give --tokenizer",
+        ),
+        ("vocab.txt", "[PAD]", ""),
+        ("tokenizer.json", '{"model": {"type": "WordPiece"}}', ""),
+    ],
+)
+def test_a_tokenizer_that_is_damaged_or_of_another_kind_is_never_replaced(
+    name: str, content: str | None, says: str, tmp_path: Path
+) -> None:
+    tensors = theirs()
+    tensors["wte.weight"] = torch.zeros(50257, 32)
+    folder = make(tmp_path / "gpt2", tensors, vocab_size=50257)
+    if content is None:
+        (folder / name).symlink_to(tmp_path / "nothing")
+    else:
+        (folder / name).write_text(content)
+    source = read(folder)
+    if says:
+        with pytest.raises(InputError, match=says):
+            check_tokenizer(source)
+        source = replace(source, tokenizer=Tokenizer())  # as with --tokenizer
+        assert check_tokenizer(source) == ""
+    else:
+        assert check_tokenizer(source).startswith(f"the tokenizer in {name} is not of GPT-2's kind")
+    (tmp_path / "new").mkdir()
+    write_folder(tmp_path / "new", source)
+    written = {path.name for path in (tmp_path / "new").iterdir()} & set(VOCABULARIES)
+    assert written == ({"tokenizer.json", "vocab.json", "merges.txt"} if says else {name})
 
 
 def test_memory_sources_and_folders_agree(tmp_path: Path) -> None:
