@@ -1,7 +1,8 @@
 """The settings keys that each rule's output depends on; Snakemake compares them to decide which jobs to run again.
 
 Changing a key that is not here (a time-out, a delay, memory, workers, jobs, logging, the parallel layout) never repeats
-finished work. Input files are not listed either: their changes propagate through the DAG.
+finished work. Input files are not listed either: their changes propagate through the DAG
+(files from outside of the run: common/run_records.py).
 """
 
 from typing import Any

@@ -11,7 +11,6 @@
 output of a rule and no part of a comparison.
 """
 
-import hashlib
 import os
 import platform
 import shlex
@@ -25,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common.files import write_json
+from common.files import sha256, write_json
 
 NAME = "run.json"
 COMMIT = ".commit"
@@ -63,7 +62,7 @@ def write_card(
     }
     if settings is not None:
         named = settings.relative_to(path.parent) if settings.is_relative_to(path.parent) else settings
-        card["settings"] = {"path": str(named), "sha256": _sha256(settings)}
+        card["settings"] = {"path": str(named), "sha256": sha256(settings)}
     write_json(path, card | _inputs(inputs))
 
 
@@ -115,17 +114,12 @@ def _inputs(paths: Iterable[Path]) -> dict[str, Any]:
             entry |= {"size": facts.st_size, "modified": _date(facts.st_mtime)}
             if path.is_file() and facts.st_size <= min(_HASHED, budget):  # not a folder, and not a pipe
                 budget -= facts.st_size
-                entry["sha256"] = _sha256(path)
+                entry["sha256"] = sha256(path)
         except OSError as error:
             entry["error"] = error.strerror  # a later rule makes it, or says what is wrong
         listed.append(entry)
     left_out = sum(1 for _ in rest)
     return {"inputs": listed, **({"inputs_left_out": left_out} if left_out else {})}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _date(seconds: float) -> str:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common import run_card, snakemake_jobs, snakemake_lock
+from common import run_card, run_records, snakemake_jobs, snakemake_lock
 from common.config import JOB_SETTINGS, load_settings, settings_text, validate, write_settings
 from common.console import fail, note
 from common.errors import ConfigError, ToolkitError
-from common.files import shard_name, write_text
+from common.files import find_inputs, shard_name, write_text
 from common.settings import Settings
 from common.stale_shards import check_crawl, remove_stale, write_crawl_layout
 from common.yaml_text import merged, read_yaml, with_overrides
@@ -108,6 +108,7 @@ def _read_settings(workflow: Any) -> Settings:
     files = workflow.overwrite_configfiles or [Path("config.yaml")]
     settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
     check_crawl(settings)
+    run_records.install(settings)
     snakemake_jobs.keep_results()
     snakemake_jobs.stop_on_bad_input()
     global parsed
@@ -143,8 +144,10 @@ def _prepare_run(settings: Settings) -> None:
         write_text(path, text)
         path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
+    run_records.restore_times(settings.run)
     seeds = run_card.seeds(settings.model_dump())
-    run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings))
+    place = {"run": str(settings.run), "inode": settings.run.stat().st_ino}  # tells a copy: run_records.is_copy
+    run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings), **place)
     write_crawl_layout(settings)
     removed = remove_stale(settings)
     if removed:
@@ -152,8 +155,9 @@ def _prepare_run(settings: Settings) -> None:
 
 
 def _inputs(settings: Settings) -> Iterable[Path]:
-    """Every file and folder that the configuration names and the run does not make itself."""
-    yield from map(Path, (*settings.url_files(), *settings.source_files(), *settings.evaluation_files()))
+    """Every file that the configuration names and the run does not make itself."""
+    for pattern in (*settings.url_files(), *settings.source_files(), *settings.evaluation_files()):
+        yield from find_inputs(pattern, "lists")[0] or [Path(pattern)]
     yield from map(Path, settings.blacklist.domain_lists)
     for name, model in settings.models.items():
         if model.finetune is not None:

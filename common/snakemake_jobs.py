@@ -44,10 +44,10 @@ def _forget_start(job: Any) -> None:
     The others stay marked as incomplete, so the next run makes them again.
     """
     records = job.dag.workflow.persistence
-    for key in map(records._get_key, job.output):
-        started = records._get_recorded_starttime(key)
-        if started is None or not os.path.exists(key) or os.path.getmtime(key) < started:
-            records._unmark_incomplete(key)
+    for path in job.output:
+        started = records._get_recorded_starttime(records._get_key(path))
+        if started is None or not os.path.exists(path) or os.path.getmtime(path) < started:
+            records._unmark_incomplete(records._get_key(path))
 
 
 def stop_on_bad_input() -> None:

@@ -57,7 +57,7 @@ def blacklist(
     step, seen = Step("blacklist", inputs, rejects, allow_empty=allow_empty, unit="URLs"), SeenSet()
     stats = step.stats
     pending: list[list[str]] = [[] for _ in outputs]
-    blocks = (block for path in inputs for block in unmarked_blocks(path))
+    blocks = (block for path in step.noted(inputs) for block in unmarked_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs)).domain_lists, stats)
     with (
         process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as blocks_checked,

@@ -124,14 +124,14 @@ def format_of(path: Path) -> str:
     return "text" if name.endswith(".txt") else "jsonl"
 
 
-def read_sources(sources: Sequence[SourceSettings], bad: BadLines) -> Iterator[Document]:
+def read_sources(sources: Sequence[SourceSettings], step: Step) -> Iterator[Document]:
     """The documents of the sources, still without ids; files in the order of their names.
 
     Raises InputError for a source that does not exist and for a damaged file.
     """
     for source in sources:
-        for path in expand_inputs([source.path], "lists"):
-            yield from _READERS[source.format or format_of(path)](path, source.text_key, bad)
+        for path in step.noted(expand_inputs([source.path], "lists")):
+            yield from _READERS[source.format or format_of(path)](path, source.text_key, step.bad)
 
 
 def identify(document: Document) -> Outcome:
@@ -165,7 +165,7 @@ def ingest(
     for unreadable input, EmptyResultError if no document has text.
     """
     step = Step("ingest", [source.path for source in sources], rejects, max_bad_share, allow_empty)
-    items = step.stats.counted(read_sources(sources, step.bad))
+    items = step.stats.counted(read_sources(sources, step))
     return step.run(identify, shards_by_id(outputs, workers), items=items)
 
 

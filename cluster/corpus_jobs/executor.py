@@ -79,7 +79,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._limits = slurm.time_limits()
         snakefile.check_before_jobs(self.workflow, lambda: self._check_time_limits(needed))
         self._held = HeldJobs(needed)
-        self._leftovers = Leftovers(self.settings.run, needed)
+        self._leftovers = Leftovers(self.settings, needed)
         self._incoming: list[Any] = []
         self._open: dict[Task, dict[int, ShardJob]] = {}
         self._missing: dict[Task, float] = {}  # since when an open task is not in the queue

@@ -14,6 +14,8 @@ from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Task
 from cluster.corpus_jobs.dag_jobs import ShardJob
 from cluster.slurm import QueuedJob
+from common import run_records
+from common.settings import Settings
 
 Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 
@@ -21,8 +23,9 @@ Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 class Leftovers:
     """The shards of earlier batches that jobs of this run are about."""
 
-    def __init__(self, run: Path, jobs: Iterable[Any]) -> None:
-        found = list(batches.left_over(run))
+    def __init__(self, settings: Settings, jobs: Iterable[Any]) -> None:
+        self._settings = settings
+        found = list(batches.left_over(settings.run))
         keys = {batches.key_of(job.rule.name, job.output) for job in jobs} if found else set[str]()
         self._tasks = {
             shard.key: (task, number)
@@ -54,10 +57,11 @@ class Leftovers:
         """What to do about a claimed job; `job` is its task in Slurm's queue."""
         task.read()
         same = item.shard == task.shards[number] and self._context == task.context
+        inputs = [*item.job.input, *run_records.read_by(item.job.rule.name, self._settings)]
         result = task.ended.get(number)
         if result is not None:
             valid = same and result["exit"] == 0 and all(os.path.exists(path) for path in item.job.output)
-            return "adopt" if valid and _is_newer(task.started[number], item.job.input) else "repeat"
+            return "adopt" if valid and _is_newer(task.started[number], inputs) else "repeat"
         if job is None or not job.active:
             if not task.job:
                 # Snakemake died inside sbatch, so Slurm may or may not have the batch, or receive it later.
@@ -69,7 +73,7 @@ class Leftovers:
             return "repeat"
         if task in self._cancelled or (task.abandoned and job.state == "COMPLETING"):
             return "wait"
-        stale = task.running == number and not _is_newer(task.started[number], item.job.input)
+        stale = task.running == number and not _is_newer(task.started[number], inputs)
         if same and not stale and not task.abandoned:
             return "adopt"
         self._cancelled.add(task)
@@ -92,6 +96,6 @@ class Leftovers:
         return all(task in self._gone or len(task.ended) == len(task.shards) for task in tasks)
 
 
-def _is_newer(started: float, inputs: Iterable[str]) -> bool:
+def _is_newer(started: float, inputs: Iterable[str | Path]) -> bool:
     """Whether a shard that started then has seen its inputs as they are now."""
     return all(os.stat(path).st_mtime <= started for path in inputs if os.path.exists(path))

@@ -17,6 +17,7 @@ from common.files.documents import (
     short_hash,
     unmarked_blocks,
 )
+from common.files.fingerprints import Fingerprint, fingerprint, first_change, sha256
 from common.files.formats import foreign
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
 from common.files.outputs import check_outputs, exists, is_stdout, locate
@@ -52,6 +53,7 @@ __all__ = [
     "MAX_SHARDS",
     "BadLines",
     "Document",
+    "Fingerprint",
     "Kind",
     "Output",
     "atomic_path",
@@ -62,6 +64,8 @@ __all__ = [
     "exists",
     "expand_inputs",
     "find_inputs",
+    "fingerprint",
+    "first_change",
     "foreign",
     "fsync",
     "is_readable",
@@ -85,6 +89,7 @@ __all__ = [
     "require_kept",
     "require_regular",
     "scratch_file",
+    "sha256",
     "shard_name",
     "shard_paths",
     "shard_stem",

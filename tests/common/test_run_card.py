@@ -95,11 +95,15 @@ def test_versions_are_read_without_importing_anything() -> None:
 
 
 def test_a_run_that_starts_gets_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("a text")
-    raw = {"run": str(tmp_path / "run"), "sources": [{"path": str(tmp_path / "a.txt")}]}
+    (tmp_path / "texts/more").mkdir(parents=True)
+    (tmp_path / "texts/more/a.txt").write_text("a text")
+    raw = {"run": str(tmp_path / "run"), "sources": [{"path": str(tmp_path / "texts")}]}
     monkeypatch.setattr("common.snakemake_lock.has_lock", lambda: None)
     settings = validate(raw, "test")
     snakefile.prepare_run(settings)
     card = read(tmp_path / "run" / "run.json")
     assert (tmp_path / "run" / card["settings"]["path"]) == snakefile.settings_path(settings)
-    assert [entry["path"] for entry in card["inputs"]] == [str(tmp_path / "a.txt")]
+    digest = hashlib.sha256(b"a text").hexdigest()
+    assert [(entry["path"], entry["sha256"]) for entry in card["inputs"]] == [
+        (str(tmp_path / "texts/more/a.txt"), digest)
+    ]

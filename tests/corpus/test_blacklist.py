@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from common.errors import EmptyResultError, InputError
-from common.files import read_lines
+from common.files import fingerprint, read_lines
 from common.settings import BlacklistSettings
 from corpus import blacklist as module
 from corpus.blacklist import blacklist, main
@@ -44,6 +44,7 @@ def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_pat
     assert [reject["reason"] for reject in rejects] == ["extension", "duplicate", "malformed"]
     assert (stats.documents_in, stats.documents_out) == (5, 2)
     assert dict(stats.reasons) == {"extension": 1, "duplicate": 1, "malformed": 1}
+    assert stats.extra["inputs"] == {str(tmp_path / "urls.txt"): fingerprint(tmp_path / "urls.txt")}
 
 
 @pytest.mark.parametrize("suffix", ["txt", "gz", "bz2", "xz", "zst"])

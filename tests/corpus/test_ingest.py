@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from common.errors import EmptyResultError, InputError
-from common.files import Document, short_hash
+from common.files import Document, fingerprint, short_hash
 from common.settings import SourceSettings
 from corpus.ingest import format_of, ingest
 from corpus.urls.url import document_id
@@ -163,6 +163,8 @@ def test_the_command_reads_sources_from_the_configuration(tmp_path: Path, comman
     result = command("corpus.ingest", *arguments, "--output-dir", tmp_path / "out", "--shards", 3)
     assert result.returncode == 0, result.stderr
     assert sorted(len(read_shard(path)) for path in (tmp_path / "out").iterdir()) == [0, 0, 1]
+    read = orjson.loads((tmp_path / "stats.json").read_bytes())["inputs"]
+    assert read == {str(tmp_path / "a.jsonl"): fingerprint(tmp_path / "a.jsonl")}
     assert_one_line_error(command("corpus.ingest", *arguments, "--shards", 3, "--output", "o"), "--output-dir")
     (tmp_path / "c.yaml").write_text("run: x\nsources: [{path: a, txt_key: body}]\n")
     assert_one_line_error(command("corpus.ingest", *arguments, "--output", "o"), "sources.0.txt_key", "text_key")

@@ -1,5 +1,7 @@
 """Which jobs a changed key repeats: for every key of the configuration, and for some according to Snakemake itself."""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ import pytest
 import yaml
 
 from common import rule_keys
+from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
 from common.yaml_text import with_overrides
 from tests.conftest import ROOT
@@ -180,7 +183,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if row.startswith("results/"):
             path = folder / row.split("\t")[0]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            path.write_text("{}")
+    for stats, name in (("ingest/stats.json", "texts"), ("urls/stats.json", "urls.txt")):
+        (folder / "results/x" / stats).write_text(json.dumps({"inputs": {name: fingerprint(folder / name)}}))
     snakemake(folder, "--touch", "--forceall")
     assert not list((folder / "results/x/dedup/work").glob("*"))
     return folder
@@ -200,6 +205,20 @@ def test_the_keys_that_change_no_result_make_snakemake_do_nothing(finished: Path
         output = plan(finished, *changes, *filter(None, [parallel]))
         assert "Nothing to be done" in output, output
         assert "provenance" not in output, "and it compared"
+
+
+def test_only_another_content_of_an_input_repeats_a_step_not_another_time(finished: Path) -> None:
+    for name in ("urls.txt", "texts", "set.txt"):
+        os.utime(finished / name)
+    assert "Nothing to be done" in plan(finished)
+    for name in ("texts", "set.txt"):
+        (finished / name).write_text("y")
+        os.utime(finished / name, (1, 1))  # older than the results
+    planned = plan(finished)
+    for name in ("texts", "set.txt"):
+        (finished / name).write_text("x")
+    assert "note: texts: changed since it was read" in planned and "rule ingest" in planned
+    assert "rule decontaminate_count" in planned and "rule blacklist" not in planned
 
 
 AFTER_DEDUP = {

@@ -5,9 +5,11 @@
 # cause a rerun is a Path or a function of `output`, because Snakemake records neither. Every path is quoted (:q).
 
 from functools import cache
+from pathlib import Path
 
 from common import rule_keys, snakefile
-from common.files import shard_name
+from corpus.index import content_of
+from common.files import find_inputs, sha256, shard_name
 from training.planning.auto import prepare
 
 settings = snakefile.read_settings(workflow)
@@ -23,6 +25,32 @@ wildcard_constraints:
 def runtime(rule, minutes):
     """`runtime` of a rule, in minutes: the rule's key in `cluster.corpus.runtime_minutes`, or this default."""
     return settings.cluster.corpus.runtime_minutes.get(rule, minutes)
+
+
+def made_here(paths):
+    """Those of some paths that rules of this run make."""
+    return [path for path in map(str, paths) if Path(path).is_relative_to(RUN)]
+
+
+def hashes(paths):
+    """The hash of each file from outside of the run, for `params`."""
+    others = [path for path in map(str, paths) if not made_here([path])]
+    return {
+        str(file): sha256(file)
+        for path in others
+        for file in find_inputs(path, "lists")[0]
+    }
+
+
+@cache
+def contents(model):
+    """A checksum of each dataset of a model that another run or tool has made, for `params`."""
+    prefixes = [source.prefix for source in settings.datasets(model)]
+    return {
+        str(prefix): content_of(prefix)
+        for prefix in prefixes
+        if not made_here([prefix])
+    }
 
 
 @cache

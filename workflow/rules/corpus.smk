@@ -9,10 +9,11 @@
 from shlex import quote
 
 
+# Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. What blacklist and ingest
+# read is compared by content (common/run_records.py); the hashes of smaller files are params.
 rule blacklist:
     input:
-        urls=lambda wildcards: settings.url_files(),
-        lists=settings.blacklist.domain_lists,
+        made_here(settings.url_files()),
     output:
         rejects=RUN / "urls/rejects/all.jsonl.zst",
         stats=report(
@@ -29,10 +30,12 @@ rule blacklist:
         runtime=runtime("blacklist", 120),
     params:
         settings=rule_keys.blacklist(settings),
+        lists=hashes(settings.blacklist.domain_lists),
+        urls=settings.urls,
         folder=RUN / "urls",
         shards=settings.shards,
     shell:
-        'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {input.urls:q} '
+        'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {params.urls:q} '
         "--output-dir {params.folder:q} --shards {params.shards} --rejects {output.rejects:q} "
         "--stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
 
@@ -79,7 +82,7 @@ rule scrape:
 
 rule ingest:
     input:
-        lambda wildcards: settings.source_files(),
+        made_here(settings.source_files()),
     output:
         stats=RUN / "ingest/stats.json",
     log:
@@ -124,12 +127,11 @@ rule clean:
 DOCUMENTS = RUN / ("decontaminate" if settings.decontaminate.files else "dedup")
 
 if settings.decontaminate.files:
-    EVALUATION_FILES = settings.evaluation_files()
+    EVALUATION_FILES = hashes(settings.evaluation_files())
 
     rule decontaminate_count:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
-            files=EVALUATION_FILES,
         output:
             counts=RUN / "decontaminate/{shard}.counts.json",
         log:
@@ -139,6 +141,7 @@ if settings.decontaminate.files:
             runtime=runtime("decontaminate_count", 240),
         params:
             settings=rule_keys.decontaminate_count(settings),
+            files=EVALUATION_FILES,
         shell:
             'python -m corpus.decontaminate count --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
             "--output {output.counts:q} --workers {threads} > {log:q} 2>&1"
@@ -165,7 +168,6 @@ if settings.decontaminate.files:
         input:
             documents=RUN / "dedup/{shard}.jsonl.zst",
             counts=RUN / "decontaminate/counts.json",
-            files=EVALUATION_FILES,
         output:
             documents=RUN / "decontaminate/{shard}.jsonl.zst",
         log:
@@ -175,6 +177,7 @@ if settings.decontaminate.files:
             runtime=runtime("decontaminate", 240),
         params:
             settings=rule_keys.decontaminate(settings),
+            files=EVALUATION_FILES,
             rejects=f"{RUN}/decontaminate/rejects/{{shard}}.jsonl.zst",
             stats=f"{RUN}/decontaminate/{{shard}}.stats.json",
         shell:
@@ -206,14 +209,17 @@ if settings.train_tokenizer.vocab_size:
             "--output-dir {params.folder:q} --stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
 
 
+VOCABULARY = [
+    path
+    for path in (settings.tokenize.encoder_json, settings.tokenize.vocab_bpe)
+    if path
+]
+
+
 rule tokenize:
     input:
         documents=DOCUMENTS / "{shard}.jsonl.zst",
-        vocabulary=[
-            path
-            for path in (settings.tokenize.encoder_json, settings.tokenize.vocab_bpe)
-            if path
-        ],
+        vocabulary=made_here(VOCABULARY),
     output:
         idx=RUN / "tokens/{shard}_text_document.idx",
     log:
@@ -223,6 +229,7 @@ rule tokenize:
         runtime=runtime("tokenize", 120),
     params:
         settings=rule_keys.tokenize(settings),
+        vocabulary=hashes(VOCABULARY),
         prefix=f"{RUN}/tokens/{{shard}}",
         rejects=f"{RUN}/tokens/rejects/{{shard}}.jsonl.zst",
         stats=f"{RUN}/tokens/{{shard}}.stats.json",

@@ -12,12 +12,12 @@ localrules:
 # Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must survive it.
 rule train:
     input:
-        lambda wildcards: [
+        lambda wildcards: made_here(
             f"{source.prefix}.{suffix}"
             for source in settings.datasets(wildcards.model)
             for suffix in ("bin", "idx")
             if fits(wildcards.model)
-        ],
+        ),
         # A model merged by this workflow, or an existing one.
         start=lambda wildcards: [
             f"{folder}/config.json"
@@ -42,6 +42,7 @@ rule train:
         runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
     params:
         settings=lambda wildcards: rule_keys.train(settings, wildcards.model),
+        contents=lambda wildcards: contents(wildcards.model),
     # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks divide them among themselves.
     shell:
         "unset OMP_NUM_THREADS; "
@@ -75,9 +76,9 @@ rule merge:
 rule evaluate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
-        datasets=lambda wildcards: [
+        datasets=lambda wildcards: made_here(
             f"{source.prefix}.idx" for source in settings.datasets(wildcards.model)
-        ],
+        ),
     output:
         result=report(
             RUN / "evaluation/{model}.json",
