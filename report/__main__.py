@@ -25,7 +25,7 @@ from report.funnel_chart import bytes_chart, documents_chart
 from report.layout import comparisons, memory_chart
 from report.models import trained_models
 from report.overview import facts, in_short, split_samples, versions
-from report.timing import gantt_chart, quantiles, shards_chart, timeline
+from report.timing import Clock, gantt_chart, shards_chart, spread, timeline
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -56,7 +56,8 @@ def render(run: Path, settings: Settings | None = None) -> str:
         memory_chart=memory_chart(models),
         comparisons={model.name: comparisons(model) for model in models},
         works=works,
-        quantiles={work.name: quantiles(work.jobs) for work in works},
+        spreads={work.name: spread(work) for work in works},
+        clock=Clock(works),
         gantt_chart=gantt_chart(works) if works else None,
         shards_chart=shards_chart(works),
         samples={model.name: split_samples(model.sample, known) for model in models if model.sample},

@@ -1,8 +1,11 @@
 """What a run knows about each of its models, read from the model's folder and the folders beside it."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from common.config import load_settings
 from common.errors import ToolkitError
@@ -24,7 +27,6 @@ class Model:
     """Its settings; None if they are of another version."""
     plan: dict[str, Any] | None
     """plan.json: what the training predicted when it started."""
-    done: dict[str, Any] | None
     test: dict[str, Any] | None
     """The loss of the test part, by the trainer."""
     evaluation: dict[str, Any] | None
@@ -46,22 +48,28 @@ class Model:
         return int(seen[-1]) if len(seen) else None
 
     @property
-    def loss(self) -> float | None:
-        """The last loss on data that were not trained on."""
-        for source in (self.evaluation, self.test, self.done):
-            for key in ("loss", "valid_loss"):
-                if source and source.get(key) is not None:
-                    return float(source[key])
-        return None
+    def epochs(self) -> float | None:
+        """Times that the training data were seen; of a blend, those of the corpus that repeats first."""
+        seen, size = self.train.values("consumed_samples"), (self.plan or {}).get("samples_per_epoch")
+        return float(seen[-1]) / size if len(seen) and size else None
+
+    @property
+    def valid_loss(self) -> float | None:
+        """The last validation loss of the training, as `cluster.status` shows it."""
+        losses = self.valid.values("loss")
+        return float(losses[-1]) if len(losses) else None
 
     @property
     def seconds(self) -> float | None:
         """Time of the iterations, without validation, saving and starting."""
-        each, iterations = self.train.values("ms_per_iteration"), self.train.values("iteration")
-        if not len(each):
-            return None
-        steps = [float(after - before) for before, after in zip([0.0, *iterations], iterations, strict=False)]
-        return sum(float(ms) * count for ms, count in zip(each, steps, strict=True) if ms == ms) / 1000
+        return self.seconds_between(0, math.inf) if len(self.train.values("ms_per_iteration")) else None
+
+    def seconds_between(self, first: float, last: float) -> float:
+        """Time of the iterations after `first` up to `last`, without validation, saving and starting."""
+        each, ends = self.train.values("ms_per_iteration"), self.train.values("iteration")
+        begins = np.append(0.0, ends)[: len(ends)]
+        counts = np.minimum(ends, last) - np.maximum(begins, first)
+        return float(np.nansum(each * np.maximum(counts, 0))) / 1000 if len(each) else 0.0
 
 
 def trained_models(run: Path) -> list[Model]:
@@ -80,7 +88,6 @@ def _model(run: Path, folder: Path) -> Model:
         starts=read_rows(folder / "starts.csv"),
         experiment=_experiment(folder / "settings.yaml", name),
         plan=_json(folder / "plan.json"),
-        done=_json(folder / "done.json"),
         test=_json(folder / "test.json"),
         evaluation=_json(run / "evaluation" / f"{name}.json"),
         merged=_json(merged / "merge_report.json"),

@@ -12,7 +12,7 @@ from common.page import duration, number
 from common.settings import Settings
 from report.funnel import Step
 from report.models import Model
-from report.timing import Work
+from report.timing import Clock, Work
 
 _SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
 _PACKAGES = ("urls-to-gpt2", "torch", "snakemake", "numpy")
@@ -24,7 +24,7 @@ def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work])
     if works:
         ended = max(work.ended for work in works)
         found.append(("finished (UTC)", f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M}"))
-        found.append(("from first step to last", duration(ended - min(work.started for work in works))))
+        found.append(("time at work", duration(Clock(works).at(ended))))
     if steps:
         first, last = steps[0], steps[-1]
         found.append((f"{first.unit} in", number(first.documents_in)))
@@ -37,8 +37,10 @@ def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work])
             found.append((f"{head}parameters", number(model.parameters)))
         if model.tokens:
             found.append((f"{head}tokens seen", number(model.tokens)))
-        if model.loss is not None:
-            found.append((f"{head}held-out loss", f"{model.loss:.4f}"))
+        if model.epochs:
+            found.append((f"{head}epochs", f"{model.epochs:.2f}"))
+        if model.valid_loss is not None:
+            found.append((f"{head}validation loss", f"{model.valid_loss:.4f}"))
         if per_byte := (model.evaluation or {}).get("bits_per_byte"):
             found.append((f"{head}bits per byte", f"{per_byte:.4f}"))
     return found

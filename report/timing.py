@@ -11,6 +11,7 @@ from common import job_log
 from common.page import COLORS, WIDTH, as_svg, duration, figure_style
 from report.models import Model
 
+_FEW = 5  # shards: of fewer, no median
 _BARS = 40  # of a step in the chart; more shards are one bar
 _NOT_DRAWN = ("train", "report")  # a job that waits for another one; the page itself
 
@@ -56,19 +57,43 @@ class Work:
         return max((job.memory_mb for job in self.jobs if job.memory_mb is not None), default=None)
 
 
+class Clock:
+    """Seconds since the first job began; time in which no job ran does not count."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._moments, self._seconds = [0.0], [0.0]  # alternately the begin and the end of a time with jobs
+        for began, ended in sorted((job.ended - job.seconds, job.ended) for work in works for job in work.jobs):
+            done = self._seconds[-1]
+            self._moments += [max(began, self._moments[-1]), max(ended, self._moments[-1])]
+            self._seconds += [done, done + self._moments[-1] - self._moments[-2]]
+
+    def at(self, moment: float) -> float:
+        """The clock at a Unix time."""
+        return float(np.interp(moment, self._moments, self._seconds))
+
+
 def timeline(run: Path, models: Sequence[Model], shards: int | None = None) -> list[Work]:
     """The steps of a run in the order in which they began; of each, the first `shards` shards."""
     found = []
     for model in models:
         done = run / "models" / model.name / "done.json"
         if model.starts and done.exists():
-            began, ended = float(model.starts[0]["time"]), done.stat().st_mtime
-            found.append(Work(f"train {model.name}", [Job("", ended - began, None, ended)]))
+            found.append(Work(f"train {model.name}", list(_starts(model, done.stat().st_mtime))))
     folder = run / "logs"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.stem not in _NOT_DRAWN:
             found += _works(path, shards)
     return sorted(found, key=lambda work: work.started)
+
+
+def _starts(model: Model, done: float) -> Iterator[Job]:
+    """The starts of a training that ended at `done`: each lasts until the last of its iterations that was kept."""
+    starts = [(float(row["time"]), int(row["iteration"])) for row in model.starts]
+    for number, (began, iteration) in enumerate(starts, 1):
+        ended = done
+        if number < len(starts):
+            ended = min(starts[number][0], began + model.seconds_between(iteration, starts[number][1]))
+        yield Job(f"start {number}" if len(starts) > 1 else "", ended - began, None, ended)
 
 
 def _works(path: Path, shards: int | None) -> Iterator[Work]:
@@ -91,14 +116,14 @@ def _is_left_over(label: str, shards: int | None) -> bool:
 
 def gantt_chart(works: Sequence[Work]) -> Markup:
     """A row per step over the time since the first began; a bar per shard if there are few."""
-    begin = min(work.started for work in works)
-    end = max(work.ended for work in works)
+    clock = Clock(works)
+    end = clock.at(max(work.ended for work in works))
     unit, length = next(
         (name, scale)
         for name, scale in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-        if end - begin >= 2 * scale or scale == 1
+        if end >= 2 * scale or scale == 1
     )
-    least = (end - begin) / 300  # shorter bars could not be seen
+    least = end / 300  # shorter bars could not be seen
     titles: dict[str, str] = {}
     with figure_style("gantt"):
         from matplotlib import pyplot
@@ -107,32 +132,33 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
         for row, work in enumerate(works):
             several = 1 < len(work.jobs) <= _BARS
             spans = [(job, job.ended - job.seconds, job.ended) for job in work.jobs] if several else []
-            for place, (job, started, ended) in enumerate(spans or [(None, work.started, work.ended)]):
+            for place, (job, *span) in enumerate(spans or [(None, work.started, work.ended)]):
+                started, ended = map(clock.at, span)
                 width = max(ended - started, least) / length
                 height = 0.66 / max(1, len(spans))
                 top = row - 0.33 + place * height if spans else row
                 (bar,) = axes.barh(
-                    top, width, left=(started - begin) / length, height=height * (1 if not spans else 0.9),
+                    top, width, left=started / length, height=height * (1 if not spans else 0.9),
                     align="edge" if spans else "center", color=COLORS[0],
                 )  # fmt: skip
                 bar.set_gid(f"job-{row}-{place}")
                 what = f"{work.name} {job.label}" if job else work.name
                 jobs = f", {len(work.jobs):,} shards" if len(work.jobs) > 1 and not job else ""
                 titles[f"job-{row}-{place}"] = (
-                    f"{what}: {duration(ended - started)}{jobs}, {duration(started - begin)} after the start"
+                    f"{what}: {duration(ended - started)}{jobs}, {duration(started)} after the start"
                 )
         axes.set_yticks(range(len(works)), [work.name for work in works], fontsize=9)
         axes.set_ylim(len(works) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.tick_params(left=False, labelsize=9)
-        axes.set_xlabel(f"{unit} since the first step began", fontsize=9)
+        axes.set_xlabel(f"{unit} since the first step began, without time in which none worked", fontsize=9)
         axes.grid(axis="x")
         return as_svg(figure, "When each step worked; the table below has the numbers", titles)
 
 
 def shards_chart(works: Sequence[Work]) -> Markup | None:
-    """Seconds per shard of each step that has several: smallest to largest, the middle 90 %, and the median."""
-    sharded = [work for work in works if len(work.jobs) > 1]
+    """Seconds per shard of each step that has enough: smallest to largest, the middle 90 %, and the median."""
+    sharded = [work for work in works if len(work.jobs) >= _FEW and work.jobs[0].label.isdigit()]
     if not sharded:
         return None
     titles: dict[str, str] = {}
@@ -162,7 +188,13 @@ def shards_chart(works: Sequence[Work]) -> Markup | None:
         return as_svg(figure, "Seconds per shard; the table below has the numbers", titles)
 
 
-def quantiles(jobs: Sequence[Job]) -> tuple[float, float, float, float, float]:
+def quantiles(jobs: Sequence[Job]) -> list[float]:
     """Seconds: smallest, 5 %, median, 95 %, largest; at least a millisecond each, for a logarithmic axis."""
-    low, early, middle, late, high = np.quantile([max(job.seconds, 0.001) for job in jobs], (0, 0.05, 0.5, 0.95, 1))
-    return float(low), float(early), float(middle), float(late), float(high)
+    return [float(np.quantile([max(job.seconds, 0.001) for job in jobs], part)) for part in (0, 0.05, 0.5, 0.95, 1)]
+
+
+def spread(work: Work) -> list[float | None]:
+    """Seconds of the fastest, the median and the slowest job; None where there are too few jobs to tell."""
+    low, _, middle, _, high = quantiles(work.jobs)
+    several = len(work.jobs) > 1
+    return [low if several else None, middle if len(work.jobs) >= _FEW else None, high if several else None]

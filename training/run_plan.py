@@ -73,7 +73,8 @@ class Plan:
         """The plan for plan.json: its `text`, the layout, and what the whole run is predicted to take."""
         layout = self.experiment.parallel.factors + self._layout_notes()
         figures = predicted_figures(self.experiment, self.machine) if self.machine else {}
-        return {"text": self.text(done, consumed_samples), "layout": layout, **figures}
+        epoch = {"samples_per_epoch": self.data.train.per_epoch}
+        return {"text": self.text(done, consumed_samples), "layout": layout, **epoch, **figures}
 
     def _layout_notes(self) -> str:
         """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""

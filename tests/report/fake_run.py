@@ -94,10 +94,11 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     (model / "starts.csv").write_text(starts)
     parts = {"weights": 4e7, "gradients": 4e7, "optimizer": 8e7, "activations": 1e8}
     plan = {"text": "layout  one <process>", "layout": "tensor 2", "memory": parts, "memory_bytes": 2.6e8}
+    plan["samples_per_epoch"] = 1000
     _write(model / "plan.json", {**plan, "tokens_per_second": 15000.0, "seconds": 100.0})
     _write(model / "done.json", {"iteration": 10 * rows, "valid_loss": 4.6})
     _write(model / "test.json", {"loss": 4.37, "perplexity": 79.0})
-    evaluation = {"loss": 4.5 + place, "perplexity": 90.017, "bits_per_byte": 2.52, "tokens": 14784, "documents": 34}
+    evaluation = {"loss": 4.51 + place, "perplexity": 90.017, "bits_per_byte": 2.52, "tokens": 14784, "documents": 34}
     _write(folder / "evaluation" / f"{name}.json", {**evaluation, "part": "valid"})
     (folder / "samples").mkdir(exist_ok=True)
     (folder / "samples" / f"{name}.txt").write_text("Once <upon> a <b>time</b> there was.\n")

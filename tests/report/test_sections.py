@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.training_status import model_status
 from common.config import load_settings
 from common.files import write_json
 from report.__main__ import render
@@ -13,7 +14,7 @@ from report.curves import HOVERS, POINTS
 from report.layout import comparisons
 from report.models import trained_models
 from report.overview import split_samples
-from report.timing import quantiles, timeline
+from report.timing import Clock, spread, timeline
 from tests.report.fake_run import BEGAN, finished_run
 
 
@@ -35,10 +36,11 @@ def test_the_overview_says_when_what_and_how_well(page: str) -> None:
     overview = section(page, "overview")
     for part in (
         "2023-11-14 22:15",
-        "1 min 50 s",
+        "51.6 s",
         "<dd>80,000</dd>",
         "<dd>409,600</dd>",
         "<dd>4.5000</dd>",
+        "<dt>epochs</dt><dd>3.20</dd>",
         "<dt>bits per byte</dt><dd>2.5200</dd>",
         "torch 9.9.9",
     ):
@@ -86,8 +88,18 @@ def test_the_timeline_is_that_of_the_logs(run: Path) -> None:
     merge = works["merge tiny"]
     assert (merge.started, merge.ended, merge.memory_mb) == (BEGAN + 100, BEGAN + 104, 512)
     assert [job.label for job in works["dedup_bands"].jobs] == ["3"]
-    low, *_, high = quantiles(works["scrape"].jobs)
-    assert 2 <= low < high <= 3
+    low, middle, high = spread(works["scrape"])
+    assert low is not None and high is not None and 2 <= low < high <= 3 and middle is None, "two have no median"
+
+
+def test_time_in_which_nothing_ran_is_left_out_also_between_the_starts_of_a_training(run: Path) -> None:
+    works = timeline(run, trained_models(run))
+    clock = Clock(works)
+    assert [clock.at(BEGAN + second) for second in (0, 1, 9)] == [0, 1, 1]
+    (train,) = (work for work in works if work.name == "train tiny")
+    assert [job.label for job in train.jobs] == ["start 1", "start 2"]
+    assert train.jobs[0].seconds == pytest.approx(200 * 0.0805), "the time of its iterations; the second began at 90 s"
+    assert clock.at(BEGAN + 90) - clock.at(BEGAN + 61) == pytest.approx(16.1)
 
 
 def test_logs_of_failed_attempts_and_of_shards_that_are_gone_are_left_out(tmp_path: Path) -> None:
@@ -108,7 +120,11 @@ def test_the_checkpoint_shows_files_hashes_and_proof(page: str) -> None:
 
 def test_the_results_and_the_run_card(run: Path, tmp_path: Path, page: str) -> None:
     results = section(page, "results")
-    assert "<td>4.5000</td>" in results and "<td>90.02</td>" in results and "<td>4.3700</td>" in results
+    losses = [f"{float(text):.2f}" for text in re.findall(r"<td>(\d\.\d{4})</td>", results)]
+    assert losses[1:] == ["4.50", "4.51", "2.52", "4.37"] and "<td>90.02</td>" in results
+    assert "training loss, last interval" in results
+    status = model_status(run / "models/tiny", None, None)
+    assert f"{status['valid_loss']:.4f}" == "4.5000", "the figure that cluster.status shows"
     folder = finished_run(tmp_path / "other")
     write_json(folder / "run.json", {"versions": {"torch": "1.2.3"}, "commit": "abc<"})
     with_card = section(render(folder), "configuration")
