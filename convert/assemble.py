@@ -5,6 +5,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from convert.files.stored import Stored, StoredTensor
+from convert.sources.agreement import check_distinct
 from convert.sources.ranks import LINEAR, leaf_of
 from convert.sources.source import QKV, Sharded, Source
 
@@ -26,9 +27,12 @@ def assemble(
     """The tensor `name`, contiguous, without vocabulary padding: c_attn in the order `qkv`, matrices [out, in].
 
     With `conv1d` the matrices of layers are [in, out]. `tensor` is another one of the same name, such as a moment.
-    Bit-exact unless `dtype` asks for another type. Holds the result and at most two tensors of its size besides.
+    Bit-exact unless `dtype` asks for another type. Holds the result and at most two tensors of its size besides. Raises
+    CheckpointError if two ranks have the same part of a matrix.
     """
     leaf, sharded = leaf_of(name), tensor or source.tensors[name]
+    if leaf in LINEAR and tensor is None:
+        check_distinct(block.tensor for block in sharded.blocks)
     reorder = leaf.startswith("attn.c_attn.") and source.qkv != qkv
     turned = leaf in LINEAR and source.conv1d  # [in, out] now
     if leaf in LINEAR and turned != conv1d and not reorder and _are_columns(sharded):

@@ -9,7 +9,7 @@ from pathlib import Path
 from common.errors import CheckpointError
 from convert.files.inert import fields
 from convert.files.stored import Stored
-from convert.sources.agreement import check_agreement
+from convert.sources.agreement import check_agreement, check_distinct
 from convert.sources.deepspeed_files import State, Tag, load_tag, naming, tensors_of
 from convert.sources.deepspeed_files import matches as matches
 from convert.sources.deepspeed_model import progress, read_recorded
@@ -189,6 +189,7 @@ def _optimizer_weights(tag: Tag) -> tuple[Stages, dict[str, Stages], tuple[str, 
         shapes = states[0].get("param_shapes") or row[0].shapes
         if not shapes or not row[0].masters:
             return [], {}, ("the optimizer files do not name the float32 weights: those of the model files are taken",)
+        check_distinct(partition.masters[0] for partition in row)
         rank_weights, rank_moments = cut(row, shapes)
         weights.append(rank_weights)
         moments.append(rank_moments)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.errors import CheckpointError
 from convert.files.stored import Stored
+from convert.sources.agreement import check_distinct
 from convert.sources.source import Architecture, Block, Sharded, whole
 
 GPT2_VOCABULARY = 50257
@@ -85,7 +86,15 @@ def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> d
 
 
 def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str, Sharded]:
-    """The model's tensors from those of its (named) pipeline stages; a second `wte.weight` becomes a copy."""
+    """The model's tensors from those of its (named) pipeline stages; a second `wte.weight` becomes a copy.
+
+    Raises CheckpointError if a tensor is in two stages, or two stages have the same weights.
+    """
+    check_distinct(
+        next(iter(matrices)).blocks[0].tensor
+        for _, tensors in stages
+        if (matrices := [tensor for name, tensor in tensors.items() if leaf_of(name) == LINEAR[0]])
+    )
     joined: dict[str, Sharded] = {}
     for stage, tensors in stages:
         for name, tensor in tensors.items():
