@@ -8,6 +8,7 @@ Signals reach a command alone or with its whole process group (a terminal, Slurm
 SIGTERM and SIGHUP; the command stops them with `end`, which lets them remove their temporary files.
 """
 
+import atexit
 import ctypes
 import gc
 import multiprocessing
@@ -109,6 +110,16 @@ class WorkerProcess:
             self._process.kill()
             self._process.join()
         self._connection.close()
+
+
+def _kill_forgotten() -> None:
+    """At exit, kill workers that a signal left without an owner as they started: multiprocessing waits for them."""
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
+
+
+atexit.register(_kill_forgotten)
 
 
 @contextmanager

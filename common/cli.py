@@ -55,6 +55,7 @@ __all__ = [
     "add_step_options",
     "add_workers",
     "any_files",
+    "default_signals",
     "input_path",
     "lists",
     "new_folder",
@@ -285,6 +286,20 @@ def _raising_signals(received: list[signal.Signals] | None) -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def default_signals() -> Iterator[None]:
+    """Let a signal end the process at once, around a library call that keeps the main thread and writes no file."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TERMINATING)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _report_errors(main: Callable[[], int]) -> int:

@@ -56,7 +56,7 @@ def train_tokenizer(
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    with step.results() as results:
+    with step.results() as results, cli.default_signals():
         trained.train_from_iterator(_texts(step, results, settings.share), trainer)
     model = orjson.loads(trained.to_str())["model"]
     ids = {**model["vocab"], END_OF_TEXT: len(model["vocab"])}

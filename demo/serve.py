@@ -92,9 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with serve(arguments.site) as address:
         if not arguments.command:
             print(address, flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                threading.Event().wait()
-            return 0
+            threading.Event().wait()
         command = [argument.replace("ADDRESS", address) for argument in arguments.command]
         # without the server, a scrape would record refused connections, so it must not outlive it
         process = subprocess.Popen(command, preexec_fn=die_with_parent)

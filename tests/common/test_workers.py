@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -160,6 +161,11 @@ def test_workers_leave_signals_to_their_command(signals: tuple[signal.Signals, .
             for number in signals:
                 os.kill(child.pid or 0, number)
         assert list(pool.map(square, range(3))) == [0, 1, 4]
+
+
+def test_a_worker_that_a_signal_leaves_without_an_owner_ends_with_its_command() -> None:
+    code = "from common.child_process import *; WorkerProcess(fork_or_spawn()).call(len, ''); raise SystemExit(143)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 143
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

@@ -1,6 +1,8 @@
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,19 @@ def trained(shard: Path, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary
     files = files_in(tmp_path_factory.mktemp("tokenizer"))
     train_tokenizer([shard], files, TrainTokenizerSettings(vocab_size=SIZE))
     return files
+
+
+def test_a_signal_ends_the_training_at_once(shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers, before = [], signal.getsignal(signal.SIGINT)
+
+    def texts(*_: object) -> Iterator[str]:
+        handlers.append(signal.getsignal(signal.SIGINT))
+        yield "few words"
+
+    monkeypatch.setattr("corpus.train_tokenizer._texts", texts)
+    with pytest.raises(InputError, match="lower train_tokenizer"):
+        train_tokenizer([shard], files_in(tmp_path), TrainTokenizerSettings(vocab_size=SIZE))
+    assert handlers == [signal.SIG_DFL] and signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_vocabulary_has_the_size_and_ends_in_end_of_text(trained: VocabularyFiles) -> None:

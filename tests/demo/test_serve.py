@@ -93,4 +93,4 @@ def test_without_a_command_it_prints_its_address_and_serves_until_interrupted(si
         assert server.stdout is not None
         assert get(server.stdout.readline().strip(), "one.example", "/page?x=1")[2] == b"one"
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=30) == 130

@@ -5,6 +5,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langdetect import DetectorFactory
 
 from corpus.text import language
 from corpus.text.language import clear_language, language_of, sample, thorough_language
@@ -26,6 +27,18 @@ def test_both_judges_agree_on_a_text_of_one_language(code: str) -> None:
     assert clear_language(TEXTS[code]), "no need for langdetect"
     assert language_of(TEXTS[code]) == code
     assert thorough_language(TEXTS[code]).partition("-")[0] == code
+
+
+def test_a_signal_while_the_profiles_are_read_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    language._profiles.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(DetectorFactory, "add_profile", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thorough_language(GERMAN)
+    assert thorough_language(GERMAN) == "de"
 
 
 def test_texts_that_cld2_refuses_or_doubts_go_to_langdetect(monkeypatch: pytest.MonkeyPatch) -> None:
