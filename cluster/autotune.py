@@ -173,6 +173,8 @@ def _print_row(trials: Sequence[Trial], trial: Trial, result: Result, note: str 
     if found:
         cells[2], cells[3] = _pair(speed, found["tokens_per_second"], "{:,.0f}".format)
         cells[5], cells[6] = _pair(memory, found["memory"], readable_bytes)
+    if prediction.machine.device == "cpu":
+        cells[1], cells[3] = "-", "-"
     failure = "" if found else f"\n      failed: {result.failed}{f'; log: {result.log}' if result.log else ''}"
     print(f"{_row(cells)}{note}{failure}", flush=True)
 

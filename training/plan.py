@@ -32,7 +32,7 @@ from training.planning.machines import GIB, Machine, known_gpus, machine
 from training.planning.refusal import does_not_fit, nothing_fits
 from training.planning.search import Prediction, Question, search
 from training.planning.sizes import published_settings
-from training.planning.table import gpu_table, layout_table, memory_table, why
+from training.planning.table import gpu_table, layout_table, memory_table, trust, why
 from training.planning.this_machine import judges_this_machine, processes_of, this_cpu
 from training.planning.workload import Workload
 
@@ -184,7 +184,8 @@ def _answer(asked: Asked, ranked: list[Prediction], arguments: argparse.Namespac
         )
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
-        tables = (text_table(asked.facts()), layout_table(shown, asked.tokens), memory_table(shown))
+        facts = [*asked.facts(), *trust(ranked[0])]
+        tables = (text_table(facts), layout_table(shown, asked.tokens), memory_table(shown))
         print("\n\n".join((*tables, textwrap.fill(f"1: {reason}", 118, subsequent_indent="   "))))
         if not arguments.given:
             print(f"{len(ranked)} layouts fit and are not plainly worse than another.")
@@ -197,7 +198,7 @@ def _answer(asked: Asked, ranked: list[Prediction], arguments: argparse.Namespac
         from training.planning.page import plan_page  # matplotlib takes a second to import
 
         title = f"{asked.name} on {asked.gpus}"
-        write_text(arguments.html, plan_page(title, asked.facts(), shown, asked.tokens, reason))
+        write_text(arguments.html, plan_page(title, [*asked.facts(), *trust(ranked[0])], shown, asked.tokens, reason))
 
 
 def _given(asked: Asked) -> Prediction:

@@ -144,15 +144,14 @@ def machine_of_device(device: "torch.device", launch: Launch, cluster: ClusterSe
 def fit_plan(plan: Plan, settings: Settings, launch: Launch, world: "World") -> tuple[Plan, Settings]:
     """The plan and the settings with a layout, which is chosen here if it is `auto`, and checked (a collective call).
 
-    Rank 0 decides for all: machines that measure their speed would choose differently. Raises ConfigError on all ranks
-    if the model is too large for the memory, or would take more than a week on CPUs.
+    Rank 0 decides for all. Raises ConfigError on all ranks if the model is too large for the memory.
     """
 
     def decide() -> tuple[Settings, Machine]:
         machine = machine_of_device(world.device, launch, settings.cluster)
         chosen = resolve(settings, plan.name, machine, world.size)
         done = newest_iteration(settings.model_folder(plan.name))
-        check_fits(chosen, plan.name, machine, done=done, timed=True)
+        check_fits(chosen, plan.name, machine, done=done, here=True)
         return chosen, machine
 
     settings, machine = run_on_rank0(decide, world.rank)

@@ -4,6 +4,7 @@
 each iteration trains one step (`training.step`), and reports, validates and saves when due.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common import run_card
 from common.console import note, say, warn
-from common.errors import InputError
+from common.errors import ConfigError, InputError
 from common.files import read_rows, write_json, write_text
 from common.settings import Experiment, TokenizeSettings
 from corpus.index import suffixed
@@ -42,7 +43,10 @@ from training.parallel.pipeline import Pipeline
 from training.parallel.preflight import preflight
 from training.parallel.process_group import World
 from training.parallel.randomness import RandomStreams
+from training.planning.check import duration
 from training.step import Session, Step, run_micro_batches, step_batches, train_step, validate
+
+_LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem several times slower than it is
 
 
 def run_training(
@@ -95,6 +99,8 @@ def run_training(
         choose_operations(experiment, world, folder)
         session = open_session(experiment, world, mesh)
         progress = _load(session, newest)
+        if newest is None and world.device.type == "cpu" and not train.allow_slow:
+            _check_speed(session, data.train, folder.name)
         with (
             Stop(folder, claim) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(
@@ -159,6 +165,32 @@ def _load(session: Session, newest: Manifest | None) -> Progress:
     if experiment.finetune is not None:
         load_finetune(session.parameters, experiment.model, experiment.finetune)
     return Progress(0, 0)
+
+
+def _check_speed(session: Session, data: Blend, name: str) -> None:
+    """Raise ConfigError if a run on CPUs would take months (a collective call): three passes say so, the best of them.
+
+    A pass is one micro-batch forward and backward, or what a pipeline runs at once. It changes no number of the run:
+    each step seeds its random streams and drops old gradients.
+    """
+    experiment = session.experiment
+    with closing(step_batches(session, data, 0)) as batches:
+        batch = next(batches)[: None if session.pipeline else 1]
+    step = math.inf  # seconds
+    for _ in range(3):
+        session.streams.start_iteration(1)
+        begun = time.perf_counter()
+        run_micro_batches(session, batch, 1.0, train=True)
+        elapsed = max(all_gather(time.perf_counter() - begun))
+        step = min(step, elapsed * experiment.accumulation / len(batch))
+        session.optimizer.zero_grad()
+        session.timers.take()
+        if step * experiment.train.iterations <= _LONGEST:
+            return
+    raise ConfigError(
+        f"models.{name} would take {duration(step * experiment.train.iterations)} on these CPUs, at {step:.3g} s per "
+        "iteration (the best of three); train a smaller model, or on GPUs, or set train.allow_slow=true to start anyway"
+    )
 
 
 @dataclass

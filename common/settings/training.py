@@ -111,7 +111,7 @@ class TrainSettings(Section):
     keep_every: NonNegativeInt = 0
     """Checkpoints at multiples of this iteration are never removed, whatever keep_last says. 0: none."""
     allow_slow: bool = False
-    """Start on CPUs although the planner predicts more than a week."""
+    """Start on CPUs although the first micro-batches show that the run would take more than four weeks."""
     allow_tight: bool = False
     """Start although the planner predicts that the memory will not suffice."""
 

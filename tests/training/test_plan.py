@@ -160,6 +160,20 @@ def test_a_kind_of_gpu_that_nobody_named_is_called_an_assumption(plan: Plan, con
     assert "assumed" not in plan("--config", str(config), "--model", "mine")
 
 
+def test_speeds_are_not_predicted_on_cpus_and_marked_where_nothing_was_compared(plan: Plan, answer: Answer) -> None:
+    speeds = [
+        ("cpu", 2, "not predicted"),
+        ("v100-32g", 8, "uncalibrated"),
+        ("h100", 1, "uncalibrated"),
+        ("h100", 8, ""),
+    ]
+    for kind, gpus, mark in speeds:
+        words = ("--model", "gpt2_124m", "--gpu", kind, "--gpus", str(gpus), "--precision", "float32", "--top", "1")
+        assert f"speed  {mark}" * bool(mark) in (printed := plan(*words)) and ("speed " in printed) == bool(mark)
+    layout = answer("--model", "gpt2_124m", "--gpu", "cpu", "--gpus", "2", "--precision", "float32")["layouts"][0]
+    assert {layout[key] for key in ("step_seconds", "tokens_per_second", "mfu", "hours", "gpu_hours")} == {None}
+
+
 def test_only_the_given_layout_is_judged(answer: Answer, plan: Plan, config: Path) -> None:
     found = answer("--config", str(config), "--model", "mine", "--given")
     (only,) = found["layouts"]

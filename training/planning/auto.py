@@ -20,7 +20,7 @@ from training.planning.workload import Workload
 
 
 def prepare(settings: Settings, name: str) -> Settings:
-    """The settings of a job to be submitted: its layout chosen, and its memory and time checked.
+    """The settings of a job to be submitted: its layout chosen, and its memory checked.
 
     Where only the job can know its machine, nothing is checked, and `auto` stays: the job does both when it starts.
     Raises ConfigError, also for a model that is too large.
@@ -31,7 +31,7 @@ def prepare(settings: Settings, name: str) -> Settings:
         return settings
     settings = resolve(settings, name, machine, processes_of(experiment, cluster))
     done = newest_iteration(settings.model_folder(name))
-    check_fits(settings, name, machine, done=done, timed=judges_this_machine(cluster))
+    check_fits(settings, name, machine, done=done, here=judges_this_machine(cluster))
     return settings
 
 

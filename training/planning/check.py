@@ -1,4 +1,4 @@
-"""Whether a training fits its machine: in memory, and on CPUs in time. Asked before anything is queued or built.
+"""Whether a training fits the memory of its machine. Asked before anything is queued or built.
 
 check_fits(settings, "tiny", machine)       # ConfigError in one line, with what would fit
 """
@@ -14,12 +14,10 @@ from training.planning.layout import Layout
 from training.planning.machines import GIB, Machine
 from training.planning.memory import FEASIBLE, TIGHT
 from training.planning.refusal import changed_keys
-from training.planning.search import Prediction, Question, fewest_gpus, nearest, search
+from training.planning.search import Prediction, Question, fewest_gpus, nearest
 from training.planning.terms import by_part
-from training.planning.this_machine import UNKNOWN, processes_of, this_cpu
+from training.planning.this_machine import this_cpu
 from training.planning.workload import Workload
-
-LONGEST = 7 * 24 * 3600  # seconds; a run on CPUs that takes longer was hardly meant
 
 
 def predict(experiment: Experiment, machine: Machine) -> Prediction:
@@ -33,43 +31,34 @@ def question_of(experiment: Experiment, gpus: int, *, any_micro_batch: bool = Fa
     return Question(gpus, train.global_batch_size, micro_batch_size=0 if any_micro_batch else train.micro_batch_size)
 
 
-def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0, timed: bool = False) -> None:
+def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0, here: bool = False) -> None:
     """Raise ConfigError if the model `name` is too large for the memory of its machine.
 
-    `done`: iterations of its newest checkpoint. `timed`: the machine is this one, so that its speed is known; on CPUs,
-    a run of more than a week is then an error, too, unless it has begun: a busy machine seems slower than it is.
-    `train.allow_tight` and `train.allow_slow` turn errors into notes.
+    `done`: iterations of its newest checkpoint. `here`: the machine is this one. `train.allow_tight` turns the error
+    into a note. What is too slow for CPUs is seen when it trains (`training.trainer`).
     """
     experiment = settings.models[name]
-    train, check = experiment.train, _Check(predict(experiment, machine), experiment.train.iterations - done)
-    if check.iterations <= 0:
+    check = _Check(predict(experiment, machine))
+    if done >= experiment.train.iterations or not check.tight:
         return
-    problems = [check.memory_text] if check.too_large else []
-    too_slow = timed and check.too_slow and not done
-    problems += [check.time_text] if too_slow else []
-    no_memory = check.too_large and not train.allow_tight
-    no_time = too_slow and not train.allow_slow
-    if no_memory or no_time:
-        cures = _smaller(settings, name) if no_time else _layouts(check.prediction, experiment, timed)
-        allow = [*(["train.allow_tight=true"] if no_memory else []), *(["train.allow_slow=true"] if no_time else [])]
-        ways = [*cures, f"set {' '.join(allow)} to start anyway"]
-        raise ConfigError(f"models.{name} {' and '.join(problems)}; {', or '.join(ways)}")
-    if check.tight and not check.too_large:
-        problems.append(f"{check.memory_text}, which is tight")
-    if problems:
-        note(f"models.{name} {' and '.join(problems)}")
+    problem = f"models.{name} {check.memory_text}"
+    if check.too_large and not experiment.train.allow_tight:
+        ways = [*_layouts(check.prediction, experiment, here), "set train.allow_tight=true to start anyway"]
+        raise ConfigError(f"{problem}; {', or '.join(ways)}")
+    note(f"{problem}{', which is tight' * (not check.too_large)}")
 
 
 def predicted_rows(experiment: Experiment, machine: Machine, iterations: int) -> dict[str, str]:
-    """The rows of a run's plan: memory per process, and the time of `iterations` if the machine's speed is known."""
+    """The rows of a run's plan: memory per process, and the time of `iterations`."""
     prediction = predict(experiment, machine)
     parts = ", ".join(f"{part} {gib(value)}" for part, value in by_part(prediction.memory).items() if value)
     unit = "process" if machine.device == "cpu" else "GPU"
     rows = {"memory": f"predicted {gib(prediction.memory_bytes)} GiB of {gib(machine.memory)} per {unit}: {parts}"}
-    if machine.name != UNKNOWN:
+    rows["time"] = "not predicted"
+    if machine.timed:
         total = duration(iterations * prediction.step_seconds)
-        mfu = "" if machine.device == "cpu" else f", MFU {prediction.mfu:.0%}"
-        rows["time"] = f"predicted {total} at {prediction.tokens_per_second:,.0f} tokens per second{mfu}"
+        speed = f"{prediction.tokens_per_second:,.0f} tokens per second, MFU {prediction.mfu:.0%}"
+        rows["time"] = f"predicted {total} at {speed}{', uncalibrated' * bool(prediction.uncalibrated)}"
     return rows
 
 
@@ -81,7 +70,7 @@ def predicted_figures(experiment: Experiment, machine: Machine) -> dict[str, Any
         "memory_bytes": round(prediction.memory_bytes),
         "machine_bytes": machine.memory,
     }
-    if machine.name != UNKNOWN:
+    if machine.timed:
         found["seconds"] = experiment.train.iterations * prediction.step_seconds
         found["tokens_per_second"] = prediction.tokens_per_second
     return found
@@ -92,7 +81,6 @@ class _Check:
     """A prediction, and how it compares with the machine."""
 
     prediction: Prediction
-    iterations: int
 
     @property
     def bytes(self) -> float:
@@ -113,15 +101,6 @@ class _Check:
         return self.bytes >= self.prediction.machine.memory * FEASIBLE
 
     @property
-    def seconds(self) -> float:
-        """Of all iterations."""
-        return self.iterations * self.prediction.step_seconds
-
-    @property
-    def too_slow(self) -> bool:
-        return self.on_cpu and self.seconds > LONGEST
-
-    @property
     def memory_text(self) -> str:
         """`needs 93.1 GiB per GPU and there are 79.2 (the largest part: activations, 61.0)`."""
         machine, layout = self.prediction.machine, self.prediction.layout
@@ -133,49 +112,26 @@ class _Check:
         largest = f"the largest part{' of each' if count > 1 else ''}: {part}, {gib(value)}"
         return f"needs {gib(count * self.bytes)} GiB {where} and there are {gib(count * machine.memory)} ({largest})"
 
-    @property
-    def time_text(self) -> str:
-        return f"would take {duration(self.seconds)} on this machine's CPUs"
 
-
-def _layouts(given: Prediction, experiment: Experiment, timed: bool) -> Iterator[str]:
+def _layouts(given: Prediction, experiment: Experiment, here: bool) -> Iterator[str]:
     """What to change so that the memory suffices: the nearest layout, or the number of GPUs."""
     gpus, machine, on_cpu = given.layout.world_size, given.machine, given.machine.device == "cpu"
     question = question_of(experiment, gpus, any_micro_batch=True)
     found = nearest(given, question)
-    if found is None and on_cpu and timed and gpus > 1:  # more processes would not have more memory
+    if found is None and on_cpu and here and gpus > 1:  # more processes would not have more memory
         alone = replace(given, machine=this_cpu(1))
         found = nearest(alone, replace(question, gpus=1))
     if found is not None:
         needed = found.memory_bytes * (found.layout.world_size if on_cpu else 1)
         yield f"set {changed_keys(given, found)} to need {gib(needed)}"
-    elif on_cpu and timed:
+    elif on_cpu and here:
         yield "train a smaller model, or on GPUs"
     elif enough := fewest_gpus(given.workload, machine, question):
         yield f"no layout of {processes(gpus, machine.device)} fits, {enough} would do"
     else:
         yield "no layout fits on any number of them"
-    if on_cpu and not timed:
+    if on_cpu and not here:
         yield "raise cluster.mem_gb_per_task"
-
-
-def _smaller(settings: Settings, name: str) -> Iterator[str]:
-    """The largest smaller model of the configuration that fits on this machine, and in time."""
-    cluster, own = settings.cluster, settings.models[name].model.parameters
-    smaller = [(other.model.parameters, key) for key, other in settings.models.items() if other.model.parameters < own]
-    for _, key in sorted(smaller, reverse=True):
-        experiment = settings.models[key]
-        machine = this_cpu(min(processes_of(experiment, cluster), cluster.tasks_per_node), cluster.cpus_per_task)
-        if experiment.parallel.auto:
-            question = question_of(experiment, machine.per_node)
-            found = search(Workload.of(experiment, machine), machine, question)[:1]
-        else:
-            found = [predict(experiment, machine)]
-        for check in (_Check(prediction, experiment.train.iterations) for prediction in found):
-            if not check.too_large and not check.too_slow:
-                yield f"train {key}, which fits and takes {duration(check.seconds)}"
-                return
-    yield "train a smaller model, or on GPUs"
 
 
 def processes(count: int, device: str) -> str:

@@ -4,13 +4,13 @@ predicted, measured = Figures.predicted(prediction), Figures.measured(memory, se
 print(table(predicted, measured))
 """
 
+from math import isnan, nan
 from typing import NamedTuple, Self
 
 from common.tables import readable_bytes, text_table
-from training.planning.machines import Machine
+from training.planning.machines import UNKNOWN, Machine
 from training.planning.search import Prediction
 from training.planning.terms import by_part
-from training.planning.this_machine import UNKNOWN
 
 MEMORY_GOAL, TIME_GOAL = 10.0, 15.0  # per cent, on GPUs
 
@@ -42,6 +42,8 @@ class Figures(NamedTuple):
         alone = [parts.pop(part, 0.0) for part in ("parameters", "optimizer", "context")]
         parameters, optimizer, context = alone
         speed = (prediction.step_seconds, prediction.tokens_per_second, prediction.mfu)
+        if prediction.machine.device == "cpu":
+            speed = (nan, nan, nan)  # not predicted
         return cls(parameters, optimizer, sum(parts.values()), context, *speed)
 
     @classmethod
@@ -75,7 +77,10 @@ def table(predicted: Figures, measured: Figures) -> str:
     }
     lines = [("", "predicted", "measured", "error")]
     for name, (ours, theirs, form) in rows.items():
-        lines.append((name, form(ours), form(theirs), signed_percent(error_percent(ours, theirs))))
+        error = signed_percent(error_percent(ours, theirs))
+        lines.append(
+            (name, *(("not predicted", form(theirs), "-") if isnan(ours) else (form(ours), form(theirs), error)))
+        )
     return text_table(lines, "lrrr")
 
 

@@ -57,7 +57,7 @@ def plan_document(
 
 
 def _layout(number: int, prediction: Prediction, tokens: float) -> dict[str, Any]:
-    hours = hours_for(prediction, tokens)
+    timed, hours = prediction.machine.timed, hours_for(prediction, tokens)
     return {
         "rank": number,
         "verdict": prediction.verdict,
@@ -69,16 +69,17 @@ def _layout(number: int, prediction: Prediction, tokens: float) -> dict[str, Any
         "memory_bytes": prediction.memory_bytes,
         "headroom_bytes": prediction.machine.memory - prediction.memory_bytes,
         "memory_by_part": by_part(prediction.memory),
-        "step_seconds": prediction.step_seconds,
-        "tokens_per_second": prediction.tokens_per_second,
-        "mfu": prediction.mfu,
+        "step_seconds": prediction.step_seconds if timed else None,
+        "tokens_per_second": prediction.tokens_per_second if timed else None,
+        "mfu": prediction.mfu if timed else None,
+        "uncalibrated": prediction.uncalibrated,
         "bubble_share": prediction.bubble_share,
         "bytes_per_step": prediction.links._asdict(),
-        "hours": hours,
-        "gpu_hours": hours * prediction.layout.world_size,
+        "hours": hours if timed else None,
+        "gpu_hours": hours * prediction.layout.world_size if timed else None,
         "terms": {
             "memory": [term._asdict() for term in prediction.memory],
-            "time": [term._asdict() for term in prediction.time],
+            "time": [term._asdict() for term in prediction.time] if timed else [],
         },
         "symbols": {
             "all": _values(symbols(prediction.workload, prediction.layout)),

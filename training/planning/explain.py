@@ -70,8 +70,10 @@ def explain(prediction: Prediction) -> str:
     memory = f"Memory of the fullest GPU: {prediction.memory_bytes / GIB:.2f} of {machine.memory / GIB:.2f} GiB"
     sections = [
         _terms(memory, prediction.memory, GIB, "GiB", sources),
-        _terms(f"A step: {1e3 * prediction.step_seconds:,.1f} ms", prediction.time, 1e-3, "ms", sources),
     ]
+    if machine.timed:
+        step = f"A step: {1e3 * prediction.step_seconds:,.1f} ms"
+        sections.append(_terms(step, prediction.time, 1e-3, "ms", sources))
     if machine.device == "cuda":
         estimates = published_terms(prediction.workload, prediction.layout)
         sections.append(_terms("Published estimates of the memory", estimates, GIB, "GiB", sources))

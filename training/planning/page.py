@@ -21,9 +21,9 @@ def plan_page(
         {
             "layout": short(prediction.layout),
             "verdict": prediction.verdict,
-            "speed": f"{prediction.tokens_per_second:,.0f}",
-            "mfu": f"{prediction.mfu:.1%}",
-            "hours": hours_text(hours_for(prediction, tokens)),
+            "speed": f"{prediction.tokens_per_second:,.0f}" if prediction.machine.timed else "-",
+            "mfu": f"{prediction.mfu:.1%}" if prediction.machine.timed else "-",
+            "hours": hours_text(hours_for(prediction, tokens)) if prediction.machine.timed else "-",
             "parts": [f"{by_part(prediction.memory).get(part, 0) / GIB:.2f}" for part in PARTS],
             "memory": f"{prediction.memory_bytes / GIB:.2f}",
             "share": f"{prediction.memory_bytes / prediction.machine.memory:.0%}",

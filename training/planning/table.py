@@ -34,16 +34,25 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
                 f"{layout.micro_batch_size} x {layout.accumulation}",
                 *[str(layout.global_batch_size)] * differ,
                 layout.recompute,
-                f"{float(f'{prediction.tokens_per_second:.4g}'):,.0f}",
-                f"{prediction.mfu:.1%}",
+                *_if_timed(prediction, f"{float(f'{prediction.tokens_per_second:.4g}'):,.0f}", f"{prediction.mfu:.1%}"),
                 f"{prediction.bubble_share:.1%}",
                 size(prediction.links.in_node),
                 size(prediction.links.between_nodes),
-                hours_text(hours),
-                hours_text(hours * layout.world_size),
+                *_if_timed(prediction, hours_text(hours), hours_text(hours * layout.world_size)),
             )
         )
     return text_table(rows, "r" + "l" * (len(head) - 1) + "r" * len(speed))
+
+
+def _if_timed(prediction: Prediction, *cells: str) -> tuple[str, ...]:
+    return cells if prediction.machine.timed else ("-",) * len(cells)
+
+
+def trust(prediction: Prediction) -> list[tuple[str, str]]:
+    """A line on a speed that is not predicted, or not to be trusted."""
+    if not prediction.machine.timed:
+        return [("speed", "not predicted on CPUs; --probe measures it")]
+    return [("speed", f"uncalibrated: {why}") for why in [prediction.uncalibrated] if why]
 
 
 def memory_table(predictions: Sequence[Prediction]) -> str:
@@ -130,7 +139,10 @@ def why(ranked: Sequence[Prediction]) -> str:
     for name, used, without in measures:
         if used:
             others = (other for other in ranked if without(other.layout))
-            parts.append(_gain(best, name, next(others, None)))
+            other = next(others, None)
+            parts.append(
+                _gain(best, name, other) if other is None or best.machine.timed else f"ranked first with {name}"
+            )
     if layout.zero_stage:
         parts[-1] += f": it shards {_SHARDED[layout.zero_stage]} over {layout.data} ranks"
     if layout.offload:

@@ -5,30 +5,18 @@ machine = this_cpu(processes=2, threads=1)
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from common.settings import ClusterSettings, Experiment, GpuSettings
 from common.workers import available_cpus
-from training.planning.machines import GIB, Machine, cpu_machine, gpu_of_device, known_gpus, machine
+from training.planning.machines import GIB, UNKNOWN, Machine, cpu_machine, gpu_of_device, known_gpus, machine
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-UNKNOWN = "unknown"
-"""The name of a GPU of no known kind: its memory is known, its speed is not."""
-_USUAL_CORE = 5e10  # FLOP/s in float32, where only the order of layouts depends on it
-
-_MEASURED = 0.5  # seconds that measuring the speed may take on a busy machine
+_USUAL_CORE = 5e10  # FLOP/s in float32; only the order of layouts depends on it
 
 
 def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
@@ -37,7 +25,7 @@ def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
 
 
 def judges_this_machine(cluster: ClusterSettings) -> bool:
-    """Whether jobs run on the CPUs of this machine, so that its speed counts."""
+    """Whether jobs run on the CPUs of this machine."""
     return cluster.executor == "local" and not cluster.gpus_per_node
 
 
@@ -57,10 +45,9 @@ def machine_of_job(experiment: Experiment, cluster: ClusterSettings) -> Machine 
 
 def this_cpu(processes: int, threads: int = 0, env: Mapping[str, str] = os.environ) -> Machine:
     """This machine's CPUs, shared by the processes of a job with `threads` each; 0: an equal share of all cores."""
-    measured = available_cpus()  # under srun perhaps those of one process alone
-    cores = max(measured, int(env.get("SLURM_CPUS_ON_NODE") or 0))
+    cores = max(available_cpus(), int(env.get("SLURM_CPUS_ON_NODE") or 0))  # srun may grant a process its own alone
     used = min(cores, processes * threads) if threads else cores
-    return cpu_machine(processes, available_memory(env), float32_rate() / measured * used)
+    return cpu_machine(processes, available_memory(env), _USUAL_CORE * used)
 
 
 def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_node: int) -> Machine:
@@ -70,35 +57,6 @@ def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_
     name = known[0] if known else similar[0]
     found = machine(name, own if known else {}, per_node, memory_bytes=memory)
     return found if known else replace(found, name=UNKNOWN)
-
-
-@cache
-def float32_rate(size: int = 512, products: int = 4, rounds: int = 8) -> float:
-    """FLOP/s of float32 matrix products on all CPUs that this process may use, measured once: about 0.1 s.
-
-    Each CPU has a thread of its own, because numpy's library may have been told to use a single one. A round counts by
-    its time or, if other programs use the CPUs now, by the CPU time that it took.
-    """
-    import numpy as np
-
-    threads = available_cpus()
-    matrices = [np.full((size, size), 1e-3, np.float32) for _ in range(threads)]
-
-    def multiply(matrix: "NDArray[np.float32]") -> None:
-        result = np.empty_like(matrix)
-        for _ in range(products):
-            np.matmul(matrix, matrix, result)
-
-    best, started = float("inf"), time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(rounds):  # the first one starts the threads and loads the library's code
-            begun, cpu_begun = time.perf_counter(), time.process_time()
-            list(pool.map(multiply, matrices))
-            cpu = (time.process_time() - cpu_begun) / threads
-            best = min(best, time.perf_counter() - begun, cpu or best)
-            if time.perf_counter() - started > _MEASURED:
-                break
-    return 2 * size**3 * products * threads / best
 
 
 def available_memory(env: Mapping[str, str] = os.environ) -> int:

@@ -113,5 +113,4 @@ def test_a_job_has_as_many_processes_as_asked_for_or_as_a_node(tmp_path: Path, m
     unknown = settings(tmp_path, {"auto": True, "gpus": 16}, {**slurm, "gpu": ""})
     assert prepare(unknown, "m") is unknown, "only the job can know its GPUs"
     monkeypatch.setattr(this_machine, "available_memory", lambda *_env: 64 * GIB)
-    monkeypatch.setattr(this_machine, "float32_rate", lambda: 1e12)
     assert prepare(settings(tmp_path, cluster={"tasks_per_node": 2}), "m").models["m"].world_size == 2
