@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from common import run_card, run_records, snakemake_jobs, snakemake_lock
 from common.config import JOB_SETTINGS, load_settings, settings_text, validate, write_settings
-from common.console import fail, note
+from common.console import fail, note, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import find_inputs, shard_name, write_text
 from common.settings import Settings
@@ -149,6 +149,8 @@ def _prepare_run(settings: Settings) -> None:
     place = {"run": str(settings.run), "inode": settings.run.stat().st_ino}  # tells a copy: run_records.is_copy
     run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings), **place)
     write_crawl_layout(settings)
+    if warning := settings.dedup.low_recall():
+        warn(warning)
     removed = remove_stale(settings)
     if removed:
         note(f"{settings.run}: removed {removed} files of shards from {shard_name(settings.shards)} on")

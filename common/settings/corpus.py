@@ -181,6 +181,16 @@ class DedupSettings(Section):
     memory_gb: PositiveFloat = 2.0
     """Memory limit per phase for data that grows with the corpus, in GB; docs/dedup.md has the cost per document."""
 
+    def low_recall(self) -> str:
+        """A warning if the bands find fewer than 90 % of the pairs at the threshold (the defaults: 92 %), else ""."""
+        recall = 1 - (1 - self.threshold**self.rows) ** self.bands
+        if recall >= 0.9:
+            return ""
+        return (
+            f"dedup: {self.bands} bands of {self.rows} rows find {recall:.0%} of the pairs at Jaccard "
+            f"{self.threshold:g}, the threshold; lower dedup.rows or raise dedup.bands"
+        )
+
     @property
     def memory_bytes(self) -> int:
         """`memory_gb` in bytes."""

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common import cli
+from common.console import warn
 from common.errors import EmptyResultError, InputError
 from common.files import check_outputs, expand_inputs, require_distinct_stems, require_regular, shard_paths, write_json
 from common.settings import Settings
@@ -189,6 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = cli.read_settings(arguments)
     if arguments.phase in ("bands", "verify") and len(arguments.shares) != len(arguments.output):
         parser.error(f"{len(arguments.output)} --output for {len(arguments.shares)} shares; give one for each")
+    if arguments.phase in ("run", "signatures") and (warning := settings.dedup.low_recall()):
+        warn(warning)
     phase = {"run": _run, "signatures": _signatures, "filter": _filter}.get(arguments.phase, _over_all_shards)
     phase(arguments, settings)
     return 0

@@ -57,6 +57,16 @@ def test_a_shard_that_changed_meanwhile_is_an_error_and_leaves_no_output(
     assert not (tmp_path / "out" / shards[0].name).exists()
 
 
+def test_bands_that_miss_pairs_at_the_threshold_are_a_warning(
+    tmp_path: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    phase = ["signatures", "--input", str(shards[0]), "--output", str(tmp_path / "0.signatures"), "--threshold"]
+    main([*phase, "0.7"])
+    assert capsys.readouterr().err == ""
+    main([*phase, "0.5"])
+    assert "20 bands of 6 rows find 27% of the pairs at Jaccard 0.5" in capsys.readouterr().err
+
+
 def test_a_missing_phase_is_named(tmp_path: Path, command: Command) -> None:
     arguments = ["--signatures", tmp_path, "--output", tmp_path / "0.pairs"]
     assert_one_line_error(command("corpus.dedup", "bands", *arguments, "--part", "0/1"), "run the phase `signatures`")
