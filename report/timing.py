@@ -78,7 +78,9 @@ def timeline(run: Path, models: Sequence[Model], shards: int | None = None) -> l
     for model in models:
         done = run / "models" / model.name / "done.json"
         if model.starts and done.exists():
-            found.append(Work(f"train {model.name}", list(_starts(model, done.stat().st_mtime))))
+            curve = done.with_name("train.csv")  # a finished training that is started again writes only done.json
+            ended = min(path.stat().st_mtime for path in (done, curve))
+            found.append(Work(f"train {model.name}", list(_starts(model, ended))))
     folder = run / "logs"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.stem not in _NOT_DRAWN:
@@ -151,7 +153,7 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
         axes.set_ylim(len(works) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.tick_params(left=False, labelsize=9)
-        axes.set_xlabel(f"{unit} since the first step began, without time in which none worked", fontsize=9)
+        axes.set_xlabel(f"{unit} of work since the first step began", fontsize=9)
         axes.grid(axis="x")
         return as_svg(figure, "When each step worked; the table below has the numbers", titles)
 

@@ -1,5 +1,6 @@
 """Each section says what the files of the run say."""
 
+import os
 import re
 import time
 from pathlib import Path
@@ -90,6 +91,13 @@ def test_the_timeline_is_that_of_the_logs(run: Path) -> None:
     assert [job.label for job in works["dedup_bands"].jobs] == ["3"]
     low, middle, high = spread(works["scrape"])
     assert low is not None and high is not None and 2 <= low < high <= 3 and middle is None, "two have no median"
+
+
+def test_a_finished_training_that_was_started_again_lasts_no_longer(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "run")
+    os.utime(folder / "models/tiny/train.csv", (BEGAN + 99, BEGAN + 99))
+    os.utime(folder / "models/tiny/done.json", (BEGAN + 9000, BEGAN + 9000))
+    assert max(work.ended for work in timeline(folder, trained_models(folder))) == BEGAN + 110
 
 
 def test_time_in_which_nothing_ran_is_left_out_also_between_the_starts_of_a_training(run: Path) -> None:
