@@ -31,7 +31,6 @@ _WORDS = {
     "a valid string": "text",
     "a valid list": "a list",
     "a valid dictionary": "a mapping of keys",
-    "match pattern '^([a-z]{2})?$'": "be a two-letter code of a language, such as en, or empty",
 }
 """Pydantic's words, and ours."""
 

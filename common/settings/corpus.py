@@ -151,7 +151,7 @@ class GopherSettings(Section):
 class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
-    language: Annotated[str, Field(pattern="^([a-z]{2})?$")] = "en"
+    language: str = "en"
     """ISO 639-1 code of the language to keep (CLD2 and langdetect decide); empty (`""`) keeps every language."""
     min_characters: Annotated[int, Field(ge=0)] = 512
     """Minimum length of a document, in characters (OpenWebText's rule)."""
@@ -159,6 +159,16 @@ class CleanSettings(Section):
     """Documents with fewer characters that mention "javascript" are dropped as browser notices."""
     gopher: GopherSettings = GopherSettings()
     """Quality rules."""
+
+    @field_validator("language")
+    @classmethod
+    def _language_is_known(cls, code: str) -> str:
+        from pycld2 import DETECTED_LANGUAGES, LANGUAGES
+
+        codes = {code for name, code in LANGUAGES if name in DETECTED_LANGUAGES and len(code) == 2}
+        if code and code not in codes - {"iw", "jw"} | {"he", "jv"}:  # newer codes of Hebrew and Javanese
+            raise ValueError(f"{code!r} is not the code of a language that CLD2 knows; docs/corpus.md lists them")
+        return code
 
 
 class DedupSettings(Section):
