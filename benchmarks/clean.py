@@ -100,13 +100,11 @@ def recipe(source: Path, target: Path, seed: int) -> None:
     import ftfy
     from langdetect import DetectorFactory, LangDetectException, detect
 
-    from corpus.text.repair import fold_spaces
-
     DetectorFactory.seed = seed
     settings = CleanSettings()
     with document_writer(target) as write:
         for document in read_documents(source):
-            text = fold_spaces(ftfy.fix_text(document["text"]))
+            text = ftfy.fix_text(document["text"])
             notice = len(text) < settings.javascript_characters and "javascript" in text.lower()
             if notice or len(text) < settings.min_characters:
                 continue

@@ -27,9 +27,9 @@ from corpus.text.repair import repair
 _EXPLAINED = 20  # documents that --explain shows
 
 
-def clean_document(rules: Sequence[Filter], document: Document) -> Outcome:
+def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> Outcome:
     """The document with its text repaired, dropped by the first filter that finds something."""
-    repaired = {**document, "text": repair(document["text"])}
+    repaired = {**document, "text": repair(document["text"], fold)}
     text = Text(repaired["text"])
     for rule in rules:
         if (finding := rule.finding(text)) is not None:
@@ -53,7 +53,7 @@ def clean(
     step = Step("clean", inputs, rejects, max_bad_share, allow_empty, "relax `clean` in the configuration")
     languages = Counter[str]()
     with (
-        step.map(partial(clean_document, filters(settings)), workers) as outcomes,
+        step.map(partial(clean_document, filters(settings), settings.fold_whitespace), workers) as outcomes,
         step.results(document_writer(output)) as results,
     ):
         for outcome in outcomes:
@@ -71,7 +71,7 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
     rules = filters(settings)
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
-        text = Text(repair(document["text"]))
+        text = Text(repair(document["text"], settings.fold_whitespace))
         findings = [(rule.name, rule.finding(text)) for rule in rules]
         verdict = next((f"drop ({name})" for name, finding in findings if finding is not None), "keep")
         yield f"{document['id']} {document.get('url') or ''}: {verdict}"

@@ -153,6 +153,9 @@ class CleanSettings(Section):
 
     language: str = "en"
     """ISO 639-1 code of the language to keep (CLD2 and langdetect decide); empty (`""`) keeps every language."""
+    fold_whitespace: bool = False
+    """Fold runs of spaces and tabs to one space, blank lines to one, and strip every line. Off, because it cannot be
+    undone, destroys the indentation of code and the columns of tables, and is optional in OpenWebText's recipe."""
     min_characters: Annotated[int, Field(ge=0)] = 512
     """Minimum length of a document, in characters (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256

@@ -71,8 +71,8 @@ def gopher_filters(settings: GopherSettings) -> tuple[Filter, ...]:
 
 
 def empty(text: Text) -> str | None:
-    """No text at all."""
-    return None if text else "no text"
+    """No text at all, or white space alone."""
+    return None if text.strip() else "no text"
 
 
 def javascript(text: Text, most: int) -> str | None:

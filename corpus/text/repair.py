@@ -1,4 +1,4 @@
-"""Repair text: ftfy's fixes, then folded white space.
+"""Repair text: ftfy's fixes, and on demand folded white space.
 
     repair("schÃ¶n &amp; gut")                # "schön & gut"
 
@@ -23,9 +23,10 @@ _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
-def repair(text: str) -> str:
-    """ftfy's repair (mojibake, entities, quotes), then one space between words and at most one blank line."""
-    return fold_spaces(fix_text(text.replace("\x00", "")))
+def repair(text: str, fold: bool = False) -> str:
+    """ftfy's repair (mojibake, entities, quotes), without NUL characters; `fold` calls fold_spaces, too."""
+    fixed = fix_text(text.replace("\x00", ""))
+    return fold_spaces(fixed) if fold else fixed
 
 
 def fold_spaces(text: str) -> str:

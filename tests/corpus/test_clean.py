@@ -38,6 +38,13 @@ def test_rules_follow_the_configuration(tmp_path: Path) -> None:
     assert run(tmp_path, [prose(1), GERMAN], CleanSettings(language="de"))[1] == {"language": 1}
 
 
+def test_indentation_and_tables_are_kept_unless_white_space_is_folded(tmp_path: Path) -> None:
+    page = prose(1) + "\n\n\nname     size\na.txt    1024\n\n    def f():\n\treturn 1\n"
+    assert run(tmp_path, [page, " \n"])[0] == [page]
+    folded = prose(1) + "\n\nname size\na.txt 1024\n\ndef f():\nreturn 1"
+    assert run(tmp_path, [page], CleanSettings(fold_whitespace=True))[0] == [folded]
+
+
 def test_other_fields_and_the_order_are_kept(tmp_path: Path) -> None:
     documents = [document(number, prose(number), title=f"title {number}") for number in range(5)]
     source = write_shard(tmp_path / "in.jsonl.zst", documents)

@@ -79,6 +79,7 @@ CHANGES: dict[str, list[str]] = {
     "ingest": ["sources=[{path: other, text_key: t, format: text}]"],
     "clean": [
         *("clean.language=no", "clean.min_characters=9", "clean.javascript_characters=9", "clean.gopher.enabled=yes"),
+        *("clean.fold_whitespace=yes",),
         *("clean.gopher.min_words=9", "clean.gopher.max_words=9", "clean.gopher.min_word_length=9"),
         *("clean.gopher.max_word_length=9", "clean.gopher.max_symbols=0.5", "clean.gopher.max_bullets=0.5"),
         *("clean.gopher.max_ellipses=0.5", "clean.gopher.min_alphabetic=0.5", "clean.gopher.min_stop_words=1"),
