@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from common import job_log
-from common.config import step_settings
+from common.config import TOP_LEVEL, step_settings
 from common.console import QUIET, discard, fail
 from common.errors import InputError, ToolkitError
 from common.files import is_stdout, shard_paths
@@ -167,14 +167,15 @@ def add_settings(parser: argparse.ArgumentParser, section: str = "") -> None:
 def add_model_settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add `--config FILE --model NAME`, and accept `section.key=value` for that model; see `add_settings`."""
     assert isinstance(parser, _Parser)
-    parser.keys = frozenset(Experiment.model_fields)
+    parser.keys = frozenset(Experiment.model_fields) | TOP_LEVEL
     parser.set_defaults(overrides=[])
     parser.add_argument("--config", type=input_path, required=required, metavar="FILE", help="configuration")
     parser.add_argument(
         "--model",
         required=required,
         metavar="NAME",
-        help="name of a model under models: in the configuration; section.key=value replaces one of its keys",
+        help="name of a model under models: in the configuration; section.key=value replaces one of its keys, "
+        "cluster.key=value or run=FOLDER one outside models:",
     )
 
 

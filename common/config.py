@@ -31,8 +31,11 @@ _WORDS = {
     "a valid string": "text",
     "a valid list": "a list",
     "a valid dictionary": "a mapping of keys",
+    "a valid tuple": "two numbers, such as [0.9, 0.999]",
 }
 """Pydantic's words, and ours."""
+TOP_LEVEL = frozenset(Settings.model_fields) - frozenset(Experiment.model_fields)
+"""What an override of a command with a model may name besides the model's own sections."""
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
@@ -82,15 +85,20 @@ def plain_words(message: str) -> str:
 
 
 def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None = None) -> Settings:
-    """Read a YAML file and apply overrides `section.key=value`, below `models.<model>` if a model is named.
+    """Read a YAML file and apply overrides `section.key=value`, of `models.<model>` too if a model is named.
 
     Raises ConfigError for a file that cannot be read, an unknown key or model, or an override without `=`.
     """
     raw = read_yaml(path)
     models = raw.get("models")
     if model is not None and isinstance(models, dict) and model not in models:
-        raise ConfigError(f"{path}: no model {model!r} under models{closest(model, models)}")
-    settings = validate(with_overrides(raw, overrides, ("models", model) if model else ()), str(path))
+        hint = closest(model, models)
+        raise ConfigError(f"{path}: no model {model!r} under models{hint}; it has {', '.join(models) or 'none'}")
+    for override in overrides:  # cluster.partition=gpu is no key of a model
+        section = override.partition("=")[0].partition(".")[0]
+        below = ("models", model) if model and section not in TOP_LEVEL else ()
+        raw = with_overrides(raw, [override], below)
+    settings = validate(raw, str(path))
     if model is not None and model not in settings.models:
         raise ConfigError(f"{path}: no model {model!r} under models")
     return settings

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from common.console import say
+from common.console import note, say
 from common.errors import InputError
 from common.files import read_json, write_json
 from common.settings import Experiment
@@ -33,6 +33,8 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
     if experiment.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product runs
         torch.use_deterministic_algorithms(True)
+    if (ignored := ignored_keys(experiment, world.device.type)) and world.rank == 0:
+        note(f"without effect here: {', '.join(ignored)}")
     if world.device.type != "cuda":
         return
     found = run_on_rank0(partial(_chosen, experiment, world.device, folder / "operations.json"), world.rank)
@@ -40,6 +42,18 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
     missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
     lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
     library.select([] if lacking else found["kernels"])
+
+
+def ignored_keys(experiment: Experiment, device: str) -> list[str]:
+    """The keys that were set but change nothing on this kind of device, or with so few ranks, each with the reason."""
+    train, parallel = experiment.train, experiment.parallel
+    keys = {
+        f"train.attention={train.attention} (no GPU)": device == "cpu" and train.attention != "auto",
+        f"train.kernels={train.kernels} (no GPU)": device == "cpu" and train.kernels == "on",
+        f"parallel.zero_stage={parallel.zero_stage} (parallel.data is 1)": parallel.zero_stage and parallel.data == 1,
+        "parallel.sequence_parallel (parallel.tensor is 1)": parallel.sequence_parallel and parallel.tensor == 1,
+    }
+    return [key for key, ignored in keys.items() if ignored]
 
 
 def _chosen(experiment: Experiment, device: torch.device, path: Path) -> dict[str, Any]:

@@ -123,8 +123,14 @@ def test_overrides_reach_the_named_model_and_are_checked(tmp_path: Path) -> None
         load_settings(path, ["train.lrr=1"], model="tiny")
     with pytest.raises(ConfigError, match=r"must read section\.key=value"):
         load_settings(path, ["train.lr"], model="tiny")
-    with pytest.raises(ConfigError, match=r"no model 'small' under models"):
+    with pytest.raises(ConfigError, match=r"no model 'small' under models.*; it has tiny$"):
         load_settings(path, model="small")
+    settings = load_settings(path, ["run=elsewhere", "cluster.cpus_per_task=2"], model="tiny")
+    assert (settings.run, settings.cluster.cpus_per_task) == (Path("elsewhere"), 2)
+    with pytest.raises(
+        ConfigError, match=r"train\.betas: must be two numbers, such as \[0\.9, 0\.999\] \(given: 0\.9\)"
+    ):
+        load_settings(path, ["train.betas=0.9"], model="tiny")
 
 
 def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:

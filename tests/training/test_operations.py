@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.errors import ConfigError
-from tests.training.helpers import make_run, settings_of
+from tests.training.helpers import ALONE, make_run, settings_of
 from training import attention, operations
 from training.attention import fastest
 from training.kernels import library
@@ -48,6 +48,17 @@ def test_the_fastest_attention_is_recorded_and_used_again(
     assert fake_gpu == ["cudnn", "kernels []"] * 2
     choose(tmp_path, micro_batch_size=4, global_batch_size=8)  # other shapes: measured again
     assert fake_gpu[-2:] == ["flash", "kernels []"]
+
+
+def test_keys_that_were_set_and_have_no_effect_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sections = {"train": {"attention": "flash", "kernels": "on"}, "parallel": {"zero_stage": 3}}
+    for given in ({}, sections):
+        experiment = make_plan(settings_of(make_run(tmp_path / "run", **given)), "tiny").experiment
+        operations.choose_operations(experiment, ALONE, tmp_path)
+    assert capsys.readouterr().err == (
+        "note: without effect here: train.attention=flash (no GPU), train.kernels=on (no GPU), "
+        "parallel.zero_stage=3 (parallel.data is 1)\n"
+    )
 
 
 def test_a_damaged_record_is_replaced(tmp_path: Path, fake_gpu: list[str]) -> None:

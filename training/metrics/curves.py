@@ -16,7 +16,7 @@ TRAIN_COLUMNS = (
     "consumed_samples",
     "consumed_tokens",
     "learning_rate",
-    "lm_loss",  # mean over the steps taken since the previous row, including those before a resume
+    "lm_loss",  # mean over the steps taken since the previous row, including those before a resume; empty if none was
     "grad_norm",  # of the last of these steps, before clipping
     "ms_per_iteration",  # this and what follows from it: steps of this start since the previous row
     "tokens_per_second",
@@ -54,7 +54,8 @@ class Curve:
             file.write(self._row(row))
 
     def _row(self, row: Mapping[str, Any]) -> str:
-        return self._line(row.get(column) for column in self.columns)
+        values = [row.get(column) for column in self.columns]
+        return self._line(None if value != value else value for value in values)  # NaN: no step was taken
 
     @staticmethod
     def _line(values: Iterable[Any]) -> str:

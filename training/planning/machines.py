@@ -68,10 +68,9 @@ def find_gpu(name: str, own: Mapping[str, GpuSettings]) -> GpuSettings:
     """A kind of GPU by its name; `own` are those of the configuration. Raises ConfigError that names the closest."""
     kinds = {**known_gpus(), **own}
     if name not in kinds:
-        raise ConfigError(
-            f"no GPU kind {name!r}{closest(name, kinds)}; known: {', '.join(kinds)}; "
-            "describe another under cluster.gpus"
-        )
+        alike = " or ".join(repr(kind) for kind in kinds if kind.startswith(name.lower()))
+        hint = f" (did you mean {alike}?)" if alike else closest(name, kinds)
+        raise ConfigError(f"no GPU kind {name!r}{hint}; known: {', '.join(kinds)}; describe another under cluster.gpus")
     return kinds[name]
 
 

@@ -157,6 +157,8 @@ def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes() -> None:
     given = settings({"data": 8}, **values, gpu="h100")
     found = machine_of_job(given.models["medium"], given.cluster)
     assert found is not None and (found.name, found.per_node) == ("h100", 8)
+    with pytest.raises(ConfigError, match=r"no GPU kind 'v100' \(did you mean 'v100-32g' or 'v100-16g' or "):
+        prepare(settings({"data": 8}, **values, gpu="v100"), "medium")
     with pytest.raises(ConfigError, match="no GPU kind 'h1000'"):
         prepare(settings({"data": 8}, **values, gpu="h1000"), "medium")
     with pytest.raises(
