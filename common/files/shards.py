@@ -14,7 +14,7 @@ from common.files.documents import MARK, Document
 from common.files.writing import output_files
 from common.workers import threaded_map
 
-MAX_SHARDS = 10_000  # four digits name them, so that their names sort like their numbers
+MAX_SHARDS = 100_000  # ten times what has been tried: a mistyped number would make files for hours
 _HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
 Write = Callable[[Document], None]
@@ -40,7 +40,7 @@ def require_distinct_stems(shards: Sequence[Path]) -> None:
 def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
     """`folder/0000SUFFIX`, `folder/0001SUFFIX`, …: one path per shard. Raises InputError for too many."""
     if shards > MAX_SHARDS:
-        raise InputError(f"{folder}: {shards:,} shards, but four digits name at most {MAX_SHARDS:,}; choose fewer")
+        raise InputError(f"{folder}: {shards:,} shards; choose at most {MAX_SHARDS:,}")
     return [folder / f"{shard_name(shard)}{suffix}" for shard in range(shards)]
 
 

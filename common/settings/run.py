@@ -60,7 +60,7 @@ class Settings(Section):
     """Folder of a recorded site (see demo/); the scrape step serves it on loopback and fetches every URL from it. Leave
     it out to fetch from the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
-    """Number of shards of the corpus; it determines the order of documents and nothing else. At most 10,000."""
+    """Number of shards of the corpus; it determines the order of documents and nothing else. At most 100,000."""
     max_bad_share: Share = 0.001
     """Maximum share of unreadable lines in an input; a step with more fails."""
     train_models: list[str] = []
