@@ -107,7 +107,8 @@ def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None =
 def step_settings(path: Path | None, overrides: Sequence[str] = (), model: str | None = None) -> Settings:
     """The settings of one command: from `--config FILE` or all defaults, with overrides as in `load_settings`."""
     if path is not None:
-        return load_settings(path, overrides, model)
+        settings = load_settings(path, overrides, model)
+        return settings.model_copy(update={"cluster": settings.cluster_of(model)}) if model else settings
     return validate(with_overrides({"run": "results", "urls": ["-"]}, overrides), "command line")
 
 

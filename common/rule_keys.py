@@ -16,7 +16,7 @@ _DUMPS = {"min_score", "over_18", "self_posts"}
 _PAGE = {"extractors", "max_bytes", "max_redirects", "obey_robots"}
 _SIGNATURES = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
 # How training runs, is watched and is saved; the batch of a step is global_batch_size.
-_RUNNING = {"parallel", "watch", "log", "time_limit_minutes"}
+_RUNNING = {"parallel", "watch", "log", "slurm", "time_limit_minutes"}
 TRAIN_RUNNING = {
     *("micro_batch_size", "accumulation", "recompute", "compile", "readers", "log_interval", "eval_interval"),
     *("attention", "loss", "kernels", "deterministic"),

@@ -64,11 +64,20 @@ class Request:
     mem_mb: int | None
     minutes: int | None
     gpus: int = 0
+    model: str = ""
+    """The model of a job with GPUs."""
+    partition: str = ""
+    """That of the rule, if it has one of its own."""
 
 
 def key_of(rule: str, outputs: Iterable[object]) -> str:
     """What names a job of the DAG over several runs of Snakemake."""
     return hashlib.sha256("\n".join([rule, *map(str, outputs)]).encode()).hexdigest()[:20]
+
+
+def rule_key(rule: str) -> str:
+    """What a rule is called in the configuration: dedup_bands_3 is one of the jobs of dedup_bands."""
+    return re.sub(r"_\d+$", "", rule)
 
 
 def split(count: int, per_task: int, max_tasks: int) -> list[list[range]]:

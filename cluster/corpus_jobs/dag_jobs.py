@@ -7,6 +7,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Request, Shard
+from common.settings import ClusterSettings, Settings, SiteSettings
 
 _MOST = 3  # times the first attempt's memory and time: a job that needs more has another fault
 _DAY = 24 * 60  # minutes
@@ -23,6 +24,8 @@ class ShardJob:
     """Whether it was submitted before: it does not wait for others of its rule, and its last log is kept."""
     losses: int = 0
     """How many of its tasks were lost with their node, or preempted for good."""
+    time_limits: int = 0
+    """How many times it reached its time limit."""
     idle_tasks: int = 0
     """How many tasks in a row ended before they started it or any other shard."""
 
@@ -36,25 +39,38 @@ def unlimit_threads(workflow: Any) -> None:
     workflow.global_resources["_cores"] = None
 
 
-def request_of(job: Any) -> Request:
+def request_of(job: Any, cluster: ClusterSettings) -> Request:
     """What a job asks of Slurm: what its rule says, and two and three times as much memory and time when it is retried.
 
-    A time limit of a day or more does not grow: partitions have limits, and a step that takes days continues where it
-    stopped. Rules say constants, because functions of the attempt make planning slow.
+    A time limit does not grow beyond a day, because partitions have limits, nor that of a rule that resumes. Rules say
+    constants, because functions of the attempt make planning slow.
     """
     mem_mb, minutes = (job.resources.get(name) for name in ("mem_mb", "runtime"))
     times = min(job.attempt, _MOST)
-    if isinstance(minutes, int) and minutes < _DAY:
-        minutes *= times
+    if isinstance(minutes, int) and not resumes(job):
+        minutes = max(minutes, min(minutes * times, _DAY))
+    gpus = job.resources.get("gpu", 0)
     return Request(
         job.threads,
         mem_mb * times if isinstance(mem_mb, int) else None,
         minutes if isinstance(minutes, int) else None,
-        job.resources.get("gpu", 0),
+        gpus,
+        job.wildcards_dict.get("model", "") if gpus else "",
+        cluster.corpus.partitions.get(batches.rule_key(job.rule.name), ""),
     )
 
 
-def describe(job: Any) -> ShardJob:
+def resumes(job: Any) -> bool:
+    """Whether a job that was ended goes on where it stopped, so that it may take many times its time limit."""
+    return bool(job.resources.get("resumes", 0))
+
+
+def site_of(settings: Settings, request: Request) -> SiteSettings:
+    """What the site asks of a batch."""
+    return settings.cluster_of(request.model).site_of(request.gpus, request.partition)
+
+
+def describe(job: Any, cluster: ClusterSettings) -> ShardJob:
     """What the tasks need to know about a job. Raises WorkflowError for a kind of job that they cannot run."""
     from snakemake.shell import shell
 
@@ -81,4 +97,4 @@ def describe(job: Any) -> ShardJob:
         threads=job.threads,
         logs=[str(path) for path in job.log],
     )
-    return ShardJob(job, shard, request_of(job), again=job.attempt > 1)
+    return ShardJob(job, shard, request_of(job, cluster), again=job.attempt > 1)

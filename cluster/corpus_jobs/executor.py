@@ -34,7 +34,7 @@ from cluster import slurm
 from cluster.corpus_jobs import batches, reasons
 from cluster.corpus_jobs.batch_table import print_plan
 from cluster.corpus_jobs.batches import Request, Task
-from cluster.corpus_jobs.dag_jobs import ShardJob, describe, request_of, unlimit_threads
+from cluster.corpus_jobs.dag_jobs import ShardJob, describe, request_of, resumes, site_of, unlimit_threads
 from cluster.corpus_jobs.held_jobs import HeldJobs
 from cluster.corpus_jobs.leftovers import Leftovers
 from cluster.corpus_jobs.run_batch import forget_logs, keep_log
@@ -47,6 +47,7 @@ POLL = 1.0  # seconds between two looks at the result files
 SETTLE = 10.0  # seconds after which the results of an ended task are visible here; --latency-wait, if that is less
 RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
 _LOSSES = 3  # nodes that a shard may lose before it counts as failed
+_TIME_LIMITS = 100  # that a shard of a rule that resumes may reach before it counts as failed
 _ATTEMPTS = 2  # tasks in a row that end before they start a shard, after which the shard fails
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
 
@@ -134,16 +135,16 @@ class Executor(RealExecutor):  # type: ignore[misc]
         """Raise ConfigError if Slurm would refuse a rule's time limit, perhaps after days of other rules."""
         over = {}
         for rule, job in {job.rule.name: job for job in needed}.items():
-            asked = request_of(job)
+            asked = request_of(job, self.settings.cluster)
             if asked != (most := self._within_limit(asked)):
-                over[reasons.time_limit(rule)] = f"{asked.minutes} is over its partition's MaxTime, {most.minutes}"
+                over[reasons.time_limit(rule)] = f"({asked.minutes}, at most {most.minutes})"
         if over:
-            problems = "; ".join(f"{key}: {problem}" for key, problem in over.items())
-            raise ConfigError(f"{problems}; set these keys, or cluster.corpus.partition")
+            shown = ", ".join(f"{key} {limits}" for key, limits in over.items())
+            raise ConfigError(f"over MaxTime of the partition: {shown}; lower them, or change cluster.corpus.partition")
 
     def _within_limit(self, request: Request) -> Request:
         """The request, with at most its partition's MaxTime."""
-        site = self.settings.cluster.site_of(request.gpus)
+        site = site_of(self.settings, request)
         if site.qos or re.search("--(qos|partition|time)=", " ".join(site.sbatch)):  # a QOS may allow more
             return request
         names = (os.environ.get("SBATCH_PARTITION") or site.partition).split(",")
@@ -166,7 +167,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         with self._lock:
             incoming, self._incoming = self._incoming, []
         for job in incoming:
-            item = describe(job)
+            item = describe(job, self.settings.cluster)
             item.request = self._within_limit(item.request)
             if not self._leftovers.claims(item):
                 self._held.add(item)
@@ -220,7 +221,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
 
     def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
         """Submit a batch, in halves if it is more than the user may have queued; returns whether Slurm took it all."""
-        run, site = self.settings.run, self.settings.cluster.site_of(request.gpus)
+        run, site = self.settings.run, site_of(self.settings, request)
         rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
         try:
@@ -339,7 +340,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _is_to_blame(self, item: ShardJob, task: Task, state: str) -> bool:
         """Whether the shard that ran when its task ended counts as failed."""
         if state in ("TIMEOUT", "DEADLINE"):
-            return task.alone
+            item.time_limits += 1
+            return task.alone and not (resumes(item.job) and item.time_limits <= _TIME_LIMITS)
         item.losses += state in _LOST
         return state not in _LOST or item.losses > _LOSSES
 

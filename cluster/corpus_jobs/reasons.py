@@ -1,10 +1,9 @@
 """Why a shard or a task has failed, in words that name the key to change."""
 
-import re
 from pathlib import Path
 from typing import Any
 
-from cluster.corpus_jobs.batches import Request, Task
+from cluster.corpus_jobs.batches import Request, Task, rule_key
 
 
 def of_shard(result: dict[str, Any], request: Request) -> str:
@@ -27,8 +26,8 @@ def of_task(where: str, state: str, task: Task) -> str:
 
 
 def time_limit(rule: str) -> str:
-    """The key of a rule's time limit; dedup_bands_3 has that of dedup_bands."""
-    return f"cluster.corpus.runtime_minutes.{re.sub(r'_[0-9]+$', '', rule)}"
+    """The key of a rule's time limit."""
+    return f"cluster.corpus.runtime_minutes.{rule_key(rule)}"
 
 
 def last_words(log: Path) -> str:

@@ -46,31 +46,38 @@ class CorpusJobSettings(SiteSettings):
     max_tasks: PositiveInt = 100
     """Maximum number of tasks of one job array."""
     runtime_minutes: dict[str, PositiveInt] = {}
-    """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 2880}. Unfinished shards are submitted
+    """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 480}. Unfinished shards are submitted
     again."""
+    partitions: dict[str, str] = {}
+    """Partition by rule, such as {scrape: internet}: nothing else needs the web."""
 
 
-class ClusterSettings(SiteSettings):
-    """Where training jobs run (`python -m cluster.submit`), and what Slurm asks of them."""
+class JobSettings(SiteSettings):
+    """What a model's Slurm jobs ask for instead of what `cluster` says. An empty value or 0 is that of `cluster`."""
 
-    executor: Literal["local", "slurm"] = "local"
-    """local: processes on this machine; slurm: a Slurm job, through sbatch."""
     gpus_per_node: NonNegativeInt = 0
     """GPUs per node, one process each; 0 trains on CPUs."""
     gpu: str = ""
     """Kind of the GPUs, such as h100 or one of `gpus`: submissions are then checked against its memory. The kinds:
     `python -m training.plan --list-gpus`. Empty: not checked before the job starts."""
-    gpus: dict[str, GpuSettings] = {}
-    """Further kinds of GPUs by name, for planning."""
     gres: str = ""
     """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
-    tasks_per_node: PositiveInt = 8
-    """Processes per node if it has no GPUs."""
     cpus_per_task: NonNegativeInt = 0
     """CPU cores per process, and threads of its computations, whatever OMP_NUM_THREADS says: equal numbers give equal
     digits on a laptop and on Slurm. 0: an equal share of this machine's cores, or 1 per process of a Slurm job."""
     mem_gb_per_task: NonNegativeInt = 0
     """Memory per process, in GB (Slurm only). 0: the site's default."""
+
+
+class ClusterSettings(JobSettings):
+    """Where training jobs run (`python -m cluster.submit`), and what Slurm asks of them."""
+
+    executor: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: a Slurm job, through sbatch."""
+    gpus: dict[str, GpuSettings] = {}
+    """Further kinds of GPUs by name, for planning."""
+    tasks_per_node: PositiveInt = 8
+    """Processes per node if it has no GPUs."""
     container: str = ""
     """Command that runs Python in a container, such as apptainer exec --nv image.sif."""
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
@@ -90,9 +97,13 @@ class ClusterSettings(SiteSettings):
         update = {key: getattr(self, key) for key in inherited if not getattr(self.corpus, key)}
         return self.corpus.model_copy(update=update)
 
-    def site_of(self, gpus: int) -> SiteSettings:
-        """What the site asks of a job of the DAG: with GPUs, as of training jobs; without, as of corpus jobs."""
+    def site_of(self, gpus: int, partition: str = "") -> SiteSettings:
+        """What the site asks of a job of the DAG: with GPUs, as of training jobs; without, as of corpus jobs.
+
+        `partition`: that of its rule, if the configuration names one.
+        """
+        own: dict[str, object] = {"partition": partition} if partition else {}
         if not gpus:
-            return self.corpus_site
+            return self.corpus_site.model_copy(update=own)
         options = [*self.sbatch, f"--gres={self.gres or 'gpu'}:{gpus}"]
-        return self.model_copy(update={"sbatch": options, "exclusive": False})
+        return self.model_copy(update={"sbatch": options, "exclusive": False, **own})

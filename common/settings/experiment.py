@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
+from common.settings.cluster import JobSettings
 from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.section import PositiveFloat, PositiveInt, Section
 from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings
@@ -46,8 +47,10 @@ class Experiment(Section):
     """Reactions to non-finite numbers, spikes and hangs."""
     log: LogSettings = LogSettings()
     """Where metrics go."""
+    slurm: JobSettings = JobSettings()
+    """What this model's Slurm jobs ask for instead of what `cluster` says."""
     time_limit_minutes: PositiveInt = 24 * 60
-    """Wall-clock limit of one job, in minutes."""
+    """Wall-clock limit of one job, in minutes. A job that reaches it saves, is requeued and goes on."""
 
     @property
     def world_size(self) -> int:

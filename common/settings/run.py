@@ -136,6 +136,11 @@ class Settings(Section):
                 )
         return self
 
+    def cluster_of(self, model: str) -> ClusterSettings:
+        """Where the jobs of a model run; `cluster` for a name that is none."""
+        own = self.models[model].slurm.model_dump(exclude_defaults=True) if model in self.models else {}
+        return self.cluster.model_copy(update=own)
+
     def experiment(self, name: str) -> Experiment:
         """The settings of model `name`. Raises ValueError that names the closest model."""
         if name not in self.models:

@@ -129,6 +129,19 @@ def test_gpus_are_spelled_as_the_site_does(tmp_path: Path) -> None:
     assert directives(script(tmp_path, gpus_per_node=8, gres="gpu:a100"))["gres"] == "gpu:a100:8"
 
 
+def test_a_model_may_ask_for_other_nodes_than_the_others(
+    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_settings(tmp_path, executor="slurm", gpus_per_node=2, partition="gpu", account="p123")
+    line = ["--config", str(config), "--model", "tiny", "slurm.partition=h100", "slurm.gres=gpu:h100"]
+    assert main([*line, "--dry-run"]) == 0
+    asked = directives(capsys.readouterr().out)
+    assert (asked["partition"], asked["gres"], asked["account"]) == ("h100", "gpu:h100:2", "p123")
+    assert main(line) == 0
+    job = read_job(model_folder(tmp_path))
+    assert job is not None and load_settings(Path(job.snapshot) / "settings.yaml").cluster.partition == "h100"
+
+
 def test_setup_commands_run_before_the_ranks_and_a_container_around_them(tmp_path: Path) -> None:
     text = script(tmp_path, setup=["module load cuda"], container="apptainer exec --nv image.sif")
     lines = text.splitlines()

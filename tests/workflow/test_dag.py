@@ -1,9 +1,11 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from common.config import load_settings
 from tests.conftest import ROOT
 from tests.training.helpers import byte_documents, write_corpus
 
@@ -201,6 +203,9 @@ def test_the_real_configuration_plans_its_thousand_shards(folder: Path, shards: 
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     assert jobs(result.stdout)["scrape"] == shards
     assert {f"dedup_bands_{job}" for job in range(8)} < jobs(result.stdout).keys()
+    minutes = re.findall(r"^\w+(?: +\d+){5} +(\d+) +the default$", result.stdout, re.MULTILINE)
+    limits = [model.time_limit_minutes for model in load_settings(folder / "real.yaml").models.values()]
+    assert len(minutes) > 10 and max(*map(int, minutes), *limits) <= 1440, "many sites allow a day"
 
 
 PLAN = """import resource, subprocess, sys

@@ -25,7 +25,7 @@ def prepare(settings: Settings, name: str) -> Settings:
     Where only the job can know its machine, nothing is checked, and `auto` stays: the job does both when it starts.
     Raises ConfigError, also for a model that is too large.
     """
-    experiment, cluster = settings.models[name], settings.cluster
+    experiment, cluster = settings.models[name], settings.cluster_of(name)
     machine = machine_of_job(experiment, cluster)
     if machine is None:
         return settings

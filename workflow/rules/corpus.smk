@@ -52,7 +52,8 @@ rule scrape:
     threads: 2
     resources:
         mem_mb=4000,
-        runtime=runtime("scrape", 7 * 24 * 60),
+        runtime=runtime("scrape", 24 * 60),
+        resumes=1,
     params:
         settings=rule_keys.scrape(settings),
         urls=f"{RUN}/urls/{{shard}}.txt",

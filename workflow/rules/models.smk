@@ -95,7 +95,9 @@ rule evaluate:
             settings.models[wildcards.model].model
         ),
         runtime=runtime("evaluate", 240),
-        gpu=1 if settings.cluster.gpus_per_node else 0,
+        gpu=lambda wildcards: (
+            1 if settings.cluster_of(wildcards.model).gpus_per_node else 0
+        ),
     params:
         model=subpath(input.weights, parent=True),
         settings=lambda wildcards: rule_keys.evaluate(settings, wildcards.model),

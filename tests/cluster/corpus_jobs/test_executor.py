@@ -199,6 +199,18 @@ def test_a_time_limit_names_the_key_if_the_shard_had_it_for_itself(tmp_path: Pat
     assert site.ran() == ["0000", "0001"]
 
 
+def test_a_shard_that_resumes_goes_on_after_its_time_limit(tmp_path: Path) -> None:
+    rules = RULES.replace("runtime=10", "runtime=10, resumes=1")
+    site = Site(tmp_path, command="[ -e go ] || sleep 60", rules=rules, shards=1)
+    process = site.start("--retries", "0")
+    wait_for(lambda: site.ran(), timeout=60)
+    (tmp_path / "go").touch()
+    running_slurm.end_task(site.slurm, "1000", "TIMEOUT")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "Error in rule" not in output, output
+    assert site.ran() == ["0000", "0000"] and running_slurm.options(site.slurm, "1001")["time"] == "10"
+
+
 def test_what_a_person_cancels_stays_cancelled(tmp_path: Path) -> None:
     site = Site(tmp_path, command="sleep 60", shards=4, max_tasks=1)
     process = site.start()
@@ -253,7 +265,7 @@ def test_an_array_that_is_more_than_a_user_may_submit_is_halved(tmp_path: Path) 
 def test_a_time_limit_over_that_of_the_partition_is_one_line_before_anything_is_submitted(tmp_path: Path) -> None:
     site = Site(tmp_path, command="[ -e tried ] || { touch tried; exit 1; }", shards=1)
     (site.slurm / "partitions").write_text("PartitionName=main Default=YES MaxTime=00:05:00")
-    problem = "error: cluster.corpus.runtime_minutes.a: 10 is over its partition's MaxTime, 5; set these keys"
+    problem = "error: over MaxTime of the partition: cluster.corpus.runtime_minutes.a (10, at most 5); lower them"
     assert problem in site.run("results/x/a/0000.txt", code=2) and site.submitted() == 0
     (site.slurm / "partitions").write_text("PartitionName=main Default=YES MaxTime=01:00:00")
     site.write("[ -e tried ] || { touch tried; exit 1; }", RULES.replace("runtime=10", "runtime=60"))
@@ -301,10 +313,11 @@ def test_a_dry_run_prints_what_would_be_submitted_and_writes_nothing(tmp_path: P
 def test_shards_per_job_decides_the_packing_and_makes_several_arrays_where_one_would_be_too_large(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, shards=9, shards_per_job=2, max_tasks=2)
+    site = Site(tmp_path, shards=9, shards_per_job=2, max_tasks=2, partition="cpu", partitions={"a": "web"})
     site.run()
     jobs = [running_slurm.options(site.slurm, job) for job in running_slurm.batches(site.slurm)]
     assert [job.get("array") for job in jobs if job["job-name"] == "x.a"] == ["0-1", "0-1", None]
+    assert {(job["job-name"], job["partition"]) for job in jobs} == {("x.a", "web"), ("x.b", "cpu"), ("x.c", "cpu")}
 
 
 def test_a_limit_on_jobs_neither_hangs_nor_starves(tmp_path: Path) -> None:
