@@ -22,7 +22,7 @@ PROGRAMS = (
     "apt-get", "exit", "cd", "curl", "wget", "docker", "python -c", "python -m venv", "python3", "tensorboard", "dot",
 )  # fmt: skip
 NOT_RUN = {
-    r"git clone|pip install|pip wheel|apt-get": "needs the network; test_wheel.py makes a wheel without it",
+    r"git clone|pip (install|download|wheel)|apt-get": "needs the network; test_wheel.py makes a wheel without it",
     r"tmux|nohup|srun|scontrol": "needs Slurm; tests/slurm has the commands in it",
     r"source|cd|exit": "changes the reader's shell",
     r"cp configs/openwebtext\.yaml": "the fixture does it",
