@@ -92,6 +92,6 @@ def _list(found: dict[str, Path]) -> str:
 def _read_pointer(path: Path) -> str:
     """The folder that a pointer file names; Megatron's holds an iteration or `release`."""
     text = path.read_text(errors="replace").strip()
-    if Path(text).name != text or not text:
+    if Path(text).name != text or not 0 < len(text) < 100:
         raise CheckpointError(f"{path}: holds {text[:40]!r}, not the name of a checkpoint; write the right one into it")
     return f"iter_{int(text):07d}" if path.name == _POINTERS[0] and text.isdecimal() else text

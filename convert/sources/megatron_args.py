@@ -128,8 +128,10 @@ def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[s
     """Megatron's fused GELU and its openai_gelu are the tanh form; only without both is it PyTorch's erf form."""
     if options.activation:
         return options.activation, ()
-    if args.get("openai_gelu") is True or args.get("bias_gelu_fusion") is not False:
+    if args.get("openai_gelu") is True or args.get("bias_gelu_fusion"):
         return "gelu_new", ()
+    if args.get("bias_gelu_fusion") is not False:
+        return "gelu_new", ("activation is not recorded: gelu_new (tanh) assumed (--activation decides)",)
     return "gelu", (
         "activation is gelu (erf), because args.bias_gelu_fusion and args.openai_gelu are off (--activation decides)",
     )
@@ -153,6 +155,8 @@ def _plain(value: Any) -> Any:
     """A setting; the member's value for that of an enumeration, which is read as an inert object."""
     if not isinstance(value, Inert):
         return value
+    if value.name == "builtins.getattr" and len(value.args) == 2:  # Python 3.11 before 3.11.4 pickles members by name
+        return value.args[1]
     # Megatron-DeepSpeed's PositionEmbeddingType: rotary 1, absolute 2, alibi 3
     if value.name.endswith("PositionEmbeddingType") and value.args == (2,):
         return "absolute"

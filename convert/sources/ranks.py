@@ -130,7 +130,10 @@ def true_vocabulary(rows: int, shards: int, recorded: int | None) -> tuple[int, 
     if rows == padded or (
         rows > GPT2_VOCABULARY and rows % _VOCABULARY_STEP == 0 and rows - GPT2_VOCABULARY < 128 * 128
     ):
-        return GPT2_VOCABULARY, f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded"
+        return (
+            GPT2_VOCABULARY,
+            f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded (--vocab-size decides)",
+        )
     return rows, ""
 
 

@@ -14,6 +14,7 @@ from convert.sources.source import MOMENTS
 from convert.sources.zero import Shapes, cut_group, cut_stage3
 
 _STATES = "optimizer_state_dict"
+_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
 _STAGE3, _STAGE12 = "fp32_flat_groups", "single_partition_of_fp32_groups"
 
 
@@ -92,7 +93,9 @@ def is_stored(value: Any) -> bool:
 def number_in(value: Any) -> int | None:
     """An integer that is stored as itself, as a tensor, or as the member of an enumeration."""
     if isinstance(value, Inert):
-        value = value.args[0] if value.args else None
+        # Python 3.11 before 3.11.4 pickles members by name: getattr(ZeroStageEnum, "gradients")
+        by_name = value.name == "builtins.getattr"
+        value = _STAGES.get(str(value.args[-1])) if by_name and value.args else next(iter(value.args), None)
     if is_stored(value):
         value = value.read().item() if math.prod(value.shape) == 1 else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

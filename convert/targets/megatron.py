@@ -32,7 +32,7 @@ from convert.files.inert import load_inert
 from convert.files.stored import StoredTensor
 from convert.sources.ranks import LINEAR, leaf_of, split_dim
 from convert.sources.source import QKV, Source
-from convert.targets.megatron_args import TANH_GELU, args_of, padded_rows
+from convert.targets.megatron_args import TANH_GELU, args_of, check_split, padded_rows
 
 _POINTER = "latest_checkpointed_iteration.txt"
 _FILE = "model_optim_rng.pt"
@@ -105,14 +105,7 @@ def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
 
 
 def _write(source: Source, folder: Path, form: _Format, tp: int, pp: int, common: Mapping[str, Any]) -> None:
-    model = source.model
-    for flag, parts, what, whole in (
-        ("--tp", tp, "heads", model.n_head),
-        ("--tp", tp, "columns of the MLP", model.n_inner),
-        ("--pp", pp, "layers", model.n_layer),
-    ):
-        if whole % parts:
-            raise CheckpointError(f"{flag} {parts} does not divide the {whole} {what} of {source.path}")
+    check_split(source, tp, pp)
     name = f"iter_{source.iteration:07d}" if source.iteration else "release"
     content = {**common, "iteration": source.iteration or 0}
     for stage in range(pp):

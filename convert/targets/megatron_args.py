@@ -22,6 +22,18 @@ def padded_rows(source: Source, tp: int) -> int:
     return -(-source.model.vocab_size // (ROWS * tp)) * ROWS * tp
 
 
+def check_split(source: Source, tp: int, pp: int) -> None:
+    """Raises CheckpointError naming the size that the ranks do not divide."""
+    model = source.model
+    for flag, parts, what, whole in (
+        ("--tp", tp, "heads", model.n_head),
+        ("--tp", tp, "columns of the MLP", model.n_inner),
+        ("--pp", pp, "layers", model.n_layer),
+    ):
+        if whole % parts:
+            raise CheckpointError(f"{flag} {parts} does not divide the {whole} {what} of {source.path}")
+
+
 def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dict[str, Any]:
     """The arguments of a training of this model over `tp` tensor ranks and `pp` pipeline stages.
 

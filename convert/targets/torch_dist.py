@@ -29,10 +29,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from common.errors import CheckpointError
 from convert.assemble import OURS, assemble
 from convert.sources.source import Architecture, Source
-from convert.targets.megatron_args import args_of, padded_rows
+from convert.targets.megatron_args import args_of, check_split, padded_rows
 from training.checkpoint.storage import HashedFile, append_record
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
@@ -74,11 +73,8 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
     to, a multiple of 128 * tp, and both are recorded in args. Raises CheckpointError if the model cannot be split over
     tp x pp ranks or has an activation that Megatron lacks, and OSError if a file cannot be written.
     """
+    check_split(source, tp, pp)
     model = source.model
-    if model.n_head % tp or model.n_inner % tp or model.n_layer % pp:
-        raise CheckpointError(
-            f"{model.n_head} heads and {model.n_layer} layers cannot be split over tensor {tp} x pipeline {pp}"
-        )
     recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_rows(source, tp)
     name = f"iter_{source.iteration:07d}" if source.iteration else "release"
     target = folder / name

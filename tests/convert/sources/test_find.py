@@ -63,6 +63,7 @@ def test_a_single_checkpoint_needs_no_pointer(folder: Path, tmp_path: Path) -> N
         (("a",), {"latest": "global_step7"}, None, "latest: names global_step7, which is missing"),
         (("a",), {"latest": "../a"}, None, "holds '../a', not the name of a checkpoint"),
         (("a",), {"latest": ""}, None, "holds '', not the name of a checkpoint"),
+        (("a",), {"latest_checkpointed_iteration_txt": "7" * 5000}, None, "7777', not the name of a checkpoint"),
         (("a",), {"latest_checkpointed_iteration_txt": "30"}, None, "names iter_0000030, which is missing"),
     ],
 )

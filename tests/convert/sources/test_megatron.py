@@ -24,7 +24,7 @@ from convert.sources.source import Architecture, Source
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.megatron_files import Layout, folder_name, padded, recorded_args, save, write
 
-UNRECORDED = Options(num_heads=SMALL.n_head, vocab_size=SMALL.vocab_size)
+UNRECORDED = Options(num_heads=SMALL.n_head, vocab_size=SMALL.vocab_size, activation="gelu_new")
 """What a 2019 file does not say."""
 FORMATS = [
     ("2019", None),
@@ -214,7 +214,7 @@ def test_a_head_is_untied_if_args_say_so_or_its_values_differ(tmp_path: Path) ->
     for said in ({"untie_embeddings_and_output_weights": True}, {}):
         layout = replace(CORE, model=model)
         layout = replace(layout, args={"num_attention_heads": 8, "vocab_size": 300} | said)
-        source = open_folder(write(tmp_path / str(len(said)), layout), Options())
+        source = open_folder(write(tmp_path / str(len(said)), layout), Options(activation="gelu_new"))
         assert source.model == model
         assert_equal(merged(source), truth(model), model)
         assert source.notes == (() if said else ("the head differs from the token embedding: taken as not tied",))
@@ -276,7 +276,10 @@ def test_heads_are_64_wide_if_nothing_says_otherwise(tmp_path: Path) -> None:
     model = Architecture(n_layer=1, n_head=2, n_embd=128, n_positions=2, n_inner=8, vocab_size=256)
     source = open_folder(write(tmp_path / "a", Layout(tensor=2, model=model)), Options())
     assert source.model == model
-    assert source.notes == ("heads are not recorded: 2 of 64 assumed (--num-heads decides)",)
+    assert source.notes == (
+        "heads are not recorded: 2 of 64 assumed (--num-heads decides)",
+        "activation is not recorded: gelu_new (tanh) assumed (--activation decides)",
+    )
     assert "no multiple of 64; give --num-heads" in error_of(write(tmp_path / "b", Layout()))
 
 

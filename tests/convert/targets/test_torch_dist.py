@@ -144,8 +144,9 @@ def test_large_models_are_cut_into_files(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("changes", "sizes", "problem"),
     [
-        ({}, (3, 1), "8 heads and 4 layers cannot be split over tensor 3 x pipeline 1"),
-        ({}, (1, 3), "cannot be split over tensor 1 x pipeline 3"),
+        ({}, (3, 1), "--tp 3 does not divide the 8 heads of memory"),
+        ({"n_inner": 126}, (4, 1), "--tp 4 does not divide the 126 columns of the MLP of memory"),
+        ({}, (1, 3), "--pp 3 does not divide the 4 layers of memory"),
         ({"activation": "relu"}, (1, 1), "has no activation relu, only GELU"),
     ],
 )
