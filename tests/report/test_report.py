@@ -45,7 +45,7 @@ def test_the_report_shows_funnel_curve_evaluation_and_sample(tmp_path: Path, com
     result = command("report", "--run", run_folder(tmp_path / "run"), "--output", tmp_path / "report.html")
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "<td>2697.30</td>", "The &lt;b&gt;value"):
+    for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "perplexity 2697.30", "The &lt;b&gt;value"):
         assert part in page
 
 
