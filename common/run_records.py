@@ -48,7 +48,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         self._metadata_path = str(settings.run / FOLDER / "metadata")
         self._incomplete_path = str(settings.run / FOLDER / "incomplete")
         self._max_len = 255  # instead of asking for that of a folder that does not exist yet
-        self._change = cache(partial(_changed_input, settings))
+        self._change = cache(partial(changed_input, settings))
         if is_copy(settings.run):
             times = self.dag.workflow.iocache.mtime
             times.update((str(path), Mtime(local=time)) for path, time in recorded_times(settings.run))
@@ -88,15 +88,15 @@ def read_by(rule: str, settings: Settings) -> list[Path]:
     return [path for path in found if not path.is_relative_to(settings.run)]
 
 
-def _changed_input(settings: Settings, rule: str) -> bool:
+def changed_input(settings: Settings, rule: str) -> bool:
     """Whether the files that a rule has read are others now; says which."""
     run = settings.run
     stats = run / _STATS.get(rule, "none")
     read = read_json(stats).get("inputs") if stats.is_file() else None
     if read is None:  # not a rule that reads files from outside, or statistics of an earlier version
         return False
-    before = Path(_card(run).get("run", run))  # its name then
-    others = {path: found for path, found in read.items() if not Path(path).is_relative_to(before)}
+    names = place(run)["names"]
+    others = {path: found for path, found in read.items() if not any(map(Path(path).is_relative_to, names))}
     change = first_change(others, read_by(rule, settings))
     if change:
         note(change)
@@ -107,6 +107,11 @@ def is_copy(run: Path) -> bool:
     """Whether a run was started last in another folder than this one."""
     inode = _card(run).get("inode")
     return inode is not None and inode != run.stat().st_ino
+
+
+def place(run: Path) -> dict[str, Any]:
+    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
+    return {"names": sorted({*_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
 
 
 def _card(run: Path) -> dict[str, Any]:

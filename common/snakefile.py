@@ -146,7 +146,7 @@ def _prepare_run(settings: Settings) -> None:
     write_settings(settings, settings.run / "config.yaml")
     run_records.restore_times(settings.run)
     seeds = run_card.seeds(settings.model_dump())
-    place = {"run": str(settings.run), "inode": settings.run.stat().st_ino}  # tells a copy: run_records.is_copy
+    place = run_records.place(settings.run)
     run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings), **place)
     write_crawl_layout(settings)
     if warning := settings.dedup.low_recall():

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import yaml
 
+from common.config import validate
+from common.files import write_json
+from common.run_records import changed_input, place
+
 SNAKEFILE = """
 from common import snakefile
 settings = snakefile.read_settings(workflow)
@@ -50,3 +54,13 @@ def test_a_copied_run_is_planned_by_what_it_was_made_with(tmp_path: Path) -> Non
     shutil.rmtree(copy / "records")
     assert "without a record" in snakemake(tmp_path, "results/y", 6, "--touch")
     assert "Nothing to be done" in snakemake(tmp_path, "results/y", 6, "-n"), "adopted"
+
+
+def test_a_list_that_a_run_made_itself_is_no_changed_input_once_the_run_has_other_names(tmp_path: Path) -> None:
+    run, first = tmp_path / "third", tmp_path / "first"
+    write_json(run / "urls/stats.json", {"inputs": {str(first / "site/urls.txt"): {}}})
+    settings = validate({"run": str(run), "urls": [str(run / "site/urls.txt")]}, "test")
+    assert changed_input(settings, "blacklist")
+    write_json(run / "run.json", {"names": [str(first)]})
+    write_json(run / "run.json", place(run))
+    assert not changed_input(settings, "blacklist")
