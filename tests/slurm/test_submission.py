@@ -79,6 +79,8 @@ def test_a_queued_job_runs_what_was_submitted(lab: Lab, tmp_path: Path) -> None:
     settings = yaml.safe_load(job.config.read_text())
     settings["models"]["tiny"]["train"]["iterations"] = SHORT - 10
     job.config.write_text(yaml.safe_dump(settings))
+    refused = lab.run(*job.command("submit", *job.names, "--wait"), cwd=ROOT)
+    assert refused.returncode == 2 and f"models.tiny.train.iterations ({SHORT}, now {SHORT - 10})" in refused.stderr
     lab.check("scancel", blocker)
     job.until((job.model_folder / "done.json").exists)
     assert read_json(job.model_folder / "done.json")["iteration"] == SHORT
