@@ -44,6 +44,7 @@ from common.path_options import (
 from common.settings import Experiment, Section, Settings, closest
 
 _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+_AGAIN = 1.0  # seconds after which a swallowed signal is raised again
 
 __all__ = [
     "add_input",
@@ -267,24 +268,33 @@ def run(main: Callable[[], int], signals: bool = True) -> int:
 
 @contextmanager
 def _raising_signals(received: list[signal.Signals] | None) -> Iterator[None]:
-    """Raise SystemExit in the main thread for a signal of `_TERMINATING`, and append it to `received`."""
+    """Raise SystemExit in the main thread for a signal of `_TERMINATING`, and append it to `received`.
+
+    It is raised again every second while `main` goes on: langdetect and `import torch` swallow every exception.
+    """
 
     def stop(number: int, _frame: FrameType | None) -> None:
         leaving = sys.exception()
         while leaving is not None and not isinstance(leaving, SystemExit | KeyboardInterrupt):
             leaving = leaving.__context__
         if received is not None and leaving is None:  # otherwise it is ending already: do not interrupt the clean-up
-            received.append(signal.Signals(number))
+            if number != signal.SIGALRM:
+                received.append(signal.Signals(number))
+                if signal.SIGALRM in handled:
+                    signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
             sys.exit(128 + number)
 
     handled = []
     if received is not None and threading.current_thread() is threading.main_thread():
-        handled = [number for number in _TERMINATING if signal.getsignal(number) is signal.SIG_DFL]
+        numbers = (*_TERMINATING, signal.SIGALRM)
+        handled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, stop)
     try:
         yield
     finally:
+        if signal.SIGALRM in handled:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
 

@@ -1,5 +1,7 @@
 import os
 import signal
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -52,6 +54,22 @@ def test_an_error_that_the_unwinding_meets_does_not_hide_the_signal() -> None:
             raise OSError("the terminal is gone")
 
     assert cli.run(main) == 129
+
+
+def test_a_signal_that_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_AGAIN", 0.01)
+
+    def main() -> int:
+        with suppress(BaseException):
+            send(signal.SIGTERM)
+        return int(threading.Event().wait(60))
+
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's
+    try:
+        assert cli.run(main) == 143
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
