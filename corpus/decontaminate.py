@@ -163,8 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         one = verbs.add_parser(verb, help=summary)
         if verb in ("cut", "sum"):
+            # a folder of counts may hold the sum of an earlier run, so `sum` compares its output with what it reads
+            kind = cli.any_files if verb == "cut" else str
             one.add_argument(
-                "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
+                "--counts", type=kind, nargs="+", required=True, metavar="FILE", help="counts of all shards"
             )
             one.add_argument(
                 "--shards", type=cli.positive_int, metavar="N", help="--counts is a folder: its shards 0000 to N - 1"

@@ -62,7 +62,7 @@ _INVISIBLE = (
 )
 
 
-_SELECTORS = (0xE0100, 0xE01EF)  # variation selectors: invisible marks
+_SELECTORS = (0xE0100, 0xE01EF)  # variation selectors: marks among the last of _INVISIBLE
 _LAST_SMALL, _LARGE = "\uffff", re.compile("[\U00010000-\U0010ffff]")
 WHOLE = 15  # what an English word is worth: 1.5 Chinese characters or 2.5 of other scripts, in whole numbers
 _CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0x20000, 0x3FFFF))
@@ -133,7 +133,7 @@ def _compiled(last: str) -> _Patterns:
     mark, joins, changes, own = map(_class, classes.values())
     own += _ranges(_CHINESE[:2])
     if last > _LAST_SMALL:
-        mark, joins, own = mark + _ranges([_SELECTORS]), joins + _ranges([_SELECTORS]), own + _ranges(_CHINESE[2:])
+        mark, joins, own = mark + _ranges([_SELECTORS]), joins + _ranges(_INVISIBLE[-1:]), own + _ranges(_CHINESE[2:])
     return _Patterns(
         special=re.compile(f"[{changes}{joins}]"),
         stretch=re.compile(f"[{changes}][{joins}]*|([{joins}]+)"),

@@ -2,7 +2,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corpus.text.words import WHOLE, spans, words, worth
@@ -56,6 +56,7 @@ def test_words_of_english_are_lower_case_runs_of_letters(text: str) -> None:
     assert spans(text) == [match.span() for match in re.finditer(r"\w+", text)]
 
 
+@example("0\U000e01f0²")
 @given(st.text(st.one_of(st.sampled_from(ODD), st.characters(exclude_categories=("Cs",))), max_size=12))
 def test_every_word_stands_where_its_span_says(text: str) -> None:
     found, where = words(text), spans(text)
