@@ -109,10 +109,10 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
             if not is_one_record:
                 if pending is not None:
                     yield pending[0], 0, pending[1]
-                other = "" if start or count else _other_format(file, path, packed)
-                raise InputError(
-                    f"{path}: {other or f'no WARC record after the first {count}; fetch it again'}"
-                ) from None
+                if start or count:
+                    raise InputError(f"{path}: no WARC record after the first {count}; fetch it again") from None
+                other = _other_format(file, path, packed) or "no WARC record at its beginning; name only WARC files"
+                raise InputError(f"{path}: {other}") from None
             _seek_member(file, start + 1)
             yield start, file.tell(), DAMAGED
         else:

@@ -149,7 +149,7 @@ def test_a_file_of_one_gzip_member_is_read_and_refused_if_damaged(tmp_path: Path
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.warc.gz"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"odd\.warc\.gz: no WARC record"):
+    with pytest.raises(InputError, match=r"odd\.warc\.gz: no WARC record at its beginning"):
         names(path)
 
 
