@@ -94,14 +94,18 @@ def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None =
     if model is not None and isinstance(models, dict) and model not in models:
         hint = closest(model, models)
         raise ConfigError(f"{path}: no model {model!r} under models{hint}; it has {', '.join(models) or 'none'}")
-    for override in overrides:  # cluster.partition=gpu is no key of a model
-        section = override.partition("=")[0].partition(".")[0]
-        below = ("models", model) if model and section not in TOP_LEVEL else ()
-        raw = with_overrides(raw, [override], below)
-    settings = validate(raw, str(path))
+    settings = validate(with_model_overrides(raw, overrides, model), str(path))
     if model is not None and model not in settings.models:
         raise ConfigError(f"{path}: no model {model!r} under models")
     return settings
+
+
+def with_model_overrides(raw: Mapping[str, Any], overrides: Iterable[str], model: str | None) -> Mapping[str, Any]:
+    """`raw` with each override set: `train.lr=1` below `models.<model>` if one is named, `cluster.gpu=h100` not."""
+    for override in overrides:
+        section = override.partition("=")[0].partition(".")[0]
+        raw = with_overrides(raw, [override], ("models", model) if model and section not in TOP_LEVEL else ())
+    return raw
 
 
 def step_settings(path: Path | None, overrides: Sequence[str] = (), model: str | None = None) -> Settings:

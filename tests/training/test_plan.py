@@ -128,6 +128,10 @@ def test_a_largest_batch_is_enough_to_find_the_rest(answer: Answer) -> None:
     assert all(0 < size <= 500 for size in sizes)
 
 
+def test_the_cluster_may_be_named_beside_a_published_size(plan: Plan) -> None:
+    assert "2 x a100-40g" in plan("--model", "gpt2_124m", "--gpus", "2", "cluster.gpu=a100-40g")
+
+
 def test_options_fix_the_micro_batch_the_sequence_and_the_precision(answer: Answer) -> None:
     found = answer(
         *("--model", "gpt2_345m", "--micro-batch-size", "3", "--global-batch-size", "96"),

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.config import validate
+from common.config import validate, with_model_overrides
 from common.errors import InputError
 from common.settings import Settings, closest
-from common.yaml_text import with_overrides
 
 # name: (n_layer, n_embd, n_head, seq_len, global batch size)
 _SIZES = {
@@ -37,4 +36,4 @@ def published_settings(name: str, overrides: Iterable[str]) -> Settings:
         "train": {"iterations": _ITERATIONS, "global_batch_size": batch},
     }
     raw = {"run": "results", "urls": ["-"], "models": {name: experiment}}
-    return validate(with_overrides(raw, overrides, ("models", name)), "command line")
+    return validate(with_model_overrides(raw, overrides, name), "command line")
