@@ -270,7 +270,8 @@ def run(main: Callable[[], int], signals: bool = True) -> int:
 def _raising_signals(received: list[signal.Signals] | None) -> Iterator[None]:
     """Raise SystemExit in the main thread for a signal of `_TERMINATING`, and append it to `received`.
 
-    It is raised again every second while `main` goes on: langdetect, and PyTorch while it is imported, swallow every exception.
+    It is raised again every second while `main` goes on: langdetect swallows every exception, and so does PyTorch
+    while it is imported.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
