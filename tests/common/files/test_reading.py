@@ -126,12 +126,12 @@ def test_other_marks_are_an_error_that_says_what_it_is(tmp_path: Path, encoding:
     ("name", "data", "problem"),
     [
         ("a.jsonl", zstandard.compress(b"{}"), "zstd-compressed; decompress it, or end its name in .zst"),
-        ("a.jsonl", gzip.compress(b"{}"), "gzip-compressed"),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), "gzip-compressed"),
         ("a.jsonl", bz2.compress(b"{}"), "bzip2-compressed"),
         ("a.jsonl", lzma.compress(b"{}"), "xz-compressed"),
         ("a.jsonl.gz", zstandard.compress(b"{}"), "zstd-compressed"),
         ("a.jsonl.zst", b"PAR1\x15\x04\x15", "Parquet; convert it to JSON lines"),
-        ("a.txt.gz", gzip.compress(bytes(257) + b"ustar"), "a tar archive"),
+        ("a.txt.gz", gzip.compress(bytes(257) + b"ustar", mtime=0), "a tar archive"),
     ],
 )
 def test_a_file_of_another_format_is_named_as_what_it_is(tmp_path: Path, name: str, data: bytes, problem: str) -> None:
