@@ -42,6 +42,15 @@ def python_path(snapshot: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{code}{os.pathsep}{inherited}" if inherited else code, "PYTHONSAFEPATH": "1"}
 
 
+class _SlurmExecutor(SlurmExecutor):  # type: ignore[misc]
+    """submitit's, which also writes a batch script where there is no Slurm: `cluster.submit --dry-run` on a laptop."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        """How much submitit prefers this executor; it refuses one below 1."""
+        return 1
+
+
 def slurm_executor(
     logs: Path, name: str, nodes: int, tasks: int, minutes: int, cluster: ClusterSettings, setup: Sequence[str]
 ) -> SlurmExecutor:
@@ -50,7 +59,7 @@ def slurm_executor(
     `setup`: shell commands that the batch script runs before srun.
     """
     cpus = cluster.cpus_per_task or 1
-    executor = SlurmExecutor(logs)
+    executor = _SlurmExecutor(logs)
     executor.update_parameters(
         job_name=name,
         nodes=nodes,

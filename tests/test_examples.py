@@ -228,6 +228,8 @@ def test_the_examples_run(name: str, copy: Path) -> None:
         if any(f"-m {module} " in command and not _skipped(command) for command in DOCUMENTED[name]):
             shutil.rmtree(made, ignore_errors=True)
     for command in DOCUMENTED[name]:
+        if " curl " in command and not shutil.which("curl"):
+            pytest.skip("curl is not installed")
         if not _skipped(command):
             call(command)
 

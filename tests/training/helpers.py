@@ -1,6 +1,7 @@
 """A corpus of real text as bytes, a configuration of a tiny model, and jobs of several processes on this machine."""
 
 import importlib
+import lzma
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,6 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,11 @@ BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, 
 
 
 def byte_documents(count: int) -> list[np.ndarray]:
-    """English documents of different lengths, one token per byte, each ended by token 256."""
-    text = "".join(topics[key] for key in sorted(topics)).encode()
+    """English documents of different lengths, one token per byte, each ended by token 256.
+
+    The text is the `help()` topics of Python 3.11.2: those of other versions differ, and so would every loss.
+    """
+    text = lzma.decompress((Path(__file__).parent / "english.txt.xz").read_bytes())
     lengths = np.random.RandomState(0).randint(20, 400, size=count)
     starts = np.cumsum(lengths) - lengths
     pieces = zip(starts, lengths, strict=True)
