@@ -47,7 +47,7 @@ POLL = 1.0  # seconds between two looks at the result files
 SETTLE = 10.0  # seconds after which the results of an ended task are visible here; --latency-wait, if that is less
 RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
 _LOSSES = 3  # nodes that a shard may lose before it counts as failed
-_TIME_LIMITS = 100  # that a shard of a rule that resumes may reach before it counts as failed
+_TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it counts as failed
 _ATTEMPTS = 2  # tasks in a row that end before they start a shard, after which the shard fails
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
 

@@ -40,6 +40,11 @@ class Inert:
         made.args, made.kwargs, made.state = (), {}, {}
         return made
 
+    @property
+    def member(self) -> str | None:
+        """The name of an Enum's member, which Python 3.11 before 3.11.4 pickles as `getattr(CLASS, NAME)`."""
+        return str(self.args[1]) if self.name == "builtins.getattr" and len(self.args) == 2 else None
+
     def __setstate__(self, state: Any) -> None:
         self.state = state
 

@@ -155,8 +155,8 @@ def _plain(value: Any) -> Any:
     """A setting; the member's value for that of an enumeration, which is read as an inert object."""
     if not isinstance(value, Inert):
         return value
-    if value.name == "builtins.getattr" and len(value.args) == 2:  # Python 3.11 before 3.11.4 pickles members by name
-        return value.args[1]
+    if value.member:
+        return value.member
     # Megatron-DeepSpeed's PositionEmbeddingType: rotary 1, absolute 2, alibi 3
     if value.name.endswith("PositionEmbeddingType") and value.args == (2,):
         return "absolute"

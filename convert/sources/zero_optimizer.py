@@ -93,9 +93,7 @@ def is_stored(value: Any) -> bool:
 def number_in(value: Any) -> int | None:
     """An integer that is stored as itself, as a tensor, or as the member of an enumeration."""
     if isinstance(value, Inert):
-        # Python 3.11 before 3.11.4 pickles members by name: getattr(ZeroStageEnum, "gradients")
-        by_name = value.name == "builtins.getattr"
-        value = _STAGES.get(str(value.args[-1])) if by_name and value.args else next(iter(value.args), None)
+        value = _STAGES.get(value.member) if value.member else next(iter(value.args), None)
     if is_stored(value):
         value = value.read().item() if math.prod(value.shape) == 1 else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
