@@ -25,12 +25,14 @@ setup: $(READY)
 demo: $(READY)
 	@$(BIN)/python -m demo
 
-# loadfile: the tests of one file share the run that they look at. 4: half of the time they wait for a daemon or a signal
+# 4: half of the time tests wait for a daemon or a signal. loadgroup: see pytest_collection_modifyitems in tests/conftest.py
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+
 test: $(DEV)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS)
+	$(PYTEST) -m "not slow" $(TESTS)
 
 test-all: $(DEV)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(PYTEST) --durations 10 $(TESTS)
 
 lint: $(DEV) docs
 	$(BIN)/ruff format --check .

@@ -1,7 +1,9 @@
 """Fixtures for every test: a clean environment, commands run as by a user, and the shared data if present."""
 
+import fcntl
 import ipaddress
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +33,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 # a worker takes a whole file at a time: these begin first, so that none of them is left over at the end
@@ -50,9 +53,17 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the longest files first, in the order of LONGEST."""
+    """Put the tests of the longest files first, in the order of LONGEST; keep together what shares a fixture.
+
+    `--dist loadgroup` gives every test to whichever worker is free. Tests of a file that use one of its module-wide
+    fixtures form a group, so that the fixture is built once.
+    """
     ranks = {item: next((n for n, end in enumerate(LONGEST) if str(item.path).endswith(end)), 99) for item in items}
     items.sort(key=ranks.__getitem__)
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if any(definition.scope == "module" for definitions in fixtures for definition in definitions):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -88,6 +99,58 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect_to_loopback)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
+    """`once(name, build)` is a folder that `build(folder)` fills once, for all workers: copy it, do not change it.
+
+    A test that changes something works on a copy, so that no test depends on another.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+
+    def made(name: str, build: Callable[[Path], object]) -> Path:
+        folder = shared / f"once-{name}"
+        with (shared / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / ".built").exists():
+                shutil.rmtree(folder, ignore_errors=True)  # a build that failed fails again, with its reason
+                folder.mkdir()
+                build(folder)
+                (folder / ".built").touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tiny_run(once: Once) -> Path:
+    """The folder of a finished training: `config.yaml`, `dataset/`, and `models/tiny` with checkpoints at 10 and 20.
+
+    Two tensor-parallel processes, dropout, 20 iterations, validation every 10. `training.helpers.copy_run` copies it.
+    """
+    from tests.training.helpers import launch_ok, make_run
+
+    def build(folder: Path) -> None:
+        train = {"iterations": 20, "save_interval": 10, "eval_interval": 10}
+        config = make_run(folder, parallel={"tensor": 2}, model={"dropout": 0.1}, train=train)
+        results = launch_ok(2, "training.train", "--config", config, "--model", "tiny")
+        (folder / "stdout").write_text(results[0].stdout)
+
+    return once("tiny_run", build)
+
+
+@pytest.fixture(scope="session")
+def finished_run(once: Once) -> Path:
+    """A working folder in which `python -m demo` has finished, from a site's URLs to text and report: `results/x`.
+
+    The site in `site/` has 24 chapters, eight exact and eight near copies, and every odd page; two shards; the model
+    `tiny` was trained by two processes. What the command printed is in `stdout`.
+    """
+    from tests.workflow import pipeline
+
+    return once("finished_run", pipeline.build)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import importlib
 import lzma
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -97,6 +98,14 @@ def make_run(folder: Path, *, documents: int = 60, **sections: Any) -> Path:
     """A corpus and a configuration for it; returns the configuration's path."""
     config = write_config(folder, **{"model": {}, "parallel": {}, "train": {}, **sections})
     write_corpus(load_settings(config).dataset_prefix, byte_documents(documents))
+    return config
+
+
+def copy_run(run: Path, folder: Path) -> Path:
+    """A copy of a run that may be changed, in `folder`; returns its configuration's path."""
+    shutil.copytree(run, folder, dirs_exist_ok=True)
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"run": str(folder)}))
     return config
 
 
