@@ -9,6 +9,7 @@ from torch import Tensor
 
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
+from convert.assemble import HUGGING_FACE, assemble
 from convert.files.stored import LoadedTensor
 from convert.sources.ranks import split_dim
 from convert.sources.source import QKV, Architecture, Block, Sharded, Source, whole
@@ -26,19 +27,27 @@ def source_of(weights: Mapping[str, Tensor], model: Architecture = SMALL, tensor
     return replace(source, **changes)
 
 
+def as_conv1d(weights: Mapping[str, Tensor], model: Architecture = SMALL, **changes: Any) -> Source:
+    """A source of the same weights as Hugging Face lays them out: [in, out], c_attn as [(q, k, v), head, dim]."""
+    turned: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if ".attn.c_attn." in name:
+            weight = weight.view(model.n_head, 3, -1, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
+        turned[name] = weight.t() if weight.dim() == 2 and name.startswith("h.") else weight
+    return source_of(turned, model, **{"qkv": HUGGING_FACE, "conv1d": True, **changes})
+
+
+def merged(source: Source) -> dict[str, Tensor]:
+    """All tensors of a source, in our layout."""
+    return {name: assemble(source, name) for name in source.tensors}
+
+
 def write_pretrained(
     folder: Path, weights: Mapping[str, Tensor], settings: ModelSettings, tokenizer: Tokenizer | None = None
 ) -> None:
     """Write one of our models, in our layout, as a Hugging Face folder, which exists and is empty."""
-    model = Architecture(
-        n_layer=settings.n_layer,
-        n_head=settings.n_head,
-        n_embd=settings.n_embd,
-        n_positions=settings.seq_len,
-        n_inner=4 * settings.n_embd,
-        vocab_size=settings.vocab_size,
-        dropout=settings.dropout,
-    )
+    sizes = settings.model_dump(include={"n_layer", "n_head", "n_embd", "vocab_size", "dropout"})
+    model = Architecture(n_positions=settings.seq_len, n_inner=4 * settings.n_embd, **sizes)
     write_folder(folder, source_of(weights, model, tokenizer=tokenizer))
 
 

@@ -1,6 +1,8 @@
 """A tensor-parallel run becomes one folder that transformers loads with equal logits, or nothing at all."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,109 +10,30 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, pipeline
 
 from common.errors import InputError
 from common.folders import replace_folder
 from convert.assemble import assemble
 from convert.merge_mp import main, merge
 from convert.proof import prove
-from convert.sources.options import Options
-from tests.conftest import Command
-from tests.training.helpers import launch_ok, make_run, run_main
+from tests.conftest import Once
+from tests.training.helpers import run_main
+from training import generate
 from training.inference.load import load_model
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model folder after 4 iterations over two tensor-parallel processes."""
-    folder = tmp_path_factory.mktemp("run")
-    config = make_run(folder, parallel={"tensor": 2}, train={"save_interval": 2})
-    launch_ok(2, "training.train", "--config", config, "--model", "tiny")
-    return folder / "models" / "tiny"
+@pytest.fixture
+def run(tiny_run: Path) -> Path:
+    """A model folder with checkpoints of two tensor-parallel processes, at 10 and 20."""
+    return tiny_run / "models" / "tiny"
 
 
-def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_path: Path, command: Command) -> None:
-    output = tmp_path / "merged"
-    result = command("convert.merge_mp", "--checkpoint", run, "--output", output)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "iter_0000004: this toolkit, 2 layers, data 1 x tensor 2" in result.stdout
-    assert "merged from" in result.stdout and "logits equal the source's within" in result.stdout
-    theirs = GPT2LMHeadModel.from_pretrained(output).eval()
-    assert theirs.config.vocab_size == 257  # the true vocabulary: padding is not exported
-    ours, _ = load_model(run)
-    tokens = torch.randint(257, (3, 16), generator=torch.Generator().manual_seed(9))
-    expected = ours(tokens).cpu()
-    assert (theirs(tokens).logits - expected).abs().max() <= 1e-4
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
-
-
-def test_iteration_selects_a_checkpoint_and_only_force_replaces_an_older_result(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "merged"
-    assert "iter_0000002" in merge(run / "iter_0000002", output)
-    first = (output / "model.safetensors").read_bytes()
-    assert run_main(main, "--checkpoint", run, "--output", output) == 2
-    assert "exists already; --force replaces it\n" in capsys.readouterr().err
-    assert (output / "model.safetensors").read_bytes() == first
-    assert "iter_0000004" in merge(run, output, force=True)
-    assert (output / "model.safetensors").read_bytes() != first
-    assert "iter_0000002" in merge(run, output, options=Options(iteration=2), force=True)
-    assert (output / "model.safetensors").read_bytes() == first
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
-    assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", tmp_path / "other") == 2
-    assert "no checkpoint of iteration 3; there are iter_0000002, iter_0000004\n" in capsys.readouterr().err
-    assert run_main(main, "--checkpoint", run / "iter_0000002", "--iteration", 2, "--output", tmp_path / "other") == 2
-    assert "--iteration needs the folder of a run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("spoil", [lambda tensor: tensor.t().contiguous(), lambda tensor: tensor.roll(1, 0)])
-def test_a_merge_that_the_proof_rejects_ends_with_code_1_and_leaves_nothing(
-    run: Path,
-    tmp_path: Path,
-    spoil: Callable[[torch.Tensor], torch.Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def wrong(source: Any, name: str, **how: Any) -> torch.Tensor:
-        tensor = assemble(source, name, **how)
-        return spoil(tensor) if name == "h.1.attn.c_proj.weight" else tensor
-
-    monkeypatch.setattr("convert.ahead.assemble", wrong)
-    assert run_main(main, "--checkpoint", run, "--output", tmp_path / "merged") == 1
-    error = capsys.readouterr().err
-    assert "the attention of layer 1 of the result differs from the source's by" in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_dry_run_says_what_it_found_and_writes_nothing(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ("--checkpoint", run, "--output", tmp_path / "merged", "--dry-run", "--dtype", "float16")
-    assert run_main(main, *arguments, "--max-shard-size", "20KB") == 0
-    said = capsys.readouterr().out
-    assert "would have 28 tensors, 0.00 GB of float16 in 4 files; vocabulary 257, 4 heads" in said
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_report_says_what_was_merged_and_how_it_was_proved(run: Path, tmp_path: Path) -> None:
-    merge(run, tmp_path / "merged")
-    report = json.loads((tmp_path / "merged" / "merge_report.json").read_text())
-    assert report["source"]["iteration"] == 4 and "__0_0.distcp" in report["source"]["files"]
-    assert report["replicas"] == {"compared": 0, "equal": 0, "drifted": {}}
-    assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
-    assert report["output"].keys() == {"config.json", "generation_config.json", "model.safetensors"}
-    card = json.loads((tmp_path / "merged" / "run.json").read_text())
-    assert card["inputs"][0]["path"] == report["source"]["path"] and "run.json" not in report["output"]
-
-
-@pytest.fixture(scope="module")
-def merged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An older result of this command."""
-    folder = tmp_path_factory.mktemp("older") / "merged"
-    merge(run, folder)
-    return folder
+@pytest.fixture
+def older(run: Path, once: Once, tmp_path: Path) -> Path:
+    """A copy of an older result of this command, the only thing in `tmp_path`."""
+    made = once("merged", lambda folder: merge(run / "iter_0000010", folder / "merged"))
+    return Path(shutil.copytree(made / "merged", tmp_path / "merged"))
 
 
 def files_of(folder: Path) -> dict[str, bytes | str]:
@@ -122,147 +45,173 @@ def files_of(folder: Path) -> dict[str, bytes | str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil", "says"),
-    [
-        ("a file of another name", lambda folder: (folder / "README.md").write_text("card"), "README.md: not a file"),
-        ("a folder", lambda folder: (folder / "src").mkdir(), "src: not a file"),
-        ("a link", lambda folder: (folder / "pytorch_model.bin").symlink_to("x"), "pytorch_model.bin: not a file"),
-        ("a link of our name", lambda folder: (folder / "vocab.json").symlink_to("x"), "vocab.json: not a file"),
-        ("a changed file", lambda folder: (folder / "config.json").write_text("{}"), "config.json: not a file"),
-        ("no training.json", lambda folder: (folder / "training.json").unlink(), "config.json: not a file"),
-        ("a torn training.json", lambda folder: (folder / "training.json").write_text("[]"), "config.json: not a file"),
-        ("tokenizer files", lambda folder: (folder / "merges.txt").write_text("x"), "merges.txt: not a file"),
-    ],
-)
-def test_a_folder_with_foreign_files_is_never_replaced(
-    run: Path,
-    merged: Path,
-    tmp_path: Path,
-    name: str,
-    spoil: Callable[[Path], object],
-    says: str,
-    capsys: pytest.CaptureFixture[str],
+def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "merged"
+    assert run_main(main, "--checkpoint", run, "--output", output) == 0
+    theirs = GPT2LMHeadModel.from_pretrained(output).eval()
+    assert theirs.config.vocab_size == 257  # the true vocabulary: padding is not exported
+    ours, _ = load_model(run)
+    tokens = torch.randint(257, (3, 16), generator=torch.Generator().manual_seed(9))
+    assert (theirs(tokens).logits - ours(tokens).cpu()).abs().max() <= 1e-4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
+    report = json.loads((output / "merge_report.json").read_text())
+    assert report["source"]["iteration"] == 20 and "__0_0.distcp" in report["source"]["files"]
+    assert report["replicas"] == {"compared": 0, "equal": 0, "drifted": {}}
+    assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
+    assert report["output"].keys() == {"config.json", "generation_config.json", "model.safetensors"}
+    card = json.loads((output / "run.json").read_text())
+    assert card["inputs"][0]["path"] == report["source"]["path"]
+
+
+def test_iteration_selects_a_checkpoint_and_only_force_replaces_an_older_result(
+    run: Path, older: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = tmp_path / "target"
-    shutil.copytree(merged, target)
-    spoil(target)
-    before = files_of(tmp_path)
-    for force in ((), ("--force",)):
-        assert run_main(main, "--checkpoint", run, "--output", target, *force) == 2, name
-        error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1, name
-    assert files_of(tmp_path) == before, name
+    def iteration() -> int:
+        found: int = json.loads((older / "merge_report.json").read_text())["source"]["iteration"]
+        return found
+
+    first, arguments = files_of(older), ("--checkpoint", run, "--output", older)
+    assert run_main(main, *arguments) == 2
+    assert f"{older}: " in capsys.readouterr().err and files_of(older) == first
+    assert run_main(main, *arguments, "--force") == 0
+    assert iteration() == 20 and files_of(older)["model.safetensors"] != first["model.safetensors"]
+    assert run_main(main, *arguments, "--iteration", 10, "--force") == 0
+    assert files_of(older) == first
+    for name in ("config.json", "generation_config.json", "model.safetensors"):  # Snakemake removes what it declared
+        (older / name).unlink()
+    assert run_main(main, *arguments, "--iteration", 10, "--force") == 0
+    assert files_of(older) == first and sorted(path.name for path in older.parent.iterdir()) == ["merged"]
+    assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", older, "--force") == 2
+    assert "iter_0000010, iter_0000020" in capsys.readouterr().err
+    single = ("--checkpoint", run / "iter_0000010", "--iteration", 10)
+    assert run_main(main, *single, "--output", older, "--force") == 2
+    assert "--iteration" in capsys.readouterr().err and files_of(older) == first
 
 
-def test_the_remains_that_snakemake_leaves_are_replaced(run: Path, merged: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    shutil.copytree(merged, target)
-    for declared in ("config.json", "generation_config.json", "model.safetensors"):
-        (target / declared).unlink()
-    merge(run, target, force=True)
-    assert files_of(target) == files_of(merged)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    merge(run, empty)
-    assert files_of(empty) == files_of(merged)
-
-
-@pytest.mark.parametrize(
-    ("output", "says"),
-    [
-        ("a file", "a file: is not a folder"),
-        ("a link", "a symbolic link"),
-        (".", "cannot be replaced; name a folder inside it"),
-        ("..", "cannot be replaced; name a folder inside it"),
-        ("/", "cannot be replaced; name a folder inside it"),
-        ("RUN", "would overwrite the input"),
-        ("RUN/iter_0000002", "is inside the checkpoint"),
-        ("RUN/iter_0000002/merged", "is inside the checkpoint"),
-        ("a file/merged", "a file: is not a folder"),
-        ("HERE", "the working directory is in there"),
-        ("thesis", "chapter1.tex: not a file that this command wrote"),
-    ],
-)
-def test_an_unsuitable_output_gives_one_line(
+@pytest.mark.parametrize("spoil", [lambda tensor: tensor.t().contiguous(), lambda tensor: tensor.roll(1, 0)])
+def test_a_merge_that_the_proof_rejects_ends_with_code_1_and_leaves_the_older_result(
     run: Path,
-    tmp_path: Path,
-    output: str,
-    says: str,
+    older: Path,
+    spoil: Callable[[torch.Tensor], torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+) -> None:
+    def wrong(source: Any, name: str, **how: Any) -> torch.Tensor:
+        tensor = assemble(source, name, **how)
+        return spoil(tensor) if name == "h.1.attn.c_proj.weight" else tensor
+
+    monkeypatch.setattr("convert.ahead.assemble", wrong)
+    before = files_of(older.parent)
+    for output in (older, older.parent / "new"):
+        assert run_main(main, "--checkpoint", run, "--output", output, "--force") == 1
+        error = capsys.readouterr().err
+        assert "the attention of layer 1" in error and error.count("\n") == 1
+    assert files_of(older.parent) == before and os.listdir(older.parent) == ["merged"]
+
+
+def test_a_dry_run_says_what_it_found_and_writes_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--checkpoint", run, "--output", tmp_path / "merged", "--dry-run", "--dtype", "float16")
+    assert run_main(main, *arguments, "--max-shard-size", "20KB") == 0
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("28 tensors", "float16 in 4 files", "vocabulary 257", "4 heads"))
+    assert not list(tmp_path.iterdir())
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "README.md": lambda folder: (folder / "README.md").write_text("card"),
+    "src": lambda folder: (folder / "src").mkdir(),
+    "vocab.json": lambda folder: (folder / "vocab.json").symlink_to("x"),
+    "config.json": lambda folder: (folder / "config.json").write_text("{}"),
+    "merges.txt": lambda folder: (folder / "merges.txt").write_text("x"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_folder_with_foreign_files_is_never_replaced(
+    run: Path, older: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FOREIGN[name](older)
+    before = files_of(older.parent)
+    for force in ((), ("--force",)):
+        assert run_main(main, "--checkpoint", run, "--output", older, *force) == 2
+        error = capsys.readouterr().err
+        assert f"{older / name}: " in error and error.count("\n") == 1
+    assert files_of(older.parent) == before
+
+
+@pytest.mark.parametrize("output", ["a file", "a link", ".", "/", "RUN", "RUN/iter_0000010/merged", "HERE", "thesis"])
+def test_an_unsuitable_output_gives_one_line(
+    run: Path, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a file").write_text("x")
     (tmp_path / "there").mkdir()
     (tmp_path / "a link").symlink_to("there")
     (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
     (tmp_path / "thesis" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     before = [files_of(tmp_path), files_of(run)]
-    assert (
-        run_main(
-            main,
-            "--checkpoint",
-            run,
-            "--output",
-            output.replace("RUN", str(run)).replace("HERE", str(tmp_path)),
-            "--force",
-        )
-        == 2
-    )
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
+    path = output.replace("RUN", str(run)).replace("HERE", str(tmp_path))
+    assert run_main(main, "--checkpoint", run, "--output", path, "--force") == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert [files_of(tmp_path), files_of(run)] == before
 
 
 def test_a_result_that_appears_meanwhile_is_not_replaced(
-    run: Path, merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, older: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    target = older.with_name("target")
+
     def meanwhile(*arguments: Any) -> Any:
-        shutil.copytree(merged, tmp_path / "merged")
+        shutil.copytree(older, target)
         return prove(*arguments)
 
     monkeypatch.setattr("convert.proof.prove", meanwhile)
-    with pytest.raises(InputError, match="merged: exists already; --force replaces it"):
-        merge(run / "iter_0000002", tmp_path / "merged")
-    assert files_of(tmp_path / "merged") == files_of(merged)
+    with pytest.raises(InputError, match="target"):
+        merge(run, target)
+    assert files_of(target) == files_of(older)
 
 
-def test_an_interrupted_write_leaves_the_older_result_and_its_neighbours(merged: Path, tmp_path: Path) -> None:
-    target = tmp_path / "merged"
-    shutil.copytree(merged, target)
+def test_an_interrupted_write_leaves_the_older_result_and_its_neighbours(older: Path) -> None:
     for name in ("merged.old", "merged.tmp"):  # foreign folders with such names stay
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "notes.txt").write_text("mine")
-    before = files_of(tmp_path)
-    with pytest.raises(KeyboardInterrupt), replace_folder(target, lambda old, new: None) as temporary:
+        (older.parent / name).mkdir()
+        (older.parent / name / "notes.txt").write_text("mine")
+    before = files_of(older.parent)
+    with pytest.raises(KeyboardInterrupt), replace_folder(older, lambda old, new: None) as temporary:
         (temporary / "config.json").write_text("new")
         raise KeyboardInterrupt
-    assert files_of(tmp_path) == before
-    assert len(list(tmp_path.iterdir())) == 3
+    assert files_of(older.parent) == before and len(list(older.parent.iterdir())) == 3
 
 
-@pytest.mark.parametrize(
-    ("folder", "says"),
-    [
-        ("absent", "no such folder"),
-        ("iter_0000009", "no checkpoint here"),
-        ("empty", "no checkpoint here"),
-        ("list", "not the manifest of a checkpoint; damaged"),
-        ("text", "not the manifest of a checkpoint; damaged"),
-        ("mapping", "not the manifest of a checkpoint; damaged"),
-    ],
-)
+@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
 def test_an_unmergeable_checkpoint_gives_one_line(
-    tmp_path: Path, folder: str, says: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "iter_0000009").mkdir()
-    (tmp_path / "empty").mkdir()
-    for name, content in (("list", "[]"), ("text", '"x"'), ("mapping", "{}")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(content)
-    assert run_main(main, "--checkpoint", tmp_path / folder, "--output", tmp_path / "out") == 2
+    folder = tmp_path / "iter_0000009"
+    if content is not None:
+        folder.mkdir()
+        (folder / "manifest.json").write_text(content) if content else None
+    assert run_main(main, "--checkpoint", folder, "--output", tmp_path / "out") == 2
     error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    assert str(folder) in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_generate_and_the_pipeline_of_transformers_continue_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(5)
+    theirs = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=64, initializer_range=0.5))
+    theirs.save_pretrained(tmp_path / "theirs")
+    prompt, output = "The list of", tmp_path / "merged"
+    arguments = ("--checkpoint", tmp_path / "theirs", "--output", output, "--dtype", "bfloat16")
+    assert run_main(main, *arguments) == 0
+    capsys.readouterr()
+    ours = ("--checkpoint", output, "--prompt", prompt, "--max-tokens", "20", "--temperature", "0")
+    assert run_main(generate.main, *ours) == 0
+    text = capsys.readouterr().out
+    model = GPT2LMHeadModel.from_pretrained(output, dtype=torch.float32)
+    generator = pipeline("text-generation", model=model, tokenizer=GPT2Tokenizer.from_pretrained(output))
+    (found,) = generator(prompt, max_new_tokens=20, do_sample=False)
+    assert re.sub(r"\s+", " ", found["generated_text"]).strip() in re.sub(r"\s+", " ", text)
+    assert len(found["generated_text"]) > len(prompt) + 20

@@ -32,58 +32,41 @@ def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
         hash_files([tmp_path / "absent"])
 
 
-def test_the_report_has_everything_and_the_folder_can_be_replaced_safely(tmp_path: Path) -> None:
+def test_the_report_has_everything_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "merged"
-    (run / "mp_rank_00").mkdir(parents=True)
+    weights = run / "mp_rank_00" / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
     folder.mkdir()
-    (run / "mp_rank_00" / "weights").write_bytes(b"weights")
     source = source_of(truth(), path=run, iteration=7, notes=("heads are assumed",), facts={"torch": "1.0"})
     written = write_folder(folder, source, dtype=torch.float16, max_shard_size=40_000)
-    drifted = (
-        Drift("h.3.ln_1.bias", "tensor rank 1", 2, 0.5),
-        Drift("h.3.ln_1.bias", "tensor rank 2", 1, math.nan),
-    )
-    findings = Findings(
-        files=hash_files([run / "mp_rank_00" / "weights"]),
-        replicas=Replicas(9, drifted),
-        proof={"tokens": 512, "largest_difference": 1e-6},
-        dtype=torch.float16,
-        notes=("moments are left",),
-    )
+    name = "h.3.ln_1.bias"
+    drifted = (Drift(name, "tensor rank 1", 2, 0.5), Drift(name, "tensor rank 2", 1, math.nan))
+    proof = {"tokens": 512, "largest_difference": 1e-6}
+    findings = Findings(hash_files([weights]), Replicas(9, drifted), proof, torch.float16, notes=("moments are left",))
     write_report(folder, source, findings, written)
     write_origin(folder, Origin(iteration=7), written)
     report = json.loads((folder / "merge_report.json").read_text())
-    assert report["source"] == {
-        "path": str(run),
-        "layout": "weights in memory",
-        "iteration": 7,
-        "consumed_samples": None,
-        "files": {"mp_rank_00/weights": digest(run / "mp_rank_00" / "weights")},
-        "facts": {"torch": "1.0"},
-    }
-    assert report["model"]["n_layer"] == SMALL.n_layer and report["model"]["dtype"] == "float16"
+    assert (report["source"]["path"], report["source"]["iteration"]) == (str(run), 7)
+    assert report["source"]["files"] == {"mp_rank_00/weights": digest(weights)}
+    assert report["source"]["facts"] == {"torch": "1.0"}
+    assert (report["model"]["n_layer"], report["model"]["dtype"]) == (SMALL.n_layer, "float16")
     assert report["replicas"] == {
         "compared": 9,
         "equal": 7,
         "drifted": {
-            "h.3.ln_1.bias": {
+            name: {
                 "tensor rank 1": {"elements": 2, "largest_difference": 0.5},
                 "tensor rank 2": {"elements": 1, "largest_difference": "nan"},
             }
         },
     }
-    assert report["proof"]["tokens"] == 512 and report["notes"] == ["heads are assumed", "moments are left"]
-    assert report["versions"]["torch"] == torch.__version__ and len(report["versions"]) == 3
-    others = {"merge_report.json", "training.json", "run.json"}
+    assert report["proof"] == proof and report["notes"] == ["heads are assumed", "moments are left"]
+    others = {"merge_report.json", "training.json"}
     assert report["output"] == {path.name: digest(path) for path in folder.iterdir() if path.name not in others}
-    assert sum(name.startswith("model-") for name in report["output"]) > 2
-
     origin = read_origin(folder)
     assert origin is not None and (origin.iteration, origin.split) == (7, None)
     assert first_changed_file(folder) is None
-    (folder / "model-00002-of-00003.bin").write_text("mine")
-    assert first_changed_file(folder) == folder / "model-00002-of-00003.bin"
-    (folder / "model-00002-of-00003.bin").unlink()
     shard = next(folder.glob("model-00002-*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
     assert first_changed_file(folder) == shard

@@ -27,7 +27,6 @@ def test_equal_copies_are_counted() -> None:
     # of a layer: two norms and the two projections' biases; wpe and the last norm
     assert (found.compared, found.drifted) == (3 * (6 * SMALL.n_layer + 3), ())
     assert sum(done) == replica_bytes(source) > 0
-    assert str(found) == f"{found.compared} replicated tensors are equal bit for bit"
 
 
 def test_drift_is_reported_with_tensor_holder_and_size() -> None:
@@ -36,13 +35,10 @@ def test_drift_is_reported_with_tensor_holder_and_size() -> None:
     drifted[4, 1], drifted[2, 2] = 0.25, -0.5
     found = with_copies(tensor, tensor.clone(), drifted)
     (drift,) = found.drifted
-    assert (drift.tensor, drift.holder, drift.elements, drift.largest_difference) == (
-        "ln_f.bias",
-        "tensor rank 2",
-        2,
-        0.5,
-    )
-    assert str(found) == "1 of 2 replicated tensors have drifted, at most by 0.5: ln_f.bias of tensor rank 2"
+    assert found.compared == 2
+    assert vars(drift) == {"tensor": "ln_f.bias", "holder": "tensor rank 2", "elements": 2, "largest_difference": 0.5}
+    with pytest.raises(CheckpointError, match=r"'ln_f.bias' .*\[4\] .*tensor rank 1 .*\[3\]"):
+        with_copies(torch.zeros(3), torch.zeros(4))
 
 
 def test_every_bit_counts_and_what_is_not_finite_does_not_hide() -> None:
@@ -64,19 +60,12 @@ def test_copies_are_read_by_rows_and_in_another_split(tmp_path: Path, monkeypatc
     monkeypatch.setattr("convert.files.stored._ELEMENTS", 8)
     data = torch.randn(10, 4)
     (tmp_path / "data").write_bytes(data.numpy().tobytes())
-    stored = StoredTensor(tmp_path / "data", 0, torch.float32, (10, 4))
     other = data.clone()
     other[9, 3] += 1
     halves = Sharded((10, 4), (Block((0, 0), LoadedTensor(other[:5])), Block((5, 0), LoadedTensor(other[5:]))))
     copies = {"pipeline stage 1": whole(LoadedTensor(other)), "pipeline stage 2": halves}
-    sharded = Sharded((10, 4), whole(stored).blocks, copies)
-    found = compare_replicas(source_of({}, tensors={"wte.weight": sharded}))
-    assert [(drift.holder, drift.elements) for drift in found.drifted] == [
-        ("pipeline stage 1", 1),
-        ("pipeline stage 2", 1),
-    ]
-
-
-def test_a_copy_of_another_shape_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"'ln_f.bias' has shape \[4\] on tensor rank 1 and \[3\] elsewhere"):
-        with_copies(torch.zeros(3), torch.zeros(4))
+    stored = StoredTensor(tmp_path / "data", 0, torch.float32, (10, 4))
+    found = compare_replicas(
+        source_of({}, tensors={"wte.weight": Sharded((10, 4), whole(stored).blocks, copies)})
+    ).drifted
+    assert [(drift.holder, drift.elements) for drift in found] == [("pipeline stage 1", 1), ("pipeline stage 2", 1)]
