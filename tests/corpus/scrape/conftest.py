@@ -5,12 +5,19 @@ import pytest
 
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import Extracted, extract, load_extractors
+from tests.corpus.scrape.fetching import Visits
 from tests.corpus.scrape.shards import PAGES
 from tests.rude_server import Server, rude_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def visits(monkeypatch: pytest.MonkeyPatch) -> Visits:
+    return Visits(monkeypatch)
+
+
+@pytest.fixture
 def server() -> Iterator[Server]:
+    """The small web of `shards`."""
     with rude_server(PAGES) as server:
         yield server
 

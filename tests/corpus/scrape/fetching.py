@@ -1,14 +1,18 @@
-"""Fetch from a loopback server, all URLs at once."""
+"""Fetch from a loopback server, all URLs at once, by a clock that only waits move."""
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from common.errors import PageError
 from common.settings import BlacklistSettings, ScrapeSettings
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.response import FetchedPage
 from corpus.urls.rules import UrlRules
-from tests.rude_server import Server
+from tests.rude_server import Behaviour, Server
 
 HTML = b"<html><body><p>Hello</p></body></html>"
 
@@ -18,7 +22,12 @@ def settings_for(server: Server, **changes: Any) -> ScrapeSettings:
     return ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
 
 
-def fetch(settings: ScrapeSettings, *urls: str, allow_private: bool = False) -> list[FetchedPage | str]:
+def fetch(
+    settings: ScrapeSettings,
+    *urls: str,
+    allow_private: bool = False,
+    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> list[FetchedPage | str]:
     """Fetch all URLs at once; returns the page or the reason of each."""
 
     async def one(fetcher: Fetcher, url: str) -> FetchedPage | str:
@@ -33,4 +42,59 @@ def fetch(settings: ScrapeSettings, *urls: str, allow_private: bool = False) -> 
         async with Fetcher(settings, UrlRules(BlacklistSettings()), allow_private) as fetcher:
             return await asyncio.gather(*(one(fetcher, url) for url in urls))
 
-    return asyncio.run(every())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(every())
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop in which time passes only while the fetcher sleeps, and then at once."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Visits:
+    """The times at which a server was asked, by the clock of `fetch`: sleeps move it, requests take no time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times: list[float] = []
+        sleep = asyncio.sleep
+
+        async def skip(delay: float) -> None:
+            loop = asyncio.get_running_loop()
+            if not isinstance(loop, Clock):
+                return await sleep(delay)  # the server's
+            loop.now += max(delay, 0.0)
+            await sleep(0)
+
+        monkeypatch.setattr(asyncio, "sleep", skip)
+
+    def noted(self, behaviour: Behaviour) -> Behaviour:
+        """A behaviour that notes when it was asked for."""
+
+        async def behave(writer: asyncio.StreamWriter) -> object:
+            self.times.append(round(self.clock.now, 3))
+            return await behaviour(writer)
+
+        return behave
+
+    def fetch(self, server: Server, *urls: str, **changes: Any) -> list[str]:
+        """Fetch all URLs from time 0 on; returns `page` or the reason of each."""
+        self.times, self.clock = [], Clock()
+        patient = {"page_timeout": 1e6, "read_timeout": 1e6, "connect_timeout": 1e6, "obey_robots": False}
+        settings = settings_for(server, **{**patient, **changes})
+        outcomes = fetch(settings, *urls, loop=lambda: self.clock)
+        return ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]
+
+
+def lookup_at(server: Server, asked: list[str]) -> Callable[..., list[tuple[Any, ...]]]:
+    """A fake `socket.getaddrinfo` that returns one address and appends each host to `asked`."""
+    ip, port = server.address.split(":")
+
+    def lookup(host: str, *_: object) -> list[tuple[Any, ...]]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, int(port)))]
+
+    return lookup
