@@ -1,11 +1,15 @@
 """A small web, and a shard that tests scrape from it repeatedly."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from common import cli
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.scrape.__main__ import scrape
+from corpus.scrape.__main__ import main, scrape
 from demo.pages import Host, page_html
 from tests import rude_server as rude
 from tests.helpers import prose
@@ -15,14 +19,15 @@ HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "m
 DOWN = "127.0.0.1:9"
 BUSY = reply(status="503 Service Unavailable")
 BIG = 60_000
+QUICK: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
 
 
-def article(number: int) -> Behaviour:
-    return reply(page_html(HOST, f"Story {number}", prose(number, 150), number=number).encode())
+def article(number: int) -> bytes:
+    return page_html(HOST, f"Story {number}", prose(number, 150), number=number).encode()
 
 
 PAGES: dict[str, Behaviour] = {
-    **{f"site{n % 4}.example/{n}": article(n) for n in range(12)},
+    **{f"site{n % 4}.example/{n}": reply(article(n)) for n in range(12)},
     "plain.example/": reply(b"a plain text", Content_Type="text/plain"),
     "empty.example/": reply(b"<html></html>"),
     "big.example/": reply(b"b " * BIG, Content_Type="text/plain"),
@@ -31,10 +36,10 @@ PAGES: dict[str, Behaviour] = {
     "far.example/": redirect("http://moved.example/"),
     "video.example/": redirect("http://www.youtube.com/watch"),
     "secret.example/robots.txt": reply(b"User-agent: *\nDisallow: /", Content_Type="text/plain"),
-    "secret.example/": article(90),
-    "secret.example/2": article(91),
+    "secret.example/": reply(article(90)),
+    "secret.example/2": reply(article(91)),
     "reset.example/": rude.reset,
-    "ill.example/good": article(92),
+    "ill.example/good": reply(article(92)),
     **{f"ill.example/{n}": BUSY for n in range(5)},
 }
 URLS = [
@@ -51,29 +56,34 @@ class Shard:
     def __init__(self, folder: Path, name: str = "pages") -> None:
         self.folder = folder / name
         self.folder.mkdir()
+        self.urls, self.warc = self.folder / "urls.txt", self.folder / "x.warc.gz"
         self.output, self.rejects = self.folder / "x.jsonl.zst", self.folder / "x.rejects"
-        self.journal = self.folder / "x.jsonl.zst.journal"
-        self.finished_journal = self.folder / "x.jsonl.zst.journal.zst"
-        self.settings = self.folder / "x.jsonl.zst.settings.json"
-        self.warc = self.folder / "x.warc.gz"
+        self.journal, self.finished_journal, self.settings = (
+            self.folder / f"x.jsonl.zst.{name}" for name in ("journal", "journal.zst", "settings.json")
+        )
 
     def run(self, address: str, urls: list[str] | None = None, **changes: Any) -> Stats:
-        options = {key: changes.pop(key) for key in ("archive", "allow_empty", "refetch", "site") if key in changes}
-        options["archive"] = self.warc if options.get("archive") else None
+        options = {key: changes.pop(key) for key in ("allow_empty", "refetch", "site", "workers") if key in changes}
+        archive = self.warc if changes.pop("archive", False) else None
         rules = BlacklistSettings(**changes.pop("blacklist", {}))
-        quick: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
-        settings = ScrapeSettings(**{"resolve": {"*": address}, **quick, **changes})
-        path = self.folder / "urls.txt"
-        path.write_text("".join(f"{url}\n" for url in (URLS if urls is None else urls)))
-        return scrape(path, self.output, settings, rules, rejects=self.rejects, **options)
+        settings = ScrapeSettings(**{"resolve": {"*": address}, **QUICK, **changes})
+        self.urls.write_text("".join(f"{url}\n" for url in (URLS if urls is None else urls)))
+        return scrape(self.urls, self.output, settings, rules, archive=archive, rejects=self.rejects, **options)
+
+    def arguments(self, address: str) -> list[str]:
+        """The same run as arguments of the command."""
+        paths = {"--urls": self.urls, "--output": self.output, "--rejects": self.rejects, "--archive": self.warc}
+        options = [str(part) for pair in paths.items() for part in pair] + ["--resolve", f"*={address}"]
+        return [*options, *(f"scrape.{key}={value}" for key, value in QUICK.items())]
 
     def bytes(self) -> tuple[bytes, bytes]:
         return self.output.read_bytes(), self.rejects.read_bytes()
 
-    def lose_outputs(self) -> None:
-        """Delete the outputs, as Snakemake does before it reruns a rule."""
-        self.output.unlink()
-        self.rejects.unlink()
+    def lose(self, *kept: Path) -> None:
+        """Delete all files but these and the list."""
+        for path in self.folder.iterdir():
+            if path not in (*kept, self.urls):
+                path.unlink()
 
 
 FRESH: dict[str, tuple[bytes, bytes]] = {}
@@ -86,3 +96,13 @@ def fresh(tmp_path: Path, server: Server, **changes: Any) -> tuple[bytes, bytes]
         shard.run(server.address, **changes)
         FRESH[str(changes)] = shard.bytes()
     return FRESH[str(changes)]
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> "subprocess.CompletedProcess[str]":
+    """`python -m corpus.scrape ARGUMENTS…` in this process."""
+    capsys.readouterr()
+    try:
+        code = cli.run(lambda: main([str(argument) for argument in arguments]))
+    except SystemExit as leaving:  # options that cannot be parsed
+        code = int(str(leaving.code))
+    return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())

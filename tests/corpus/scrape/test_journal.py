@@ -34,6 +34,9 @@ def known(journal: Journal, count: int = 5) -> list[str]:
 def test_a_journal_keeps_the_outcome_of_each_url_before_and_after_the_shard_is_finished(
     finish: bool, tmp_path: Path
 ) -> None:
+    with opened(tmp_path) as journal:
+        journal.accept_settings()
+    assert list(tmp_path.iterdir()) == []  # without an outcome there is no file
     fill(tmp_path)
     if finish:
         with opened(tmp_path) as journal:
@@ -41,19 +44,39 @@ def test_a_journal_keeps_the_outcome_of_each_url_before_and_after_the_shard_is_f
         assert [path.name for path in tmp_path.iterdir()] == ["x.journal.zst"]
     with opened(tmp_path) as journal:
         assert known(journal) == ["", "http_404", "", "ok", ""]
-        assert (journal.finished, journal.archive_end, journal.archive_offset(3), journal.archive_offset(1)) == (
-            2,
-            100,
-            50,
-            None,
-        )
+        assert (journal.finished, journal.archive_end) == (2, 100)
+        assert (journal.archive_offset(3), journal.archive_offset(1)) == (50, None)
         assert journal.outcome(3)["record"] == PAGE["record"] and journal.outcome(1)["reason"] == "http_404"
-        journal.append(0, URLS[0], reason="timeout")
-        assert journal.outcome(0)["reason"] == "timeout" and journal.outcome(3)["bytes"] == 7
+        journal.append(0, URLS[0], reason="dns", host_failed=True)
+        assert journal.outcome(0)["reason"] == "dns" and journal.outcome(3)["bytes"] == 7
         if finish:
             journal.finish()
+        with pytest.raises(InputError):  # two runs do not share a journal
+            opened(tmp_path)
     with opened(tmp_path) as journal:
-        assert journal.finished == 3
+        assert journal.finished == 3 and journal.host_failed(0) and not journal.host_failed(1)
+    with opened(tmp_path, ["http://new.example/", URLS[3], URLS[2]]) as journal:  # another list
+        assert known(journal, 3) == ["", "ok", ""] and journal.finished == 1
+        journal.finish()
+    with opened(tmp_path) as journal:
+        assert known(journal) == ["dns", "http_404", "", "ok", ""]
+
+
+def test_a_kill_at_any_byte_costs_only_the_line_that_it_cuts(tmp_path: Path) -> None:
+    path = tmp_path / "x.journal"
+    fill(tmp_path)
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        lines = whole[:cut].count(b"\n")
+        with opened(tmp_path) as journal:
+            assert known(journal) == ["", "http_404" if lines > 2 else "", "", "ok" if lines > 1 else "", ""], cut
+            assert (journal.finished, journal.archive_end) == (max(lines - 1, 0), 100 if lines > 1 else 0)
+            if lines <= 1:
+                journal.append(3, URLS[3], at=50, archive=100, **PAGE)
+            if lines <= 2:
+                journal.append(1, URLS[1], reason="http_404")
+        assert path.read_bytes() == whole
 
 
 def test_a_kill_between_the_two_steps_of_finish_changes_nothing(tmp_path: Path) -> None:
@@ -69,15 +92,24 @@ def test_a_kill_between_the_two_steps_of_finish_changes_nothing(tmp_path: Path) 
     assert (tmp_path / "x.journal.zst").read_bytes() == base and not (tmp_path / "x.journal").exists()
 
 
-def test_urls_keep_their_outcomes_in_any_other_list(tmp_path: Path) -> None:
+def test_a_damaged_line_costs_only_itself_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     fill(tmp_path)
-    other = ["http://new.example/", URLS[3], URLS[0]]
-    with opened(tmp_path, other) as journal:
-        assert known(journal, 3) == ["", "ok", ""] and journal.finished == 1
-        journal.append(0, other[0], reason="dns")
-        journal.finish()
+    path, base = tmp_path / "x.journal", tmp_path / "x.journal.zst"
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(b'"bytes"', b"\0\0\0\0\0\0\0") + third)
     with opened(tmp_path) as journal:
-        assert known(journal) == ["", "http_404", "", "ok", ""]
+        assert known(journal) == ["", "http_404", "", "", ""]
+        journal.finish()
+    content = bytearray(base.read_bytes())
+    content[len(content) // 2] ^= 1
+    base.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.journal\.zst: damaged at byte 0"):
+        opened(tmp_path)
+    base.unlink()
+    path.write_bytes(b'{"journal":3}\n')
+    with pytest.raises(InputError, match=r"x\.journal: "):
+        opened(tmp_path)
+    assert path.read_bytes() == b'{"journal":3}\n'
 
 
 def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path: Path) -> None:
@@ -91,8 +123,7 @@ def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path
             assert known(journal) == ["", "http_410", "robots", "ok", ""]
             assert [journal.settings_of(position)["max_bytes"] for position in (1, 2, 3)] == [200, 100, 100]
             journal.finish()
-    lines = list(read_lines(tmp_path / "x.journal.zst"))
-    assert sum(b'"url"' in line for line in lines) == 3
+    assert sum(b'"url"' in line for line in read_lines(tmp_path / "x.journal.zst")) == 3
 
 
 def test_a_response_in_the_archive_is_known_before_its_outcome_and_after_it(tmp_path: Path) -> None:
@@ -112,91 +143,25 @@ def test_a_response_in_the_archive_is_known_before_its_outcome_and_after_it(tmp_
         assert journal.archive_end == 0 and journal.archive_offset(0) is None and journal.reason(0) == "ok"
 
 
-def test_failures_of_a_host_are_distinguished_from_those_of_a_page(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        journal.append(2, URLS[2], reason="dns", host_failed=True)
-        journal.append(4, URLS[4], reason="http_404")
-        assert journal.host_failed(2) and not journal.host_failed(4)
-    with opened(tmp_path) as journal:
-        assert journal.host_failed(2) and not journal.host_failed(4)
-
-
-def test_a_line_torn_anywhere_costs_only_itself(tmp_path: Path) -> None:
-    path = tmp_path / "x.journal"
-    fill(tmp_path)
-    whole = path.read_bytes()
-    last = whole.rindex(b"\n", 0, -1) + 1
-    for cut in range(last, len(whole)):
-        path.write_bytes(whole[:cut])
-        with opened(tmp_path) as journal:
-            assert (journal.finished, journal.archive_end) == (1, 100)
-            journal.append(1, URLS[1], reason="http_404")
-        assert path.read_bytes() == whole
-
-
-def test_a_damaged_line_costs_only_itself_and_a_damaged_file_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(tmp_path)
-    path = tmp_path / "x.journal"
-    first, second, third = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second.replace(b'"bytes"', b"\0\0\0\0\0\0\0") + third)
-    with opened(tmp_path) as journal:
-        assert known(journal) == ["", "http_404", "", "", ""]
-        journal.finish()
-    assert "x.journal: 1 damaged lines are left out" in capsys.readouterr().err
-    content = bytearray((tmp_path / "x.journal.zst").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "x.journal.zst").write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.journal\.zst: damaged at byte 0; restore a copy"):
-        opened(tmp_path)
-    path.write_bytes(b'{"journal":3}\n')
-    (tmp_path / "x.journal.zst").unlink()
-    with pytest.raises(InputError, match=r"x\.journal: not a journal that this version can read"):
-        opened(tmp_path)
-    assert path.read_bytes() == b'{"journal":3}\n'
-
-
-def test_the_journal_of_version_1_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("same", [True, False])
+def test_the_journal_of_version_1_is_converted(same: bool, tmp_path: Path) -> None:
     urls = ["http://a.example/1", "http://a.example/2#x", "http://a.example/3", "http://a.example/4"]
     keys = ["http://a.example/1", "http://a.example/2", "http://a.example/3", ""]
     page = {"record": {"url": urls[1], "text": "t", "extractor": "plain"}, "bytes": 1}
     lines = [
-        {"urls": "15a7b3c5f9", "settings": "x", "archive": False},
+        {"urls": hashlib.sha256("\n".join(urls).encode()).hexdigest(), "settings": "x", "archive": False},
         {"position": 1, "archive": 700, **page},
         {"position": 0, "archive": 700, "reason": "dns", "host_failed": True},
         {"position": 3, "archive": 700, "reason": "extension"},
     ]
-    for same in (True, False):
-        if same:
-            lines[0]["urls"] = hashlib.sha256("\n".join(urls).encode()).hexdigest()
-        text = "".join(json.dumps(line) + "\n" for line in lines) + '{"posi'
-        for path in tmp_path.iterdir():
-            path.unlink()
-        (tmp_path / "x.journal").write_text(text)
-        listed = (urls, keys) if same else ([*urls, "http://b.example/"], [*keys, "http://b.example/"])
-        for _ in range(2):  # converted once, for good
-            with Journal(tmp_path / "x", *listed, SETTINGS) as journal:
-                assert known(journal, 4) == ["dns" if same else "", "plain", "", ""]
-                assert journal.host_failed(0) is same and journal.settings_of(1) == {**SETTINGS, "obey_robots": False}
-                assert journal.outcome(1)["record"] == page["record"] and journal.archive_end == 0
-        said = capsys.readouterr().err
-        assert said.count("x.journal is of an earlier version") == 1
-        assert ("failures are tried again" in said) is not same
-
-
-def test_a_journal_without_an_outcome_leaves_no_file(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        journal.accept_settings()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        journal.append(0, URLS[0], reason="timeout")
-        with pytest.raises(InputError, match="in use by another scrape"):
-            opened(tmp_path)
-    assert (tmp_path / "x.journal").exists()
+    (tmp_path / "x.journal").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"posi')
+    if not same:
+        urls, keys = [*urls, "http://b.example/"], [*keys, "http://b.example/"]
+    for _ in range(2):  # converted once, for good
+        with Journal(tmp_path / "x", urls, keys, SETTINGS) as journal:
+            assert known(journal, 4) == ["dns" if same else "", "plain", "", ""]
+            assert journal.host_failed(0) is same and journal.settings_of(1) == {**SETTINGS, "obey_robots": False}
+            assert journal.outcome(1)["record"] == page["record"] and journal.archive_end == 0
 
 
 def test_many_lines_are_read_in_any_order_also_by_other_programs(tmp_path: Path) -> None:

@@ -7,57 +7,46 @@ import pytest
 
 from common.errors import EmptyResultError, OutageError
 from tests import rude_server as rude
-from tests.conftest import Command
-from tests.corpus.scrape.shards import BUSY, DOWN, URLS, Shard, article, fresh
+from tests.corpus.scrape.shards import BUSY, DOWN, URLS, Shard, article, fresh, run_command
 from tests.helpers import assert_one_line_error
-from tests.rude_server import Behaviour, Server, rude_server
+from tests.rude_server import Server, reply, rude_server
 
 pytestmark = pytest.mark.usefixtures("quick_extraction")
 
 
 def test_no_response_from_any_host_is_an_outage_and_leaves_no_file(
-    command: Command, tmp_path: Path, server: Server
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server
 ) -> None:
     shard = Shard(tmp_path)
     for count in (1, len(URLS)):
-        with pytest.raises(OutageError, match=r"urls\.txt: no host answered: "):
+        with pytest.raises(OutageError):
             shard.run(DOWN, URLS[:count], allow_empty=True, archive=True)
         assert [path.name for path in shard.folder.iterdir()] == ["urls.txt"]
-    config = tmp_path / "config.yaml"
-    config.write_text("run: x\nurls: [x]\nscrape: {retries: 0, host_delay: 0}\n")
-    arguments = ["--urls", shard.folder / "urls.txt", "--output", shard.output, "--config", config, "--allow-empty"]
-    result = command("corpus.scrape", *arguments, "--resolve", f"*={DOWN}")
-    told = "no host answered: 29 URLs of 14 sites failed (29 connection)"
-    assert_one_line_error(result, told, "run it again", code=75)
+    result = run_command(capsys, *shard.arguments(DOWN), "--allow-empty")
+    assert_one_line_error(result, "29 URLs of 14 sites", "(25 connection, 4 host_parked)", code=75)
     shard.run(server.address)
     assert shard.bytes() == fresh(tmp_path, server)
 
 
-@pytest.mark.parametrize("behaviour", [rude.silence, rude.reset])
-def test_servers_that_accept_and_stay_silent_do_not_count_as_responding(behaviour: Behaviour, tmp_path: Path) -> None:
-    with rude_server({f"a.example/{n}": behaviour for n in ("", "robots.txt")}) as server:
-        with pytest.raises(OutageError):
-            Shard(tmp_path).run(server.address, ["http://a.example/"], page_timeout=0.2, allow_empty=True)
-
-
-def test_hosts_that_respond_with_errors_are_not_an_outage(tmp_path: Path) -> None:
+def test_servers_that_stay_silent_do_not_count_as_responding_and_errors_do(tmp_path: Path) -> None:
+    url = "http://a.example/"
+    for behaviour in (rude.silence, rude.reset):
+        with rude_server(dict.fromkeys(["a.example/", "a.example/robots.txt"], behaviour)) as server:
+            with pytest.raises(OutageError):
+                Shard(tmp_path, behaviour.__name__).run(server.address, [url], page_timeout=0.2, allow_empty=True)
     with rude_server({f"a.example/{n}": BUSY for n in ("", "robots.txt")}) as server:
-        stats = Shard(tmp_path).run(server.address, ["http://a.example/"], allow_empty=True)
+        stats = Shard(tmp_path).run(server.address, [url], allow_empty=True)
         assert stats.reasons == {"robots_unreachable": 1}
-        with pytest.raises(EmptyResultError, match="none of 1 URLs is left"):
-            Shard(tmp_path, "strict").run(server.address, ["http://a.example/"])
+        with pytest.raises(EmptyResultError):
+            Shard(tmp_path, "strict").run(server.address, [url])
 
 
 def test_a_network_that_is_down_during_a_changed_list_is_an_outage(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address)
     before, settled = shard.bytes(), shard.finished_journal.read_bytes()
-    for more in (
-        [f"http://new{n}.example/" for n in range(100)],
-        [f"http://new.example/{n}" for n in range(100)],
-        ["http://site0.example/new"],
-    ):
-        with pytest.raises(OutageError, match="nor 3 that answered before; this is not recorded"):
+    for more in ([f"http://new{n}.example/" for n in range(9)], ["http://site0.example/new"]):
+        with pytest.raises(OutageError, match="3 that answered"):
             shard.run(DOWN, [*URLS, *more], allow_empty=True)
         assert shard.bytes() == before and shard.finished_journal.read_bytes() == settled and not shard.journal.exists()
         shard.run(server.address, [*URLS, *more])
@@ -70,8 +59,11 @@ def test_dead_sites_added_to_a_list_are_not_an_outage(tmp_path: Path, server: Se
     shard = Shard(tmp_path)
     shard.run(server.address)
     dead = {f"dead{n}.example": DOWN for n in range(5)}
-    one = shard.run(DOWN, [*URLS, "http://dead0.example/"])
-    assert one.reasons["connection"] == 2 and one.extra["fetched"] == 1
+    few = [f"http://dead0.example/{n}" for n in range(3)]
+    with pytest.raises(OutageError):
+        shard.run(DOWN, [*URLS, *few])  # as many as host_failures
+    stats = shard.run(DOWN, [*URLS, *few[:2]])
+    assert stats.reasons["connection"] == 3 and stats.extra["fetched"] == 2
     urls = [*URLS, *(f"http://{name}/{n}" for name in dead for n in range(6))]
     server.requested.clear()
     stats = shard.run(server.address, urls, resolve={"*": server.address, **dead})
@@ -87,11 +79,11 @@ def test_a_network_that_goes_down_during_a_run_makes_no_page_a_failure(tmp_path:
     async def while_it_lasts(writer: asyncio.StreamWriter) -> object:
         nonlocal answered
         answered += 1
-        return await (article(answered) if answered < 9 else rude.reset)(writer)
+        return await (reply(article(answered)) if answered < 9 else rude.reset)(writer)
 
     shard, urls = Shard(tmp_path), [f"http://{name}" for name in names if "robots" not in name]
     with rude_server(dict.fromkeys(names, while_it_lasts)) as server:
-        with pytest.raises(OutageError, match=r"no host answered: .* that answered before"):
+        with pytest.raises(OutageError, match="that answered"):
             shard.run(server.address, urls)
         answered = -99
         stats = shard.run(server.address, urls)

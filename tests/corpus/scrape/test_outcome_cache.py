@@ -1,21 +1,21 @@
-"""Which outcomes of earlier runs are used again: lists that change, keys that change."""
+"""Which outcomes of earlier runs are used again: lists that change, keys that change, archives, kills at the end."""
 
-import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, OutageError
+from common.errors import ConfigError, InputError, OutageError
 from common.files import read_lines
+from tests.conftest import ROOT
 from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
 from tests.helpers import read_shard
 from tests.rude_server import Server
 
 pytestmark = pytest.mark.usefixtures("quick_extraction")
-
-
-# ------------------------------------------------------------------------------------------------ the same list
+OTHER = ["newspaper3k"]
 
 
 @pytest.mark.parametrize("archive", [False, True])
@@ -27,32 +27,22 @@ def test_keys_that_do_not_change_a_page_fetch_nothing_and_change_nothing(
     before = shard.bytes()
     files = {path: path.stat().st_mtime_ns for path in (shard.finished_journal, shard.warc) if path.exists()}
     assert len(files) == 1 + archive and not shard.journal.exists()
+    monkeypatch.setattr("corpus.scrape.__main__.version", lambda name: "99")
     for changes in (
-        {},
-        {"contact": "me@example.org"},
-        {"user_agent": "other/2"},
-        {"connect_timeout": 1, "read_timeout": 1, "page_timeout": 1},
-        {"extract_timeout": 99},
+        {"contact": "me@example.org", "user_agent": "other/2", "resolve": {"*": "127.0.0.1:10"}, "allow_empty": True},
+        {"connect_timeout": 1, "read_timeout": 1, "page_timeout": 1, "extract_timeout": 99},
         {"host_delay": 5, "retries": 4, "retry_delay": 9, "concurrency": 1},
-        {"resolve": {"*": "127.0.0.1:10"}},
         {"host_failures": 1},
-        {"host_failures": 50},
-        {"max_redirects": 9},
-        {"max_bytes": 1 << 30},
+        {"host_failures": 50, "max_redirects": 9, "max_bytes": 1 << 30},
         {"archive": not archive},
-        {"allow_empty": True},
     ):
-        monkeypatch.setattr("corpus.scrape.__main__.version", lambda name: "99")
-        shard.lose_outputs()
+        shard.output.unlink()
         stats = shard.run(DOWN, **{"archive": archive, **changes})
-        assert shard.bytes() == before, changes
+        assert shard.bytes() == before and not shard.journal.exists(), changes
         assert stats.extra["fetched"] == stats.extra["extracted_again"] == 0
         assert stats.extra["hosts"] == first.extra["hosts"] and stats.reasons == first.reasons
         assert stats.extra["libraries"]["lxml"] == "99"
         assert {path: path.stat().st_mtime_ns for path in files} == files
-        assert not shard.journal.exists()
-    if not archive:
-        assert not shard.warc.exists()
 
 
 # ------------------------------------------------------------------------------------------------ other lists
@@ -65,7 +55,6 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
     lists = [
         URLS[:15],
         URLS,
-        URLS[::-1],
         rng.sample(URLS, len(URLS)),
         [url for url in URLS if "site2" not in url] + ["http://site2.example/1000"],
         ["http://new.example/", *URLS, *URLS[:3]],
@@ -74,41 +63,31 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
     asked: set[str] = set()
     for urls in lists:
         server.requested.clear()
-        stats = shard.run(server.address, urls, host_failures=3)
+        stats = shard.run(server.address, urls)
         pages = [name for name in server.requested if not name.endswith("robots.txt")]
         now = {name for name in pages if name.split("/")[0] not in ("middle.example", "moved.example")}
         assert not now & asked - {"site1.example/1"}, "the one that redirects lead to"
         asked |= now
         assert shard.bytes() == fresh(tmp_path, server, urls=urls), urls
         assert stats.extra["fetched"] <= len(urls) and not shard.journal.exists()
-
-
-def test_a_url_that_left_the_list_is_still_known_when_it_comes_back(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address)
-    whole = shard.bytes()
     shard.run(DOWN, URLS[:2])
     assert [record["url"] for record in read_shard(shard.output)] == URLS[:2]
-    assert shard.run(DOWN, URLS).extra["fetched"] == 0
-    assert shard.bytes() == whole
+    assert shard.run(DOWN, URLS).extra["fetched"] == 0, "a URL that left the list is still known"
+    assert shard.bytes() == fresh(tmp_path, server, urls=URLS)
+    for rules in ({"extra_domains": ["site1.example"]}, {"extra_domains": ["middle.example"]}, {"min_length": 22}):
+        shard.run(DOWN, blacklist=rules)
+        assert shard.bytes() == fresh(tmp_path, server, blacklist=rules) != fresh(tmp_path, server, urls=URLS), rules
 
 
 def test_an_interrupted_crawl_whose_list_changed_keeps_what_it_has(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address, URLS[:12], archive=True)
-    # as if killed before the shard was written
-    lines = [json.loads(line) for line in unpacked(shard.finished_journal)]
-    shard.lose_outputs()
-    shard.finished_journal.unlink()
-    shard.journal.write_text("".join(json.dumps(line) + "\n" for line in lines[:-2]) + '{"url": "http://to')
-    server.requested.clear()
+    lines = list(read_lines(shard.finished_journal))
+    shard.lose(shard.warc, shard.settings)  # as if killed before the shard was written
+    shard.journal.write_bytes(b"".join(line + b"\n" for line in lines[:-2]) + b'{"url": "http://to')
     stats = shard.run(server.address, [*URLS[:12], "http://plain.example/"])
     assert stats.extra["resumed"] == 10 and stats.extra["fetched"] == 3
     assert shard.bytes() == fresh(tmp_path, server, urls=[*URLS[:12], "http://plain.example/"])
-
-
-def unpacked(path: Path) -> list[bytes]:
-    return list(read_lines(path))
 
 
 def test_pages_of_a_recorded_site_are_known_while_it_is_unchanged(tmp_path: Path, server: Server) -> None:
@@ -118,9 +97,8 @@ def test_pages_of_a_recorded_site_are_known_while_it_is_unchanged(tmp_path: Path
     shard.run(server.address, site=site, archive=True)
     assert shard.run(DOWN, site=site, archive=True).extra["fetched"] == 0
     (site / "pages" / "0").write_bytes(b"two")
-    for _ in range(2):
-        with pytest.raises(OutageError):
-            shard.run(DOWN, site=site, archive=True)
+    with pytest.raises(OutageError):
+        shard.run(DOWN, site=site, archive=True)
     assert shard.run(server.address, site=site, archive=True).extra["fetched"] == len(URLS) - 2 - 2
     assert shard.run(DOWN, site=site, archive=True).extra["fetched"] == 0
     assert shard.bytes() == fresh(tmp_path, server)
@@ -129,85 +107,47 @@ def test_pages_of_a_recorded_site_are_known_while_it_is_unchanged(tmp_path: Path
 # ------------------------------------------------------------------------------------------------ other keys
 
 
-def test_other_extractors_read_the_archive_without_the_network(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, archive=True)
-    before, warc = shard.bytes(), shard.warc.read_bytes()
-    stats = shard.run(DOWN, archive=True, extractors=["newspaper3k"])
-    assert shard.bytes() == fresh(tmp_path, server, extractors=["newspaper3k"]) != before
-    assert stats.extra["fetched"] == 0 and stats.extra["extracted_again"] == 17  # 16 pages and one without text
-    assert shard.warc.read_bytes() == warc
-    shard.run(DOWN, archive=True)
-    assert shard.bytes() == before
-
-
-def test_without_an_archive_other_extractors_stop_the_run_with_what_would_be_fetched_again(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_pages_are_fetched(
+    tmp_path: Path, server: Server
 ) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address)
     before = shard.bytes()
     server.requested.clear()
     with pytest.raises(ConfigError) as refusal:
-        shard.run(server.address, extractors=["newspaper3k"])
-    for part in (
-        "scrape.extractors was [trafilatura, newspaper3k] and is [newspaper3k]",
-        "17 URLs would be fetched again",
-        "--refetch",
-        str(shard.settings),
-    ):
+        shard.run(server.address, extractors=OTHER)
+    for part in ("scrape.extractors", "17 URLs", "--refetch", str(shard.settings)):
         assert part in str(refusal.value)
-    assert "\n" not in str(refusal.value)
     assert not server.requested and shard.bytes() == before and not shard.journal.exists()
     shard.run(DOWN)  # key restored
     assert shard.bytes() == before
-    stats = shard.run(server.address, extractors=["newspaper3k"], refetch=True)
-    assert stats.extra["fetched"] == 17
-    assert shard.bytes() == fresh(tmp_path, server, extractors=["newspaper3k"])
-    shard.run(DOWN, extractors=["newspaper3k"])  # refetching stays agreed
-    shard.settings.unlink()  # which agrees to refetch
+    with pytest.raises(OutageError):
+        shard.run(DOWN, extractors=OTHER, refetch=True)
+    assert shard.run(server.address, extractors=OTHER).extra["fetched"] == 17
+    assert shard.bytes() == fresh(tmp_path, server, extractors=OTHER)
+    shard.run(DOWN, extractors=OTHER)
+    shard.settings.unlink()  # which is consent, too
     shard.run(server.address)
     assert shard.bytes() == before
-    assert "17 URLs are fetched again" in capsys.readouterr().err
 
 
-def test_refetch_stays_agreed_until_all_pages_are_fetched_despite_interruptions(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address)
-    with pytest.raises(OutageError):
-        shard.run(DOWN, extractors=["newspaper3k"], refetch=True)
-    shard.run(server.address, extractors=["newspaper3k"])
-    assert shard.bytes() == fresh(tmp_path, server, extractors=["newspaper3k"])
-
-
-def test_a_page_limit_can_be_lowered_and_restored_and_larger_pages_are_fetched_only_when_agreed(
+def test_limits_can_be_lowered_and_restored_and_pages_beyond_them_are_fetched_only_when_agreed(
     tmp_path: Path, server: Server
 ) -> None:
-    shard = Shard(tmp_path)
+    shard, other = Shard(tmp_path), Shard(tmp_path, "other")
     shard.run(server.address)
     whole = shard.bytes()
-    small = shard.run(DOWN, max_bytes=BIG)
-    assert small.reasons["too_large"] == 1 and small.extra["fetched"] == 0
-    assert shard.bytes() == fresh(tmp_path, server, max_bytes=BIG)
-    shard.run(DOWN)
+    for limit, dropped in ((2 * BIG - 1, 1), (2 * BIG, 0)):
+        assert shard.run(DOWN, max_bytes=limit).reasons["too_large"] == dropped
     assert shard.bytes() == whole  # fetched once, not again
-
-    other = Shard(tmp_path, "other")
-    other.run(server.address, max_bytes=BIG, archive=True)
-    with pytest.raises(ConfigError, match=rf"scrape\.max_bytes was {BIG} and is {3 * BIG} \(1 URLs\): 1 URLs would be"):
-        other.run(server.address, max_bytes=3 * BIG, archive=True)
-    stats = other.run(server.address, max_bytes=3 * BIG, archive=True, refetch=True)
-    assert stats.extra["fetched"] == 1 and stats.reasons["too_large"] == 0
+    small = other.run(server.address, max_bytes=BIG, max_redirects=2, archive=True)
+    assert small.reasons["too_large"] == small.reasons["too_many_redirects"] == 1
+    for key, then, now in (("max_bytes", BIG, 3 * BIG), ("max_redirects", 2, 5)):
+        limits = {"max_bytes": BIG, "max_redirects": 2, key: now}
+        with pytest.raises(ConfigError, match=rf"scrape\.{key} was {then} and is {now} \(1 URLs\)"):
+            other.run(server.address, **limits, archive=True)
+    assert other.run(server.address, archive=True, refetch=True).extra["fetched"] == 2
     assert other.bytes() == whole
-
-
-def test_more_redirects_are_followed_only_when_agreed(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    assert shard.run(server.address, max_redirects=2).reasons["too_many_redirects"] == 1
-    with pytest.raises(ConfigError, match=r"scrape\.max_redirects was 2 and is 5 \(1 URLs\)"):
-        shard.run(server.address)
-    assert shard.run(server.address, refetch=True).extra["fetched"] == 1
-    assert shard.bytes() == fresh(tmp_path, server)
 
 
 def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path, server: Server) -> None:
@@ -230,12 +170,78 @@ def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path,
     assert shard.bytes() == ignored and stats.extra["fetched"] == 0
 
 
-def test_changed_url_rules_invalidate_no_outcome(tmp_path: Path, server: Server) -> None:
+# ------------------------------------------------------------------------------------------------ the archive
+
+
+def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_crawl(
+    tmp_path: Path, server: Server
+) -> None:
     shard = Shard(tmp_path)
-    shard.run(server.address)
-    before = shard.bytes()
-    for rules in ({"extra_domains": ["site1.example"]}, {"extra_domains": ["middle.example"]}, {"min_length": 22}):
-        shard.run(DOWN, blacklist=rules)
-        assert shard.bytes() == fresh(tmp_path, server, blacklist=rules) != before, rules
-    shard.run(DOWN)
+    shard.run(server.address, archive=True)
+    before, warc = shard.bytes(), shard.warc.read_bytes()
+    stats = shard.run(DOWN, archive=True, extractors=OTHER)
+    assert shard.bytes() == fresh(tmp_path, server, extractors=OTHER) != before
+    assert (stats.extra["fetched"], stats.extra["extracted_again"]) == (0, 17)  # 16 pages and one without text
+    shard.run(DOWN, archive=True)
     assert shard.bytes() == before
+    shard.lose(shard.warc)
+    server.requested.clear()
+    stats = shard.run(server.address, archive=True)
+    assert shard.bytes() == before and shard.warc.read_bytes() == warc and stats.extra["extracted_again"] == 19
+    assert not {"site0.example/0", "plain.example/", "big.example/", "moved.example/"} & set(server.requested)
+
+
+def test_an_archive_turned_on_late_stores_only_new_pages(tmp_path: Path, server: Server) -> None:
+    shard = Shard(tmp_path)
+    shard.run(server.address, URLS[:6])
+    assert shard.run(server.address, URLS[:9], archive=True).extra["fetched"] == 3
+    for archive, refetched in ((True, "6 URLs would"), (False, "9 URLs would .* 3 of them are in its archive")):
+        with pytest.raises(ConfigError, match=refetched):
+            shard.run(server.address, URLS[:9], archive=archive, extractors=OTHER)
+    stats = shard.run(server.address, URLS[:9], archive=True, extractors=OTHER, refetch=True)
+    assert (stats.extra["fetched"], stats.extra["extracted_again"]) == (6, 3)
+
+
+def test_a_missing_or_damaged_archive_is_reported(tmp_path: Path, server: Server) -> None:
+    shard = Shard(tmp_path)
+    shard.run(server.address, archive=True)
+    before, warc = shard.bytes(), shard.warc.read_bytes()
+    shard.warc.write_bytes(warc[:-100])
+    with pytest.raises(InputError, match=r"x\.warc\.gz: shorter"):
+        shard.run(server.address, archive=True)
+    damaged = bytearray(warc)
+    damaged[len(warc) // 2] ^= 0xFF
+    shard.warc.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"x\.warc\.gz: .* byte \d+ \(http"):
+        shard.run(DOWN, archive=True, extractors=OTHER)
+    stats = shard.run(server.address, archive=True, extractors=OTHER, refetch=True)
+    assert stats.extra["fetched"] == 1 and shard.bytes() == fresh(tmp_path, server, extractors=OTHER)
+    shard.warc.unlink()
+    shard.run(DOWN, archive=True, extractors=OTHER)  # the texts are known
+    with pytest.raises(ConfigError, match="17 URLs"):
+        shard.run(DOWN, archive=True)
+    assert shard.run(server.address, archive=True, refetch=True).extra["fetched"] == 17
+    assert shard.bytes() == before and shard.run(DOWN, archive=True).extra["fetched"] == 0
+
+
+@pytest.mark.parametrize("place", ["journal.write_zstd_lines", "__main__.Stats.finish"])
+def test_a_kill_while_the_shard_is_finished_changes_nothing(place: str, tmp_path: Path, server: Server) -> None:
+    shard = Shard(tmp_path)
+    shard.run(server.address, archive=True)
+    before, warc = shard.bytes(), shard.warc.read_bytes()
+    shard.lose(shard.warc)
+    # kill -9 from inside, at the very call
+    script = (
+        "import os, signal, sys\n"
+        "from corpus.scrape import __main__, journal, zstd_lines\n"
+        "def kill(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"{place} = kill\n"
+        "__main__.main(sys.argv[1:])\n"
+    )
+    arguments = [sys.executable, "-c", script, *shard.arguments(server.address)]
+    assert subprocess.run(arguments, cwd=ROOT, timeout=120, capture_output=True).returncode == -9
+    server.requested.clear()
+    stats = shard.run(server.address, archive=True)
+    assert shard.bytes() == before and shard.warc.read_bytes() == warc
+    assert not server.requested and stats.extra["fetched"] == 0 and not list(shard.folder.glob("*.tmp"))
+    assert not shard.journal.exists() and shard.finished_journal.exists()
