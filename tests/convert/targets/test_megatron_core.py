@@ -17,7 +17,7 @@ from convert.sources.source import Source
 from convert.targets.megatron import write_v3
 from tests.convert import megatron_core_job
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.targets.test_megatron import source_of
+from tests.convert.helpers import as_conv1d, merged
 
 pytest.importorskip("megatron.core", reason="pip install -e '.[peers]', or pip install --no-deps megatron-core")
 
@@ -50,10 +50,11 @@ def logits_of(source: Source) -> Tensor:
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "changes"),
     [
-        pytest.param(2, 2, {}, marks=pytest.mark.slow),
+        (2, 2, {}),
         (2, 1, {"tied": False, "activation": "gelu", "n_inner": 64, "layer_norm_epsilon": 1e-3}),
     ],
 )
@@ -65,13 +66,13 @@ def test_megatron_core_and_transformers_agree(
     written, saved = tmp_path / "written", tmp_path / "saved"
     written.mkdir()
     saved.mkdir()
-    write_v3(source_of(weights, model, hugging_face=True), written, tp=tensor, pp=pipeline)
+    write_v3(as_conv1d(weights, model), written, tp=tensor, pp=pipeline)
     job = [sys.executable, megatron_core_job.__file__, written / "release", tensor, pipeline, saved]
     result = subprocess.run(list(map(str, job)), capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     source = open_folder(saved, Options())
     assert source.model == model
-    assert_equal({name: assemble(source, name) for name in source.tensors}, weights, model)
+    assert_equal(merged(source), weights, model)
     expected = logits_of(source)
     found = torch.load(saved / "logits.pt", weights_only=True)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
