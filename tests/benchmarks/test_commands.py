@@ -1,0 +1,124 @@
+"""Every benchmark runs as a command, and its tables have a row for each contender."""
+
+import gzip
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import corpus, planning, training
+from common.files import write_json
+from demo.pages import Host, page_html
+from tests.conftest import Command
+from tests.helpers import prose
+from tests.slurm.lab import missing
+from tests.training.helpers import run_main
+
+HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
+
+
+def cells_of(output: str) -> set[str]:
+    """All cells of all tables."""
+    return {cell.strip() for line in output.splitlines() if line.startswith("|") for cell in line.split("|")}
+
+
+def write_articles(folder: Path) -> None:
+    """A benchmark folder with the pages and the gold text of each."""
+    texts = {f"page{n}": "\n\n".join(prose(10 * n + part, 60) for part in range(3)) for n in range(4)}
+    (folder / "html").mkdir(parents=True)
+    for key, text in texts.items():
+        html = page_html(HOST, f"The title of {key}", f"{text} café’s “menu” – naïve")
+        (folder / "html" / f"{key}.html.gz").write_bytes(gzip.compress(html.encode()))
+    truth = {key: {"url": f"https://one.example/{key}", "articleBody": text} for key, text in texts.items()}
+    write_json(folder / "ground-truth.json", truth)
+
+
+CASES: dict[str, tuple[Callable[[list[str]], int], str, set[str]]] = {
+    "blacklist": (corpus.main, "--count 2000 --rounds 1", {"published recipe", "corpus.blacklist"}),
+    "charset": (corpus.main, "--articles pages --books books", {"windows-1252", "utf-16le", "ko", "euc-kr", "0.00%"}),
+    "clean": (corpus.main, "--texts texts --count 9 --rounds 1", {"texts", "plain recipe", "corpus.clean", "100.00 %"}),
+    "dedup": (corpus.main, "--count 60 --rounds 1", {"end to end: corpus.dedup run, verified", "1.0000"}),
+    "extract": (corpus.main, "--articles pages", {"tags stripped", "ours: trafilatura, newspaper3k", "newspaper3k"}),
+    "merge_index": (corpus.main, "--shards 3 --documents 5", {"plain copy of the .bin", "corpus.merge_index"}),
+    "generate": (
+        training.main,
+        "--tiny --prompt-tokens 4 --tokens 6 --rounds 1",
+        {"transformers.generate", "training.generate", "ours without a cache"},
+    ),
+    "checkpoint": (
+        training.main,
+        "--size tiny --rounds 1",
+        {"save: copy of the files", "save: ours, with hashes and manifest", "load: ours, verified"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_command_prints_a_row_for_each_contender(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.merge_index.find_spec", lambda name: None)  # megatron-core: seconds to import
+    monkeypatch.chdir(tmp_path)
+    write_articles(tmp_path / "pages")
+    for folder in ("books/ko-KR", "texts"):
+        Path(folder).mkdir(parents=True)
+    Path("books/ko-KR/a.html").write_text("<p>한국어로 된 문서입니다. 여러 문장이 있어야 합니다.</p>" * 3)
+    Path("texts/en.txt").write_text(prose(1, 3000))
+    Path("texts/more.txt.gz").write_bytes(gzip.compress(prose(2, 3000).encode()))
+    main, options, expected = CASES[name]
+    assert run_main(main, name, *options.split()) == 0
+    assert expected <= cells_of(capsys.readouterr().out)
+
+
+def test_predictions_are_within_their_mean_errors_of_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(planning.main, "--parts") == 0
+    output = capsys.readouterr().out
+    assert output.count("| held out") == 20 and output.count("| calibration") == 4
+    calibration, held_out = planning.summary([planning.predict(run) for run in planning.RUNS]).splitlines()
+    assert "4 runs, mean error 7 %" in calibration and "20 runs, mean error 7 %" in held_out
+
+
+def test_a_folder_without_the_benchmark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(corpus.main, "extract", "--articles", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "ground-truth.json" in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("corpus tokenize --count 20", {"tiktoken, encode_to_numpy", "corpus.tokenize, 1 worker, end to end"}),
+        ("corpus workers --small 1 --large 3 --rounds 1", {"40 small", "4 large", "dedup run", "decontaminate run"}),
+        ("corpus merge_index --shards 3 --documents 5", {"megatron-core, add_index", "corpus.merge_index"}),
+        ("corpus scrape --pages 400 --rounds 1 --workers 1", {"requests, 32 threads", "corpus.scrape's Fetcher"}),
+        ("training data --documents 20000 --rounds 1 --file 10", {"training.dataset, 2 threads", "warm"}),
+        ("training step --size small --steps 1 --rounds 1", {"transformers", "nanoGPT-style", "ours"}),
+    ],
+)
+def test_a_longer_command_prints_a_row_for_each_contender(arguments: str, expected: set[str], command: Command) -> None:
+    area, *options = arguments.split()
+    result = command(f"benchmarks.{area}", *options, timeout=500)
+    assert result.returncode == 0, result.stderr
+    assert expected <= cells_of(result.stdout)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_merge_is_within_the_bound_that_is_printed(command: Command) -> None:
+    result = command("benchmarks.training", "convert", "--size", "tiny", "--rounds", 1)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("|") for line in result.stdout.splitlines() if ": written" in line or ": convert.merge" in line]
+    assert len(rows) == 4  # Megatron-LM at tensor 8, and ours
+    for row in rows:
+        memory, bound = (int(cell.strip().replace(",", "")) for cell in row[6:8])
+        assert memory < bound
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here")
+def test_the_benchmark_of_shards_on_slurm_prints_a_row_per_way(command: Command) -> None:
+    arguments = ("--", sys.executable, "-m", "benchmarks.corpus", "workflow", "--shards", 2)
+    result = command("tests.slurm.lab", *arguments, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert {"plain array of 2 tasks", "slurm-batch, array of 2 tasks"} <= cells_of(result.stdout)
