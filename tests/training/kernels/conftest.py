@@ -1,4 +1,4 @@
-"""Every kernel test runs the same source on the CPU, through csrc/host.h, in two orders of threads, and on a GPU."""
+"""Every kernel test runs the same source on the CPU, through csrc/host.h, and on a GPU where there is one."""
 
 import os
 import tempfile
@@ -11,6 +11,7 @@ import torch
 from common.errors import KernelError
 from training.kernels import library
 from training.kernels.build import FOLDER_VARIABLE, Compiler, build, host_compiler, nvcc
+from training.kernels.choice import KERNELS
 
 CACHE = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / f"urls-to-gpt2-tests-{os.getuid()}")
 """Where the next session finds the libraries."""
@@ -21,13 +22,6 @@ def built(compiler: Compiler) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(CACHE))
         return build(compiler)
-
-
-class Everything(frozenset[str]):
-    """The set that contains every name."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
 
 
 @pytest.fixture(scope="session")
@@ -50,18 +44,22 @@ def cuda_library() -> Path:
     return built(compiler)
 
 
-@pytest.fixture(params=["host", "host reversed", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """A device on which every kernel is selected, and where new tensors are full of NaN."""
-    kind, *reversed_order = request.param.split()
-    monkeypatch.setattr(library, "_libraries", {})
-    monkeypatch.setattr(library, "_devices", frozenset())
-    monkeypatch.setattr(library, "_selected", Everything())
-    if kind == "cuda":
+    if request.param == "cuda":
         library.use_library(request.getfixturevalue("cuda_library"))
     else:
         library.use_host_library(request.getfixturevalue("host_library"))
-        library._libraries["cpu"].kernels_order(bool(reversed_order))
     torch.use_deterministic_algorithms(True)  # fills uninitialised memory
-    yield torch.device("cpu" if kind == "host" else kind)
+    with library.using(KERNELS):
+        yield torch.device(request.param)
     torch.use_deterministic_algorithms(False)
+    run_backwards(False)
+    library.use_host_library(None)
+
+
+def run_backwards(backwards: bool) -> None:
+    """Let the threads of a block run from the last to the first on the CPU: right only where barriers are."""
+    if host := library._libraries.get("cpu"):
+        host.kernels_order(backwards)

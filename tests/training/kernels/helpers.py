@@ -1,6 +1,11 @@
 """Inputs for kernels: any size, any dtype, any alignment, with margins that no kernel may touch."""
 
+from pathlib import Path
+
+import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -8,6 +13,27 @@ MARGIN = 64  # elements, a multiple of 16 bytes in every dtype
 
 ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Half a unit in the last place of each dtype, relative, with room for float32 arithmetic in between."""
+
+NVCC = """#!/bin/sh
+case "$1" in
+--version) echo "fake 1.0"; exit;;
+--list-gpu-arch) printf 'compute_75\\ncompute_80\\ncompute_90\\n'; exit;;
+esac
+echo "$$ $@" >> "{calls}"
+while [ "$1" != -o ]; do shift; done
+echo partial > "$2"
+{body}
+echo library > "$2"
+"""
+
+# the same examples in every session: tolerances hold for all that were seen, and new ones are no news about a change
+some_examples = settings(max_examples=24, derandomize=True, suppress_health_check=list(HealthCheck))
+offsets = st.integers(0, 3)  # elements between the address and a multiple of 16 bytes
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    """Normal numbers, the same for the same seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def place(values: Tensor, device: torch.device, dtype: torch.dtype, offset: int = 0) -> Tensor:
@@ -18,16 +44,27 @@ def place(values: Tensor, device: torch.device, dtype: torch.dtype, offset: int 
     return view.copy_(values)
 
 
-def assert_margins_untouched(view: Tensor) -> None:
-    """Nothing was written beside a tensor of `place`."""
-    buffer = view._base
-    assert buffer is not None
-    start = view.storage_offset()
-    assert buffer[:start].isnan().all() and buffer[start + view.numel() :].isnan().all()
+def assert_margins_untouched(*views: Tensor) -> None:
+    """Nothing was written beside tensors of `place`."""
+    for view in views:
+        buffer = view._base
+        assert buffer is not None
+        start = view.storage_offset()
+        assert buffer[:start].isnan().all() and buffer[start + view.numel() :].isnan().all()
 
 
-def assert_near(found: Tensor, expected: Tensor, *, absolute: float = 0.0) -> None:
+def assert_near(found: Tensor | None, expected: Tensor | None, *, absolute: float = 1e-6) -> None:
     """`found` is `expected`, a float64 result, to the rounding of found's dtype."""
-    torch.testing.assert_close(
-        found.double().cpu(), expected.double().cpu(), rtol=ROUNDING[found.dtype], atol=absolute or 1e-6
-    )
+    assert found is not None and expected is not None
+    torch.testing.assert_close(found.double().cpu(), expected.double().cpu(), rtol=ROUNDING[found.dtype], atol=absolute)
+
+
+def write_nvcc(folder: Path, patch: pytest.MonkeyPatch, body: str = "") -> Path:
+    """An nvcc that is a script and runs `body` while it compiles, and an empty cache; returns the list of its calls."""
+    script, calls = folder / "cuda/bin/nvcc", folder / "calls"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(NVCC.format(calls=calls, body=body))
+    script.chmod(0o755)
+    patch.setenv("CUDA_HOME", str(folder / "cuda"))
+    patch.setenv("URLS_TO_GPT2_KERNELS", str(folder / "cache"))
+    return calls

@@ -27,21 +27,10 @@ __global__ void some_wait(float* data) {
     if (threadIdx.x % 2) __syncthreads();
     data[threadIdx.x] = 1.0f;
 }
-__global__ void indices(float* data) {
-    DYNAMIC_SHARED(float, shared);
-    const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-    const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-    shared[thread] = thread;
-    __syncthreads();
-    data[block * 64 + thread] = shared[63 - thread] + __shfl_down_sync(~0u, 1.0f * thread, 1);
-}
 extern "C" {
 int run_reverse(float* data, int barrier) { return launch(reverse, 1, 96, 0, nullptr, data, barrier != 0); }
 int run_return(float* data, int whole_warps) { return launch(some_return, 1, 96, 0, nullptr, data, whole_warps != 0); }
 int run_wait(float* data) { return launch(some_wait, 1, 64, 0, nullptr, data); }
-int run_indices(float* data) { return launch(indices, dim3(2, 3, 2), dim3(8, 4, 2), 64 * 4, nullptr, data); }
-int run_thousands(float* data) { return launch(reverse, 1, 1056, 0, nullptr, data, true); }
-int run_no_blocks(float* data) { return launch(reverse, 0, 96, 0, nullptr, data, true); }
 void order(int reversed) { host::reversed = reversed; }
 void from_half(const __half* in, float* out, int n) { for (int i = 0; i < n; ++i) out[i] = to_float(in[i]); }
 void from_bfloat16(const __nv_bfloat16* in, float* out, int n) { for (int i = 0; i < n; ++i) out[i] = to_float(in[i]); }
@@ -90,19 +79,6 @@ def test_what_would_hang_on_a_gpu_is_an_error_and_the_next_launch_works(host: ct
     assert host.run_wait(pointer(data)) == LAUNCH_FAILURE
     assert host.run_return(pointer(data), 1) == 0
     assert data.tolist() == [32] * 64 + [0] * 32
-
-
-def test_grids_and_blocks_have_three_dimensions(host: ctypes.CDLL) -> None:
-    data = np.full((12, 64), np.nan, dtype=np.float32)
-    assert host.run_indices(pointer(data)) == 0
-    thread = np.arange(64)
-    below = np.where(thread % 32 == 31, thread, thread + 1)
-    assert (data == 63 - thread + below).all()
-
-
-def test_sizes_that_cuda_refuses_are_refused(host: ctypes.CDLL) -> None:
-    assert host.run_thousands(None) == 1
-    assert host.run_no_blocks(None) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,5 +1,6 @@
-"""The trainer with every kernel selected takes the steps that it takes without any."""
+"""The trainer with every kernel selected takes the steps that it takes without any; ops follow the selection."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,34 +8,43 @@ import pytest
 import torch
 
 from tests.training.helpers import Session, make_run, open_session, settings_of, step_batches
+from tests.training.kernels.helpers import draw
+from tests.training.kernels.test_choice import SMALL
 from training.kernels import choice, library
+from training.kernels.cases import cases, runner
 from training.parallel.process_group import World
 from training.run_plan import make_plan
 from training.step import train_step
 
+VECTOR, SEED = torch.ones(8), torch.tensor([1, 2])
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """The launchers that are called."""
+    names: set[str] = set()
+    call = library.call
+    monkeypatch.setattr(library, "call", lambda name, *arguments: (names.add(name), call(name, *arguments))[1])
+    yield names
+
 
 def steps(folder: Path, device: torch.device, dropout: float = 0.0, **train: Any) -> tuple[list[float], Session]:
-    """The losses of three steps, and the session after them."""
-    config = make_run(folder, model={"dropout": dropout}, train={"compile": "none", **train})
+    """The losses of two steps, and the session after them."""
+    train = {"compile": "none", "global_batch_size": 2, **train}
+    config = make_run(folder, model={"dropout": dropout, "n_layer": 1}, train=train)
     session = open_session(make_plan(settings_of(config), "tiny"), World(0, 1, device))
     batches = step_batches(session, 0)
-    losses = [train_step(session, iteration, next(batches), 0.01).loss for iteration in (1, 2, 3)]
+    losses = [train_step(session, iteration, next(batches), 0.01).loss for iteration in (1, 2)]
     batches.close()
     return losses, session
 
 
-@pytest.mark.parametrize(("precision", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize(
+    ("precision", "near"), [("float32", 1e-5), pytest.param("bfloat16", 1e-2, marks=pytest.mark.slow)]
+)
 def test_steps_with_all_kernels_are_the_steps_without(
-    tmp_path: Path, device: torch.device, precision: str, near: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: torch.device, precision: str, near: float, called: set[str]
 ) -> None:
-    called: set[str] = set()
-    call = library.call
-
-    def note(name: str, *arguments: Any) -> None:
-        called.add(name)
-        call(name, *arguments)
-
-    monkeypatch.setattr(library, "call", note)
     with library.using(()):
         expected, plain = steps(tmp_path / "plain", device, precision=precision)
     assert not called
@@ -48,9 +58,57 @@ def test_steps_with_all_kernels_are_the_steps_without(
             assert torch.allclose(value, plain.parameters[name], atol=2e-4), name
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("recompute", [pytest.param("selective", marks=pytest.mark.slow), "full"])
 def test_a_recomputed_layer_draws_the_same_mask(tmp_path: Path, device: torch.device, recompute: str) -> None:
     with library.using(set(choice.KERNELS) - {"causal_softmax"}):
         plain, _ = steps(tmp_path / "plain", device, dropout=0.1)
         again, _ = steps(tmp_path / "again", device, dropout=0.1, recompute=recompute)
     assert again == plain
+
+
+def test_an_op_runs_its_own_kernel_where_it_is_selected_and_takes_its_type(
+    device: torch.device, called: set[str]
+) -> None:
+    for case in cases(SMALL, device):
+        for names, uses in ({case.kernel}, True), (set(choice.KERNELS) - {case.kernel}, False):
+            called.clear()
+            with library.using(names):
+                runner(case, case.forward)()
+                assert bool(called) == uses, (case.kernel, called)
+                assert uses == library.selected(case.kernel, torch.zeros(1, device=device))
+                assert not library.selected(case.kernel, torch.zeros(1, device=device, dtype=torch.float64))
+                assert not library.selected(case.kernel, torch.zeros(1, device="meta"))
+    if device.type == "cpu":
+        library.use_host_library(None)
+        assert not library.selected(choice.KERNELS[0], torch.zeros(1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("bias_gelu", (draw(3, 8, seed=1), VECTOR)),
+        ("add_dropout", (draw(3, 8, seed=1), draw(3, 8, seed=2), VECTOR, 0.3, SEED)),
+        ("add_dropout", (draw(3, 8, seed=1), draw(3, 8, seed=2), None, 0.0, None)),
+        ("add_dropout_norm", (draw(3, 8, seed=1), draw(3, 8, seed=2), VECTOR, 0.3, SEED, VECTOR + 1, VECTOR + 2, 1e-5)),
+        ("causal_softmax", (draw(2, 3, 5, seed=1), 0.5)),
+        ("cross_entropy_statistics", (draw(3, 9, seed=1), torch.tensor([1, 8, 2]), 0, 9)),
+        ("cross_entropy_backward_", (draw(3, 9, seed=1), torch.tensor([1, 8, 2]), VECTOR[:3], VECTOR[:3] + 1, 0, 9)),
+        ("sum_of_squares", ([draw(3, seed=1), draw(2, 5, seed=2)],)),
+        (
+            "adamw_",
+            (*([draw(6, seed=n).abs()] for n in range(4)), 1e-3, 0.9, 0.95, 1e-8, [0.1], 1, torch.tensor(0.5)),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_ops_are_well_behaved(op: str, arguments: tuple[Any, ...], device: torch.device) -> None:
+    def there(value: Any) -> Any:
+        if isinstance(value, list):
+            return [each.to(device, copy=True) if isinstance(each, torch.Tensor) else each for each in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        leaf = value.is_floating_point() and not op.startswith("cross_entropy")
+        return value.to(device, copy=True).requires_grad_(leaf)
+
+    torch.library.opcheck(getattr(torch.ops.gpt2, op).default, tuple(map(there, arguments)))
