@@ -76,10 +76,10 @@ def weights_of_a_step(session: Session) -> dict[str, int]:
     return {"within": max(within), "forward": forward, "after": after}
 
 
-def measured(plan: Plan, world: World) -> dict[str, Any]:
+def measured(plan: Plan, world: World, precisions: list[str]) -> dict[str, Any]:
     """What a precision, a kind of recompute and a ZeRO stage keep and learn, by their names."""
     seen: dict[str, Any] = {}
-    for precision, recompute, zero_stage in product(PRECISIONS, RECOMPUTE, STAGES):
+    for precision, recompute, zero_stage in product(precisions, RECOMPUTE, STAGES):
         session = open_session(in_precision(plan, precision, recompute, zero_stage), world)
         seen[f"{precision} {recompute} {zero_stage}"] = weights_of_a_step(session)
         if recompute == "none":
@@ -91,6 +91,6 @@ def measured(plan: Plan, world: World) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     config, launch = Path(argv[0]), read_launch()
     with started(launch, config.parent) as world:
-        seen = measured(make_plan(settings_of(config), "tiny"), world)
+        seen = measured(make_plan(settings_of(config), "tiny"), world, argv[1:])
     config.with_name(f"seen.{launch.rank}.json").write_text(json.dumps(seen))
     return 0

@@ -2,8 +2,8 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,45 +17,33 @@ ROOT = (384 + LENGTH) * WIDTH  # elements of both embeddings, the vocabulary pad
 LAYER = 12 * WIDTH**2  # of a layer's matrices: 3 + 1 for attention, 4 + 4 for the MLP
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.parametrize(
+    "precision", [pytest.param(name, marks=[pytest.mark.slow] * (name != "bfloat16")) for name in PRECISIONS]
+)
+def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_alike(
+    tmp_path: Path, precision: str
+) -> None:
+    """Weights: in the type of the products, and once; stage 3: those of one layer at a time, embeddings and head.
+
+    The stages round alike, and their sums in another order differ by 1e-7, which AdamW amplifies. One process rounds
+    the sum of the embeddings, data-parallel ranks each of the two: activations differ by a few units roundoff, in both
+    directions, so that the mean loss and the first gradient norm differ by less than one. Later norms are not compared:
+    AdamW's first update is the sign of a gradient, and rounding turns the smallest ones.
+    """
     model = {"n_layer": LAYERS, "n_embd": WIDTH, "seq_len": LENGTH, "dropout": 0.0}
-    return make_run(tmp_path_factory.mktemp("zero"), model=model, parallel={"data": 2})
-
-
-@pytest.fixture(scope="module")
-def seen(config: Path) -> dict[str, Any]:
-    """What rank 0 of two measures in every stage, precision and kind of recompute."""
-    launch_ok(2, "tests.training.memory_worker", config)
+    config = make_run(tmp_path, model=model, parallel={"data": 2})
+    launch_ok(2, "tests.training.memory_worker", config, precision)
     ranks = [json.loads(config.with_name(f"seen.{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0] == ranks[1]
-    return ranks[0]
-
-
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("zero_stage", STAGES)
-def test_whole_weights_are_alive_only_where_the_stage_needs_them(
-    seen: dict[str, Any], zero_stage: int, precision: str, recompute: str
-) -> None:
-    """In the type of the products, and once; stage 3: those of one layer at a time, and of the embeddings and head."""
     size = getattr(torch, precision).itemsize
-    weights = seen[f"{precision} {recompute} {zero_stage}"]
-    assert weights["forward"] == (ROOT if zero_stage == 3 else ROOT + LAYERS * LAYER) * size
-    assert weights["after"] == 0
-    if zero_stage == 3:
-        assert weights["within"] == (ROOT + LAYER) * size
+    for zero_stage, recompute in product(STAGES, RECOMPUTE):
+        weights = ranks[0][f"{precision} {recompute} {zero_stage}"]
+        assert weights["forward"] == (ROOT if zero_stage == 3 else ROOT + LAYERS * LAYER) * size
+        assert weights["after"] == 0
+        if zero_stage == 3:
+            assert weights["within"] == (ROOT + LAYER) * size
 
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_all_stages_learn_what_one_process_learns(seen: dict[str, Any], config: Path, precision: str) -> None:
-    """The stages round alike, and their sums in another order differ by 1e-7, which AdamW amplifies.
-
-    One process rounds the sum of the embeddings, data-parallel ranks each of the two: activations differ by a few units
-    roundoff, in both directions, so that the mean loss and the first gradient norm differ by less than one. Later norms
-    are not compared: AdamW's first update is the sign of a gradient, and rounding turns the smallest ones.
-    """
-    first, *others = (seen[f"{precision} {stage}"] for stage in STAGES)
+    first, *others = (ranks[0][f"{precision} {stage}"] for stage in STAGES)
     for other in others:
         assert [*map(tuple, other)] == [pytest.approx(step, rel=1e-5) for step in first]
     plan = make_plan(settings_of(config), "tiny")

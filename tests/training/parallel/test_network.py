@@ -32,7 +32,7 @@ def known_hosts(monkeypatch: pytest.MonkeyPatch, **addresses: str) -> None:
 
 def test_an_interface_stands_for_its_address_and_a_wrong_one_lists_those_that_exist() -> None:
     assert address_of("lo") == published_host(TWO_NODES, "lo") == listening_address(TWO_NODES, "lo") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"cluster\.interface: node1 has no 'ib0' .*lo \(127\.0\.0\.1\)"):
+    with pytest.raises(ConfigError, match=r"cluster\.interface.*node1.*'ib0'.*lo"):
         address_of("ib0")
 
 
@@ -45,9 +45,8 @@ def test_rank_0_publishes_its_name_in_the_node_list_where_the_network_knows_it(m
     assert (listening_address(TWO_NODES, ""), listening_address(ONE_NODE, "")) == ("", "127.0.0.1")
 
 
-def test_gloo_never_takes_loopback_for_several_nodes_because_of_the_hosts_own_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gloo_never_takes_loopback_for_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own name often stands for 127.0.1.1."""
     monkeypatch.setattr(
         "training.parallel.network._addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")]
     )
@@ -62,13 +61,15 @@ def test_gloo_never_takes_loopback_for_several_nodes_because_of_the_hosts_own_na
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 
-def test_a_job_runs_over_the_interface_of_its_settings_and_a_wrong_one_ends_it_in_one_line(tmp_path: Path) -> None:
+def test_a_job_with_a_wrong_interface_ends_in_one_line(tmp_path: Path) -> None:
     sections = {"parallel": {"data": 2}, "train": {"iterations": 1}}
     config = make_run(tmp_path / "wrong", cluster={"interface": "wrong"}, **sections)
     results = launch(2, "training.train", "--config", config, "--model", "tiny")
     assert [result.returncode for result in results] == [2, 2]
-    told = [line for result in results for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert "has no 'wrong'" in results[0].stderr and results[0].stderr.count("\n") == 1
-    assert all("has no 'wrong'" in line for line in told)  # rank 1 repeats it if rank 0 has left before they met
-    config = make_run(tmp_path / "right", cluster={"interface": "lo"}, **sections)
+    assert "'wrong'" in results[0].stderr and results[0].stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_job_runs_over_the_interface_of_its_settings(tmp_path: Path) -> None:
+    config = make_run(tmp_path, cluster={"interface": "lo"}, parallel={"data": 2}, train={"iterations": 1})
     launch_ok(2, "training.train", "--config", config, "--model", "tiny")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.training.helpers import make_run, open_session, settings_of, step_batches
@@ -22,9 +21,10 @@ def course(folder: Path, dropout: float = 0.1, **train: object) -> list[float]:
     return [train_step(session, iteration, next(batches), 0.01).loss for iteration in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("kind", ["selective", "full"])
-def test_a_step_is_the_same_bit_for_bit(tmp_path: Path, kind: str) -> None:
-    assert course(tmp_path / kind, recompute=kind) == course(tmp_path / "none")
+def test_a_step_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    plain = course(tmp_path / "none")
+    for kind in ("selective", "full"):
+        assert course(tmp_path / kind, recompute=kind) == plain
 
 
 def test_full_recompute_keeps_only_the_input_of_a_layer_and_selective_the_matrix_products() -> None:
@@ -45,19 +45,4 @@ def test_full_recompute_keeps_only_the_input_of_a_layer_and_selective_the_matrix
             layer(x)
         weights = {parameter.data_ptr() for parameter in layer.parameters()}
         kept[kind] = sum(size for pointer, size in sizes.items() if pointer not in {*weights, x.data_ptr()})
-    assert kept["full"] < kept["none"]
-    assert kept["selective"] < kept["none"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
-@pytest.mark.parametrize("kind", ["none", "selective", "full"])
-def test_a_compiled_step_is_the_plain_one(tmp_path: Path, kind: str) -> None:
-    from torch._dynamo.utils import counters
-
-    plain = course(tmp_path / "plain", dropout=0.0)
-    torch._dynamo.reset()
-    counters.clear()
-    compiled = course(tmp_path / "compiled", dropout=0.0, compile="blocks", recompute=kind)
-    assert compiled == pytest.approx(plain, rel=1e-5)
-    assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
+    assert kept["full"] < kept["none"] and kept["selective"] < kept["none"]
