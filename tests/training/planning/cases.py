@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from common.settings import Experiment
-from tests.training.planning.simulated_step import run_worker
+from tests.training.planning.simulated_step import simulated
 from training.planning.layout import Layout
 from training.planning.machines import Machine, known_gpus
 from training.planning.memory import rank_terms, total
@@ -21,8 +21,14 @@ NOT_ALLOCATED = ("NCCL's buffers",)
 MODELS: dict[str, dict[str, Any]] = {
     "345M": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
     "345M/2": {"n_layer": 12, "n_head": 16, "n_embd": 1024},
+    "345M/6": {"n_layer": 4, "n_head": 16, "n_embd": 1024},
+    "uneven": {"n_layer": 5, "n_head": 6, "n_embd": 42, "seq_len": 18, "vocab_size": 257},  # FSDP's shards are
     "7B": {"n_layer": 32, "n_head": 32, "n_embd": 4096, "seq_len": 2048},
 }
+
+
+INTERLEAVED: dict[str, Any] = {"pipeline": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}
+MIXED: dict[str, Any] = {"tensor": 2, "sequence_parallel": True, "pipeline": 2, "data": 2, "zero_stage": 2}
 
 
 def case(model: str, rank: int = 0, **keys: Any) -> dict[str, Any]:
@@ -38,13 +44,26 @@ def case(model: str, rank: int = 0, **keys: Any) -> dict[str, Any]:
     }
 
 
-FAST = [
+QUICK = [
+    case("345M/6", micro_batch_size=8),
+    case("345M/6", micro_batch_size=8, recompute="selective", tensor=2, sequence_parallel=True),
+    case("345M/6", micro_batch_size=2, data=2, zero_stage=1, accumulation=2),
+    case("345M/6", micro_batch_size=1, data=4, zero_stage=3, accumulation=2, recompute="full", precision="float32"),
+    case("345M/6", micro_batch_size=4, pipeline=2, accumulation=6),
+    case("345M/6", 1, micro_batch_size=4, pipeline=2, accumulation=6),
+]
+UNEVEN = [
+    case("uneven", micro_batch_size=1, tensor=3, sequence_parallel=True),
+    case("uneven", 2, micro_batch_size=1, pipeline=3, schedule="gpipe", accumulation=2),
+    case("uneven", 1, micro_batch_size=1, **INTERLEAVED, accumulation=2),
+    case("uneven", micro_batch_size=1, data=5, zero_stage=3),
+    case("uneven", 4, micro_batch_size=1, **MIXED, accumulation=4),
+]
+CASES = [
     case("345M", micro_batch_size=8),
     case("345M", micro_batch_size=8, recompute="full"),
     case("345M/2", micro_batch_size=2, data=2, zero_stage=1, accumulation=2),
     case("345M/2", micro_batch_size=4, pipeline=2, accumulation=4),
-]
-SLOW = [
     *(case("345M", micro_batch_size=8, recompute=kind, precision="float32") for kind in ("none", "selective", "full")),
     case("345M", micro_batch_size=8, recompute="selective"),
     case("345M", micro_batch_size=8, loss="chunked"),
@@ -98,17 +117,22 @@ def planned(case: dict[str, Any], machine: Machine = GPU) -> tuple[Workload, Lay
     return Workload.of(experiment, machine), Layout.of(experiment)
 
 
+def pipeline_rank(case: dict[str, Any]) -> int:
+    """The pipeline rank of the case's process: ranks are (pp, dp, tp) with tp fastest."""
+    parallel = case["parallel"]
+    return int(case["rank"] // (parallel.get("data", 1) * parallel.get("tensor", 1)))
+
+
 def predicted(case: dict[str, Any]) -> float:
     """The bytes that tensors hold at the peak of the case's rank."""
     workload, layout = planned(case)
-    terms: list[Term] = rank_terms(workload, layout, GPU, case["rank"] // (layout.data * layout.tensor))
+    terms: list[Term] = rank_terms(workload, layout, GPU, pipeline_rank(case))
     return total([term for term in terms if term.part != "context" and term.name not in NOT_ALLOCATED])
 
 
 def main() -> int:
-    cases = FAST + SLOW
     print("| layout | predicted, MiB | simulated, MiB | error |\n|---|---|---|---|")
-    for each, found in zip(cases, run_worker("simulated_step", cases), strict=True):
+    for each, found in zip(CASES, simulated(CASES), strict=True):
         mine, peak = predicted(each), found["peak"]
         print(f"| {each['title']} | {mine / 2**20:,.0f} | {peak / 2**20:,.0f} | {100 * (mine / peak - 1):+.1f} % |")
     return 0

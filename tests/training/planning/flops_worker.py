@@ -20,7 +20,6 @@ from training.step import train_step
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     1: [{}],
     2: [
-        {"tensor": 2},
         {"tensor": 2, "sequence_parallel": True},
         {"pipeline": 2},
         {"data": 2, "zero_stage": 3},
@@ -63,7 +62,7 @@ def counted(plan: Plan, world: World) -> list[int]:
 
 def cases(processes: int) -> list[tuple[dict[str, Any], str, str]]:
     """(parallel, precision, recompute)."""
-    return list(product(LAYOUTS[processes], ("float32", "bfloat16"), RECOMPUTE))
+    return list(product(LAYOUTS[processes], ("bfloat16",), RECOMPUTE))
 
 
 def main(argv: list[str]) -> int:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
@@ -64,37 +63,29 @@ class Storages(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.held = self.peak = 0
-        self.look_at = -1
-        """When so many bytes are held for the first time, `seen` becomes what they consist of."""
-        self.seen: Counter[str] = Counter()
-        self._known: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        self._sizes: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
-                self._add(tensor._local_tensor if isinstance(tensor, DTensor) else tensor, str(func))
+                self._add(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
         return out
 
-    def _add(self, tensor: Tensor, operation: str) -> None:
+    def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage in self._known or tensor.device.type == "meta":
-            return
-        self._known[storage] = [0, f"{operation} {str(tensor.dtype)[6:]} {list(tensor.shape)}"]
-        weakref.finalize(storage, self._free, self._known[storage])
-        self.resized(tensor)
+        if storage not in self._sizes and tensor.device.type != "meta":
+            self._sizes[storage] = [0]
+            weakref.finalize(storage, self._free, self._sizes[storage])
+            self.resized(tensor)
 
     def resized(self, tensor: Tensor) -> None:
         """FSDP frees and allocates gathered parameters by the size of their storage."""
         storage = tensor.untyped_storage()
-        entry, size = self._known[storage], storage.nbytes()
-        self.held += size - entry[0]
-        entry[0] = size
-        if self.held > self.peak:
-            self.peak = self.held
-            if not self.seen and 0 < self.look_at <= self.peak:
-                for held, what in self._known.values():
-                    self.seen[what] += held
+        size, new = self._sizes[storage], storage.nbytes()
+        self.held += new - size[0]
+        size[0] = new
+        self.peak = max(self.peak, self.held)
 
     def following(self, resize: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """A function that changes the size of a tensor's storage, with the change counted."""
@@ -105,8 +96,8 @@ class Storages(TorchDispatchMode):
 
         return counted
 
-    def _free(self, entry: list[Any]) -> None:
-        self.held -= entry[0]
+    def _free(self, size: list[int]) -> None:
+        self.held -= size[0]
 
 
 def _to_empty(self: Stage, *, device: torch.device, recurse: bool = True) -> Stage:
@@ -141,10 +132,9 @@ def _large_parts(logits: Tensor) -> list[slice]:
 
 
 def simulate(case: dict[str, Any]) -> dict[str, Any]:
-    """Bytes held before a step, at the peak of its passes, after them, and at the peak of the optimiser's step.
+    """Bytes at the peak of a step, and of its parameters, gradients and moments.
 
-    A case has `model`, `parallel` and `train` as in a configuration, and `rank`. With `look`, `seen` tells what the
-    peak consists of.
+    A case has `model`, `parallel` and `train` as in a configuration, and `rank`.
     """
     sections = {key: case.get(key, {}) for key in ("model", "parallel", "train")}
     experiment = Experiment.model_validate({**sections, "train": {"iterations": 10, **sections["train"]}})
@@ -174,7 +164,7 @@ def simulate(case: dict[str, Any]) -> dict[str, Any]:
     try:
         mesh = make_mesh(experiment.parallel, "cpu")
         with FakeTensorMode(allow_non_fake_inputs=True), storages:
-            return _measure(experiment, World(rank, size, CPU), mesh, storages, case)
+            return _measure(experiment, World(rank, size, CPU), mesh, storages)
     finally:
         for each in patches:
             each.stop()
@@ -182,30 +172,20 @@ def simulate(case: dict[str, Any]) -> dict[str, Any]:
             dist.destroy_process_group()
 
 
-def _measure(
-    experiment: Experiment, world: World, mesh: Any, storages: Storages, case: dict[str, Any]
-) -> dict[str, Any]:
+def _measure(experiment: Experiment, world: World, mesh: Any, storages: Storages) -> dict[str, Any]:
     session = trainer.open_session(experiment, world, mesh)
-    shape = (experiment.train.micro_batch_size, experiment.model.seq_len)
-    tokens = torch.zeros(shape, dtype=torch.long)
+    tokens = torch.zeros((experiment.train.micro_batch_size, experiment.model.seq_len), dtype=torch.long)
     batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
     found: dict[str, Any] = {}
-    for step in range(3 if case.get("look") else case.get("steps", 2)):  # the first step allocates buffers
+    for _ in range(2):  # the first step allocates buffers
         gc.collect()
-        storages.peak = found["before"] = storages.held
-        if step == 2:
-            storages.look_at = max(found["passes"], found["step"])
-        run_micro_batches(session, batches, 1.0, train=True)
-        found["passes"], found["after"] = storages.peak, storages.held
-        found |= _allocated(session)
         storages.peak = storages.held
+        run_micro_batches(session, batches, 1.0, train=True)
+        found |= _allocated(session)
         sync_gradients(session.parameters, mesh)
         take_step(session.optimizer, 1e-4, torch.ones(()))
-        found["step"] = storages.peak
         session.optimizer.zero_grad()
-    found["peak"] = max(found["passes"], found["step"])
-    found["seen"] = dict(storages.seen.most_common(40))
-    return found
+    return found | {"peak": storages.peak}
 
 
 def _allocated(session: Session) -> dict[str, int]:
@@ -224,10 +204,10 @@ def _allocated(session: Session) -> dict[str, int]:
     }
 
 
-def run_worker(module: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a module of this folder measures in its own process, because fake process groups are global."""
+def simulated(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`simulate` for each case in one process of its own, because fake process groups are global."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", f"tests.training.planning.{module}", json.dumps(cases)]
+    command = [sys.executable, "-m", "tests.training.planning.simulated_step", json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

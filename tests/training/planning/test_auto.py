@@ -21,11 +21,8 @@ MODEL = {"n_layer": 8, "n_head": 8, "n_embd": 512}
 
 
 def settings(folder: Path, parallel: object = "auto", cluster: object = None, **train: Any) -> Settings:
-    model = {
-        "model": MODEL,
-        "parallel": parallel,
-        "train": {"iterations": 9, **({"global_batch_size": 64} | train)},
-    }
+    train = {"iterations": 9, "global_batch_size": 64, **train}
+    model = {"model": MODEL, "parallel": parallel, "train": train}
     return validate({"run": str(folder), "urls": ["-"], "models": {"m": model}, "cluster": cluster or {}}, "test")
 
 
@@ -36,7 +33,7 @@ def run_began(folder: Path, **parallel: Any) -> Layout:
     return Layout.of(given.models["m"])
 
 
-def test_the_planners_first_choice_becomes_the_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_planners_first_choice_becomes_the_layout(tmp_path: Path) -> None:
     given = settings(tmp_path)
     chosen = resolve(given, "m", H100, 8)
     experiment = chosen.models["m"]
@@ -44,46 +41,34 @@ def test_the_planners_first_choice_becomes_the_layout(tmp_path: Path, capsys: py
     assert Layout.of(experiment) == best.layout and not experiment.parallel.auto
     assert (experiment.world_size, experiment.train.global_batch_size) == (8, 64)
     assert validate(chosen.model_dump(mode="json"), "written") == chosen
-    assert capsys.readouterr().err.endswith(" on 8 GPUs, chosen by the planner\n")
     assert list(tmp_path.iterdir()) == [], "nothing is written"
-
-
-def test_a_micro_batch_that_is_given_stays(tmp_path: Path) -> None:
     assert resolve(settings(tmp_path, micro_batch_size=2), "m", H100, 4).models["m"].train.micro_batch_size == 2
 
 
-def test_a_layout_that_is_given_stays(tmp_path: Path) -> None:
-    run_began(tmp_path)
+def test_a_run_that_goes_on_keeps_its_layout_and_one_that_is_given_stays(tmp_path: Path) -> None:
+    began = run_began(tmp_path)
+    again = resolve(settings(tmp_path, iterations=99), "m", H100, 4).models["m"]
+    assert Layout.of(again) == began and again.train.iterations == 99
     given = settings(tmp_path, {"tensor": 4})
     assert resolve(given, "m", H100, 4) is given
 
 
-def test_a_run_that_goes_on_keeps_its_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = run_began(tmp_path)
-    again = resolve(settings(tmp_path, iterations=99), "m", H100, 4).models["m"]
-    assert Layout.of(again) == began and again.train.iterations == 99
-    assert f"as in {tmp_path}/models/m/settings.yaml" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("processes", "train", "memory"),
-    [(8, {}, 0), (4, {"global_batch_size": 128}, 0), (4, {"micro_batch_size": 4}, 0), (4, {}, 1)],
+    ("processes", "train"),
+    [(8, {}), (4, {"global_batch_size": 128}), (4, {"micro_batch_size": 4}), (4, {"iterations": 10})],
+    ids=["more processes", "a larger batch", "a larger micro-batch", "smaller GPUs"],
 )
-def test_a_run_that_goes_on_otherwise_is_planned_again(
-    tmp_path: Path, processes: int, train: dict[str, Any], memory: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_goes_on_otherwise_is_planned_again(tmp_path: Path, processes: int, train: dict[str, Any]) -> None:
     began = run_began(tmp_path)
     given = settings(tmp_path, **train)
-    small = H100
-    if memory:  # GPUs on which the layout that it had no longer fits
-        workload = Workload.of(given.models["m"], H100)
-        least = smallest(workload, H100, Question(4, 64))
+    gpu = H100
+    if train == {"iterations": 10}:  # GPUs on which the layout that it had no longer fits
+        least = smallest(Workload.of(given.models["m"], H100), H100, Question(4, 64))
         assert least is not None
-        small = replace(H100, memory=int(1.1 * least.memory_bytes))
+        gpu = replace(H100, memory=int(1.1 * least.memory_bytes))
         began = run_began(tmp_path, zero_stage=0)
-    again = resolve(given, "m", small, processes)
+    again = resolve(given, "m", gpu, processes)
     assert Layout.of(again.models["m"]) != began and again.models["m"].world_size == processes
-    assert "chosen by the planner; the run had pipeline 1 x data 4 x tensor 1 = 4 processes" in capsys.readouterr().err
 
 
 def test_settings_of_another_version_of_the_toolkit_are_planned_again(tmp_path: Path) -> None:
@@ -93,16 +78,15 @@ def test_settings_of_another_version_of_the_toolkit_are_planned_again(tmp_path: 
     assert resolve(settings(tmp_path), "m", H100, 4).models["m"].world_size == 4
 
 
-def test_where_nothing_fits_one_line_says_what_would(tmp_path: Path) -> None:
+def test_where_nothing_fits_the_error_names_the_key_that_starts_it_anyway(tmp_path: Path) -> None:
     given = settings(tmp_path)
     least = smallest(Workload.of(given.models["m"], H100), H100, Question(2, 64))
     assert least is not None
     small = replace(H100, memory=int(least.memory_bytes / 1.2))
-    says = r"parallel: auto: nothing fits on 2 GPUs: [\d.]+ GiB each at least, of [\d.]+; .* set train\.allow_tight"
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=r"2 GPUs.*train\.allow_tight"):
         resolve(given, "m", small, 2)
     assert Layout.of(resolve(settings(tmp_path, allow_tight=True), "m", small, 2).models["m"]) == least.layout
-    with pytest.raises(ConfigError, match=r"takes train\.global_batch_size 7; choose a multiple of 11"):
+    with pytest.raises(ConfigError, match=r"train\.global_batch_size 7.* 11"):
         resolve(settings(tmp_path, global_batch_size=7, micro_batch_size=7), "m", H100, 11)
 
 

@@ -46,14 +46,15 @@ def refusal(given: Settings, found: Machine, **options: Any) -> str:
     with pytest.raises(ConfigError) as error:
         check_fits(given, "medium", found, **options)
     message = str(error.value)
-    assert "\n" not in message and message.startswith("models.medium needs ")
+    assert "\n" not in message and message.startswith("models.medium ") and "train.allow_tight=true" in message
     return message
 
 
-@pytest.fixture
-def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 GiB and 4 cores."""
-    use_cpu(monkeypatch, 16 * GIB)
+def followed(message: str) -> Settings:
+    """The settings with the keys that a refusal proposes instead of train.allow_tight."""
+    *keys, _anyway = re.findall(r"[a-z]+\.\w+=\w+", message)
+    assert keys, message
+    return validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
 
 
 def use_cpu(monkeypatch: pytest.MonkeyPatch, memory: int, cores: int = 4) -> None:
@@ -64,18 +65,16 @@ def use_cpu(monkeypatch: pytest.MonkeyPatch, memory: int, cores: int = 4) -> Non
 # ---------------------------------------------------------------------------------------------------------------- GPUs
 
 
-@pytest.mark.parametrize("share", [0.93, 1.5, 2.5])
+@pytest.mark.parametrize("share", [0.921, 1.5, 2.5])
 def test_following_a_refusal_leads_to_a_layout_that_fits(share: float) -> None:
     given = settings({"data": 8})
     h100 = sized(given, share)
     message = refusal(given, h100)
     prediction = predict(given.models["medium"], h100)
     part, value = max(by_part(prediction.memory).items(), key=lambda item: item[1])
-    assert f"needs {gib(prediction.memory_bytes)} GiB per GPU and there are {gib(h100.memory)} (" in message
-    assert f"the largest part: {part}, {gib(value)})" in message
-    keys = re.findall(r"[a-z]+\.\w+=\w+", message)
-    assert keys.pop() == "train.allow_tight=true" and keys, message
-    changed = validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
+    for found in (gib(prediction.memory_bytes), gib(h100.memory), f"{part}, {gib(value)}"):
+        assert found in message
+    changed = followed(message)
     assert predict(changed.models["medium"], h100).fits
     assert changed.models["medium"].world_size == 8
     assert changed.models["medium"].train.global_batch_size == 512
@@ -88,29 +87,20 @@ def test_if_nothing_fits_the_number_of_gpus_that_would_do_is_named() -> None:
     least = smallest(Workload.of(given.models["medium"], h100), h100, Question(1, 512))
     assert least is not None
     small = replace(h100, memory=int(least.memory_bytes / 1.5))
-    message = refusal(given, small)
-    found = re.search(
-        r"; no layout of 1 GPU fits, (\d+) would do, or set train\.allow_tight=true to start anyway$", message
-    )
-    assert found, message
-    workload = Workload.of(given.models["medium"], small)
-    assert search(workload, small, Question(int(found[1]), 512))
+    found = re.search(r" of 1 GPU fits, (\d+) ", refusal(given, small))
+    assert found
+    assert search(Workload.of(given.models["medium"], small), small, Question(int(found[1]), 512))
 
 
-def test_a_tight_layout_is_a_note_and_a_feasible_one_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_feasible_layout_is_silent_and_a_tight_or_allowed_one_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     given = settings({"data": 8})
-    check_fits(given, "medium", sized(given, 0.79))
+    check_fits(given, "medium", sized(given, 0.799))
     assert capsys.readouterr().err == ""
-    check_fits(given, "medium", sized(given, 0.85))
-    assert re.match(r"note: models\.medium needs .* per GPU .*, which is tight$", capsys.readouterr().err)
-
-
-def test_allow_tight_turns_the_refusal_into_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    values = raw({"data": 8})
-    values["models"]["medium"]["train"] = {**TRAIN, "allow_tight": True}
-    given = validate(values, "test")
-    check_fits(given, "medium", sized(given, 3))
-    assert re.match(r"note: models\.medium needs .*\)$", capsys.readouterr().err)
+    allowed = raw({"data": 8})
+    allowed["models"]["medium"]["train"] = {**TRAIN, "allow_tight": True}
+    for tight, share in ((given, 0.801), (given, 0.919), (validate(allowed, "test"), 3)):
+        check_fits(tight, "medium", sized(given, share))
+        assert re.fullmatch(r"note: models\.medium .*\n", capsys.readouterr().err)
 
 
 def test_a_finished_run_is_not_refused() -> None:
@@ -122,51 +112,38 @@ def test_a_finished_run_is_not_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------------- CPUs
 
 
-def test_the_large_models_of_the_repository_are_refused_on_a_laptop(laptop: None) -> None:
+def test_the_large_models_of_the_repository_are_refused_on_a_laptop_and_the_embedded_run_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_cpu(monkeypatch, 16 * GIB)
     given = load_settings(ROOT / "config.yaml")
+    many = given.model_copy(update={"cluster": given.cluster.model_copy(update={"tasks_per_node": 64})})
     for name in ("gpt2_345m", "gpt2_7b"):
-        given_cluster = given.cluster.model_copy(update={"tasks_per_node": 64})
-        with pytest.raises(ConfigError) as error:
-            prepare(given.model_copy(update={"cluster": given_cluster}), name)
-        message = str(error.value)
-        assert re.match(rf"models\.{name} needs [\d.]+ GiB in \d+ processes and there are 16.0 \(the largest", message)
-        assert message.endswith("set train.allow_tight=true to start anyway")
-
-
-def test_the_embedded_run_starts_on_small_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(ConfigError, match=rf"models\.{name}.* 16\.0 .*train\.allow_tight=true"):
+            prepare(many, name)
     use_cpu(monkeypatch, 2 * GIB, cores=2)
-    given = load_settings(ROOT / "config.yaml")
     assert prepare(given, "tiny") == given
 
 
 def test_too_many_processes_for_one_memory_are_told_which_layout_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings({"data": 8}, tasks_per_node=8)
     use_cpu(monkeypatch, int(4 * predict(given.models["medium"], machine("h100", {}, 8)).memory_bytes))
-    message = refusal(given, this_cpu(8), here=True)
-    keys = re.findall(r"[a-z]+\.\w+=\w+", message)[:-1]
-    changed = validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
+    changed = followed(refusal(given, this_cpu(8), here=True))
     check_fits(changed, "medium", this_cpu(changed.models["medium"].world_size), here=True)
 
 
 def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes() -> None:
     values = {"executor": "slurm", "gpus_per_node": 8}
-    for cluster in (values, {"executor": "slurm"}):
+    for cluster in (values, {"executor": "slurm"}, {"executor": "slurm", "mem_gb_per_task": 99}):
         given = settings({"data": 8}, **cluster)
-        assert machine_of_job(given.models["medium"], given.cluster) is None
         assert prepare(given, "medium") is given
     given = settings({"data": 8}, **values, gpu="h100")
     found = machine_of_job(given.models["medium"], given.cluster)
     assert found is not None and (found.name, found.per_node) == ("h100", 8)
-    with pytest.raises(ConfigError, match=r"no GPU kind 'v100' \(did you mean 'v100-32g' or 'v100-16g' or "):
+    with pytest.raises(ConfigError, match=r"'v100'.*v100-32g"):
         prepare(settings({"data": 8}, **values, gpu="v100"), "medium")
-    with pytest.raises(ConfigError, match="no GPU kind 'h1000'"):
-        prepare(settings({"data": 8}, **values, gpu="h1000"), "medium")
-    with pytest.raises(
-        ConfigError, match=r"needs .* in 8 processes and there are 8\.0 .*raise cluster\.mem_gb_per_task"
-    ):
+    with pytest.raises(ConfigError, match=r"cluster\.mem_gb_per_task"):
         prepare(settings({"data": 8}, executor="slurm", mem_gb_per_task=1), "medium")
-    given = settings({"data": 8}, executor="slurm", mem_gb_per_task=99)
-    assert prepare(given, "medium") is given
 
 
 # -------------------------------------------------------------------------------------------------------- this machine
@@ -184,12 +161,11 @@ def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypat
     assert list(this_machine._cgroup_limits(tmp_path, tmp_path / "none")) == []
     monkeypatch.setattr(this_machine, "_cgroup_limits", lambda: [2**62])
     whole = available_memory({})
-    assert whole > GIB
-    assert available_memory({"SLURM_MEM_PER_NODE": "5"}) == whole, "no job"
-    assert available_memory({"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "5"}) == 5 << 20
-    assert available_memory({"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "0"}) == whole
-    per_cpu = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_CPU": "5", "SLURM_CPUS_ON_NODE": "4"}
-    assert available_memory(per_cpu) == 20 << 20
+    job = {"SLURM_JOB_ID": "1"}
+    assert whole > GIB and available_memory({"SLURM_MEM_PER_NODE": "5"}) == whole, "no job"
+    assert available_memory({**job, "SLURM_MEM_PER_NODE": "5"}) == 5 << 20
+    assert available_memory({**job, "SLURM_MEM_PER_NODE": "0"}) == whole
+    assert available_memory({**job, "SLURM_MEM_PER_CPU": "5", "SLURM_CPUS_ON_NODE": "4"}) == 20 << 20
 
 
 def test_processes_share_a_machine_and_use_no_more_than_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,17 +192,15 @@ def test_a_gpu_of_no_known_kind_is_planned_by_its_memory_and_has_no_time() -> No
     assert predicted_rows(given.models["medium"], unknown, 1)["time"] == "not predicted"
 
 
-def test_the_plan_says_what_a_run_will_take(laptop: None) -> None:
-    rows = predicted_rows(settings({}).models["medium"], this_cpu(1), 1000)
-    assert re.match(r"predicted [\d.]+ GiB of 16\.0 per process: .*parameters \d", rows["memory"])
-    assert rows["time"] == "not predicted"
-    rows = predicted_rows(settings({}).models["medium"], machine("v100-32g", {}), 1000)
-    assert re.match(r"predicted about \d+ \w+ at [\d,]+ tokens per second, MFU \d+%, uncalibrated$", rows["time"])
+def test_the_plan_says_what_a_run_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu(monkeypatch, 16 * GIB)
+    medium = settings({}).models["medium"]
+    rows = predicted_rows(medium, this_cpu(1), 1000)
+    assert "16.0" in rows["memory"] and "parameters" in rows["memory"] and rows["time"] == "not predicted"
+    target = machine("v100-32g", {})
+    assert duration(1000 * predict(medium, target).step_seconds) in predicted_rows(medium, target, 1000)["time"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.1, "1 s"), (119, "119 s"), (150, "2 minutes"), (7200, "2 hours"), (1e6, "12 days"), (1e12, "31,710 years")],
-)
-def test_times_are_rounded(seconds: float, text: str) -> None:
-    assert duration(seconds) == f"about {text}"
+def test_times_are_rounded() -> None:
+    texts = {0.1: "1 s", 119: "119 s", 150: "2 minutes", 7200: "2 hours", 1e6: "12 days", 1e12: "31,710 years"}
+    assert {seconds: duration(seconds) for seconds in texts} == {key: f"about {text}" for key, text in texts.items()}

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import launch_ok, make_run, settings_of
-from tests.training.planning.flops_worker import LAYOUTS, cases
+from tests.training.planning.flops_worker import cases
 from training.planning.flops import executed_flops, flops_per_token
 from training.planning.layout import Layout
 from training.planning.machines import cpu_machine
 from training.planning.workload import Workload
 
 
-@pytest.mark.parametrize("processes", LAYOUTS)
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_executed_operations_equal_the_counters(tmp_path: Path, processes: int) -> None:
     config = make_run(tmp_path, model={"dropout": 0.0}, train={"global_batch_size": 4})
     launch_ok(processes, "tests.training.planning.flops_worker", config)

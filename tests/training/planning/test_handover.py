@@ -11,34 +11,29 @@ from common.errors import InputError
 from tests.conftest import ROOT
 from training.planning.handover import autotune_command, probe_command
 
+QUESTION = "--config c.yaml --model tiny --gpus 8 --autotune 3 --global-batch-size 64 --write best.yaml train.lr=1"
+
 
 def test_a_probe_gets_the_layout_and_no_machine() -> None:
     argv = "--config c.yaml --model tiny --given --probe --seq-len 512 --precision=float32 parallel.tensor=2".split()
     expected = "training.probe --config c.yaml --model tiny model.seq_len=512 train.precision=float32 parallel.tensor=2"
     assert probe_command(argv) == expected.split()
-    with pytest.raises(InputError, match="--probe measures on the device of this process and takes no --gpu;"):
+    with pytest.raises(InputError, match="--gpu"):
         probe_command([*argv, "--gpu", "h100"])
 
 
 def test_autotune_gets_the_question() -> None:
-    argv = (
-        "--config c.yaml --model tiny --gpus 8 --autotune 3 --global-batch-size 64 --write best.yaml train.lr=1".split()
-    )
     expected = "cluster.autotune --config c.yaml --model tiny --gpus 8 --top 3 --global-batch-size 64"
-    assert autotune_command(argv) == [*expected.split(), "--write", "best.yaml", "train.lr=1"]
+    assert autotune_command(QUESTION.split()) == [*expected.split(), "--write", "best.yaml", "train.lr=1"]
     assert autotune_command(["--autotune=3", "--max-global-batch-size=9"])[1:] == [
         *("--top", "3", "--max-global-batch-size", "9"),
     ]
     for option in ("--gpu-memory", "--given", "--html"):
-        with pytest.raises(InputError, match=f"configured cluster and takes no {option}"):
-            autotune_command([*argv, option])
+        with pytest.raises(InputError, match=option):
+            autotune_command([*QUESTION.split(), option])
 
 
 def test_every_option_of_a_handed_over_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ["--config", "c.yaml", "--model", "tiny", "--seq-len", "8", "--precision", "float32", "model.n_layer=1"]
-    batch = ["--global-batch-size", "8", "--micro-batch-size", "2"]
-    machine = ["--gpus", "2", "--gpu", "h100", "--write", "best.yaml"]
-
     class Parsed(Exception):
         pass
 
@@ -46,6 +41,9 @@ def test_every_option_of_a_handed_over_command_exists(monkeypatch: pytest.Monkey
         raise Parsed
 
     monkeypatch.setattr("common.cli.read_settings", parsed)
+    asked = "--config c.yaml --model tiny --seq-len 8 --precision float32 model.n_layer=1".split()
+    batch = "--global-batch-size 8 --micro-batch-size 2".split()
+    machine = "--gpus 2 --gpu h100 --write best.yaml".split()
     for command in (probe_command([*asked, *batch, "--probe"]), autotune_command([*asked, *batch, *machine])):
         with pytest.raises(Parsed):
             import_module(command[0]).main(command[1:])
@@ -56,14 +54,9 @@ def test_the_process_is_replaced() -> None:
         "import os; print(os.getpid()); from common.verbs import replace_process;"
         "replace_process(['training.probe', '--no-such-option'])"
     )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     output, errors = process.communicate(timeout=60)
-    assert output == f"{process.pid}\n" and process.returncode == 2
-    assert "python -m training.probe: error: " in errors
+    assert output == f"{process.pid}\n" and process.returncode == 2 and "training.probe" in errors

@@ -19,16 +19,13 @@ WORKLOAD = Workload(MODEL, "bfloat16", compiled=True)
 SMALL = 16 * S * B + 4 * A * S * B  # LayerNorm's statistics and attention's log-sum-exp, which the papers leave out
 
 
-def saved(layout: Layout) -> float:
-    return layer_bytes(WORKLOAD, layout._replace(micro_batch_size=B), GPU).saved
-
-
-def test_parameters_of_layers_are_twelve_squares() -> None:
-    assert published.parameters(24, H) == 301_989_888
-    assert 24 * MODEL.layer_parameters == pytest.approx(published.parameters(24, H), rel=0.002)
+def saved(layout: Layout, workload: Workload = WORKLOAD) -> float:
+    return layer_bytes(workload, layout._replace(micro_batch_size=B), GPU).saved
 
 
 def test_bytes_per_parameter_are_those_of_the_papers() -> None:
+    assert published.parameters(24, H) == 301_989_888
+    assert 24 * MODEL.layer_parameters == pytest.approx(published.parameters(24, H), rel=0.002)
     per = published.bytes_per_parameter
     assert [per(kind) for kind in ("zero 0", "float16", "bfloat16", "float32")] == [16, 20, 18, 16]
     assert per("bfloat16 distributed", 4) == 6 + 12 / 4
@@ -47,25 +44,19 @@ def test_ours_are_sixteen_bytes_per_parameter_and_two_more_where_parameters_are_
     assert sharded["communication"] >= 2 * count
 
 
-def test_a_layer_keeps_34_bytes_per_token_and_channel() -> None:
+def test_a_layer_keeps_34_bytes_per_token_and_channel_and_its_share_on_a_tensor_parallel_rank() -> None:
     assert published.layer_activations(S, B, H, A) == S * B * H * (34 + 5 * A * S / H)
     assert published.flash_layer_activations(S, B, H) == 34 * S * B * H
     assert saved(Layout()) == 34 * S * B * H + SMALL
-
-
-def test_tensor_parallel_layers_keep_10_and_24_over_t() -> None:
     for t in (2, 4, 8):
         assert published.flash_layer_activations(S, B, H, t) == S * B * H * (10 + 24 / t)
         assert saved(Layout(tensor=t)) == pytest.approx(S * B * H * (10 + 24 / t), rel=0.01)
-
-
-def test_with_sequence_parallelism_ours_keep_the_inputs_of_split_products_whole() -> None:
-    for t in (2, 4, 8):
         theirs = published.flash_layer_activations(S, B, H, t, sequence_parallel=True)
         assert theirs == 34 * S * B * H / t
-        assert saved(Layout(tensor=t, sequence_parallel=True)) == pytest.approx(
-            theirs + 4 * S * B * H * (1 - 1 / t), rel=0.01
-        )
+        inputs = 4 * S * B * H * (1 - 1 / t)  # of split products, which ours keep whole
+        assert saved(Layout(tensor=t, sequence_parallel=True)) == pytest.approx(theirs + inputs, rel=0.01)
+    dry = Workload(MODEL.model_copy(update={"dropout": 0.0}), "bfloat16", compiled=True)
+    assert saved(Layout()) - saved(Layout(), dry) == 2 * S * B * H  # two masks of a byte
 
 
 def test_full_recompute_keeps_the_input_of_a_layer() -> None:

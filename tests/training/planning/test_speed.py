@@ -1,8 +1,5 @@
 """The predicted time of a step: its formulas, the order of layouts, and published runs."""
 
-import time
-from math import isclose
-
 import pytest
 
 from benchmarks.planning import RUNS, predict
@@ -29,27 +26,11 @@ def part(name: str, workload: Workload, layout: Layout, target: Machine = H100S)
     return by_part(speed_terms(workload, layout, target)).get(name, 0.0)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.name} {run.source}")
-def test_published_steps_are_predicted(run: object) -> None:
-    outcome = next(predict(each) for each in RUNS if each is run)
+def test_published_steps_are_predicted() -> None:
     # PyTorch's own 124M is a quarter faster in the prediction: its script neither pads nor fuses what ours does
-    assert abs(outcome.error) < (0.27 if outcome.run.source == "PyTorch" else 0.155)
-
-
-def test_every_term_takes_time_and_has_a_formula() -> None:
-    layout = Layout(
-        tensor=2,
-        sequence_parallel=True,
-        pipeline=2,
-        data=2,
-        zero_stage=3,
-        offload=True,
-        accumulation=4,
-        recompute="full",
-    )
-    terms = speed_terms(GPT2_345M, layout, H100S)
-    assert all(term.value > 0 and term.formula and term.name for term in terms)
-    assert {"recompute", "offload", "pipeline bubble", "data-parallel communication"} <= set(by_part(terms))
+    outcomes = [predict(run) for run in RUNS]
+    far = [one for one in outcomes if abs(one.error) >= (0.27 if one.run.source == "PyTorch" else 0.155)]
+    assert outcomes and not far
 
 
 def test_one_gpu_neither_waits_nor_communicates() -> None:
@@ -57,12 +38,6 @@ def test_one_gpu_neither_waits_nor_communicates() -> None:
         "matrix products", "attention", "memory traffic", "logits and loss", "optimizer", "overhead"
     }  # fmt: skip
     assert links(GPT2_345M, ONE, H100S) == (0, 0)
-
-
-def test_matrix_products_of_a_large_model_reach_three_quarters_of_the_peak() -> None:
-    products = part("matrix products", GPT3, Layout(micro_batch_size=4))
-    work = 6 * 12 * 96 * 12288**2 * 4 * 2048
-    assert 0.70 < work / products / 989e12 < 0.77
 
 
 def test_the_bubble_is_that_of_its_formula_where_ranks_are_equal() -> None:
@@ -79,13 +54,13 @@ def test_the_bubble_is_that_of_its_formula_where_ranks_are_equal() -> None:
         assert terms["pipeline bubble"] / pipelined == pytest.approx(expected, rel=0.03)
 
 
-@pytest.mark.parametrize(("n_layer", "pipeline", "virtual"), [(24, 4, 1), (25, 4, 1), (26, 4, 3), (7, 5, 1)])
-def test_ranks_hold_the_layers_of_their_stages(n_layer: int, pipeline: int, virtual: int) -> None:
-    layers = stage_layers(n_layer, pipeline * virtual)
-    first, last = ranks(n_layer, Layout(pipeline=pipeline, virtual_stages=virtual))
-    assert first.layers == sum(len(stage) for stage in layers[::pipeline])
-    assert last.layers == sum(len(stage) for stage in layers[pipeline - 1 :: pipeline])
-    assert last.head and not first.head
+def test_ranks_hold_the_layers_of_their_stages() -> None:
+    for n_layer, pipeline, virtual in ((24, 4, 1), (25, 4, 1), (26, 4, 3), (7, 5, 1)):
+        layers = stage_layers(n_layer, pipeline * virtual)
+        first, last = ranks(n_layer, Layout(pipeline=pipeline, virtual_stages=virtual))
+        assert first.layers == sum(len(stage) for stage in layers[::pipeline])
+        assert last.layers == sum(len(stage) for stage in layers[pipeline - 1 :: pipeline])
+        assert last.head and not first.head
 
 
 def test_a_narrow_model_loses_by_tensor_parallelism() -> None:
@@ -96,16 +71,12 @@ def test_a_narrow_model_loses_by_tensor_parallelism() -> None:
     assert times[-1] > 2.5 * times[0]
 
 
-@pytest.mark.parametrize("target", [H100S, A100S, machine("a40", {})], ids=lambda target: target.name)
-def test_tensor_parallelism_between_nodes_loses_to_a_pipeline(target: Machine) -> None:
+def test_tensor_parallelism_between_nodes_loses_to_a_pipeline() -> None:
     inside = Layout(tensor=8, sequence_parallel=True, pipeline=8, accumulation=128)
     between = inside._replace(tensor=16, pipeline=4)
-    assert seconds(GPT3, between, target) > 1.25 * seconds(GPT3, inside, target)
-    assert links(GPT3, between, target).in_node == 0
-    slow = machine(target.name, {"ours": target.gpu}, 1)  # one GPU per node
-    assert seconds(GPT3, Layout(tensor=8, accumulation=8), slow) > 1.5 * seconds(
-        GPT3, Layout(tensor=8, accumulation=8), target
-    )
+    for target in (H100S, A100S, machine("a40", {})):
+        assert seconds(GPT3, between, target) > 1.25 * seconds(GPT3, inside, target)
+        assert links(GPT3, between, target).in_node == 0
 
 
 def test_larger_micro_batches_are_faster_until_the_device_is_full() -> None:
@@ -125,19 +96,8 @@ def test_recompute_costs_what_it_repeats() -> None:
 def test_zero_3_costs_traffic_and_offload_costs_the_hosts_link() -> None:
     layout = Layout(data=64, micro_batch_size=4, accumulation=4)
     times = [seconds(GPT2_345M, layout._replace(zero_stage=stage)) for stage in (1, 2, 3)]
-    assert times == sorted(times) and times[2] > 1.02 * times[0]
-    offloaded = seconds(GPT2_345M, layout._replace(zero_stage=3, offload=True))
-    assert offloaded > times[2]
-
-
-def test_a_slow_network_is_hidden_only_behind_enough_computation() -> None:
-    slow = machine("t4", {}, 1)
-    few, many = (Layout(data=16, micro_batch_size=4, accumulation=m) for m in (1, 64))
-    share = [
-        part("data-parallel communication", GPT2_345M, layout, slow) / seconds(GPT2_345M, layout, slow)
-        for layout in (few, many)
-    ]
-    assert share[0] > 10 * share[1]
+    times.append(seconds(GPT2_345M, layout._replace(zero_stage=3, offload=True)))
+    assert times == sorted(times) and times[2] > 1.02 * times[0] and times[3] > times[2]
 
 
 def test_eager_mode_moves_more_bytes_and_waits_for_launches() -> None:
@@ -157,21 +117,9 @@ def test_later_gpus_are_faster() -> None:
 
 
 def test_a_cpu_reaches_six_tenths_of_its_products() -> None:
-    small = ModelSettings(n_layer=12, n_head=12, n_embd=768, dropout=0)
-    rate = (
-        2
-        * 1024
-        / seconds(
-            Workload(small, "float32", compiled=False),
-            Layout(accumulation=2),
-            laptop := cpu_machine(1, 16 * GIB, 240e9),
-        )
-    )
+    small = Workload(ModelSettings(n_layer=12, n_head=12, n_embd=768, dropout=0), "float32", compiled=False)
+    rate = 2 * 1024 / seconds(small, Layout(accumulation=2), cpu_machine(1, 16 * GIB, 240e9))
     assert 0.5 < rate * 0.855e9 / 240e9 < 0.7  # measured on two cores: .55 to .76
-    halves = cpu_machine(2, 16 * GIB, 240e9)
-    layout = Layout(data=2, micro_batch_size=1)
-    both, alone = seconds(GPT2_345M, layout, halves), seconds(GPT2_345M, Layout(accumulation=2), laptop)
-    assert isclose(both, alone, rel_tol=0.1)
 
 
 def test_ring_bytes_are_counted_by_the_link_that_they_take() -> None:
@@ -187,16 +135,3 @@ def test_ring_bytes_are_counted_by_the_link_that_they_take() -> None:
     assert between == pytest.approx(4 * (24 * layers + 51200 * 1024) / 8)
     inside, between = links(GPT2_345M, Layout(pipeline=2, accumulation=8), H100S)
     assert (inside, between) == (pytest.approx(2 * 8 * 2 * 1024 * 1024 + 4 * 50304 * 1024), 0)
-
-
-def test_a_thousand_layouts_take_a_tenth_of_a_second() -> None:
-    layout = Layout(
-        tensor=8, pipeline=8, schedule="interleaved_1f1b", virtual_stages=3, data=2, zero_stage=1, accumulation=64
-    )
-    times = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        for _ in range(100):
-            speed_terms(GPT3, layout, H100S)
-        times.append(time.perf_counter() - begun)
-    assert min(times) < 100 * 150e-6  # 20 us each on a quiet machine

@@ -29,50 +29,29 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.planning.search.memory_terms", memory)
 
 
-def ranked(*layouts: Layout) -> list[Prediction]:
-    where = machine("h100", {})
-    return sorted((Prediction(WORKLOAD, layout, where) for layout in layouts), key=lambda one: one.rank)
+def reason(*layouts: Layout) -> str:
+    found = [Prediction(WORKLOAD, layout, machine("h100", {})) for layout in layouts]
+    return why(sorted(found, key=lambda one: one.rank))
 
 
-def test_the_sentence_names_what_is_not_needed() -> None:
-    assert why(ranked(Layout(data=8), Layout(tensor=2, data=4))) == (
+def test_the_sentence_names_what_is_not_needed_and_compares_what_is_with_the_best_without_it() -> None:
+    assert reason(Layout(data=8), Layout(tensor=2, data=4)) == (
         "Fits without recompute, tensor parallelism or a pipeline."
     )
-
-
-def test_a_measure_that_gains_is_compared_with_the_best_without_it() -> None:
-    assert why(ranked(Layout(data=8), Layout(data=8, zero_stage=1))) == (
-        "Fits without recompute, tensor parallelism or a pipeline; 4.2% faster than the best without ZeRO 1: it shards "
-        "the optimizer's state over 8 ranks."
-    )
-
-
-def test_a_measure_without_which_the_fit_is_tight_says_so() -> None:
-    found = ranked(Layout(tensor=2, data=4), Layout(data=8, micro_batch_size=8))
-    assert why(found) == "Fits without recompute or a pipeline; without tensor parallelism the fit is tight."
-
-
-def test_a_measure_without_which_nothing_fits_says_so() -> None:
-    assert why(ranked(Layout(pipeline=2, recompute="full", accumulation=2))) == (
+    assert "; 4.2% faster than the best without ZeRO 1: " in reason(Layout(data=8), Layout(data=8, zero_stage=1))
+    assert "; 4.2 times as fast as " in reason(Layout(data=8, zero_stage=1), Layout(data=2))
+    tight = reason(Layout(tensor=2, data=4), Layout(data=8, micro_batch_size=8))
+    assert tight == "Fits without recompute or a pipeline; without tensor parallelism the fit is tight."
+    assert reason(Layout(pipeline=2, recompute="full", accumulation=2)) == (
         "Fits without tensor parallelism; nothing fits without recompute; nothing fits without a pipeline."
     )
+    offload = reason(Layout(data=2, zero_stage=2, offload=True), Layout(data=2, micro_batch_size=8))
+    assert offload.endswith(f" {16 * WORKLOAD.model.parameters / 2 / 2**30:.1f} GiB of CPU memory.")
 
 
-def test_offload_says_what_the_cpus_must_hold_and_large_gains_are_factors() -> None:
-    found = ranked(Layout(data=2, zero_stage=2, offload=True), Layout(data=2, micro_batch_size=8))
-    needs = 16 * WORKLOAD.model.parameters / 2 / 2**30
-    assert why(found).endswith(f"over 2 ranks; each GPU needs {needs:.1f} GiB of CPU memory.")
-    assert "4.2 times as fast as the best without ZeRO 1" in why(ranked(Layout(data=8, zero_stage=1), Layout(data=2)))
-
-
-def test_a_layout_in_short_names_what_it_uses() -> None:
+def test_layouts_and_sizes_are_short() -> None:
     assert short(Layout()) == "batch 1 x 1"
     everything = Layout(8, True, 4, "interleaved_1f1b", 2, 16, 3, True, 2, 8, "full")
     assert short(everything) == "tp 8, pp 4 x 2, dp 16, ZeRO 3, offload, batch 2 x 8, full recompute"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1.5e6, "1.5 MB"), (12.34e9, "12.3 GB"), (5e15, "5,000 TB")]
-)
-def test_sizes_have_decimal_units(count: float, text: str) -> None:
-    assert size(count) == text
+    counts = [0, 999, 1000, 1.5e6, 12.34e9, 5e15]
+    assert [size(count) for count in counts] == ["0 B", "999 B", "1 kB", "1.5 MB", "12.3 GB", "5,000 TB"]
