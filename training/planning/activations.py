@@ -1,7 +1,7 @@
 """What autograd keeps of a layer and of the loss, and what their backward passes hold beside it, in bytes.
 
 Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
-parallelism, else 1. Counted as the trainer's modules save; tests/training/planning/test_activations.py compares this
+parallelism, else 1. Counted as the trainer's modules save; tests/training/planning/test_memory.py compares this
 with autograd.
 """
 

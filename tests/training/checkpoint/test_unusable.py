@@ -62,22 +62,22 @@ def test_without_a_usable_checkpoint_nothing_is_trained_or_changed(
     before = contents(run)
     assert start(run) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and f"{run}: 2 checkpoints, but none of them can be used" in error
-    assert "iter_0000004" in error and "iter_0000002" in error and "remove the iter_* folders" in error
+    assert error.count("\n") == 1 and str(run) in error and "iter_0000004" in error and "iter_0000002" in error
     assert contents(run) == before
-    with pytest.raises(CheckpointError, match="2 checkpoints, but none"):  # so do merge_mp and evaluate
+    with pytest.raises(CheckpointError, match=str(run)):  # so do merge_mp and evaluate
         checkpoint.resolve(run)
-    for folder in checkpoint_folders(run):
-        shutil.rmtree(folder)
-    assert start(run, "train.iterations=2") == 0
-    assert read_json(run / "done.json")["checkpoint"] == "iter_0000002"
+    if damage == "byte":
+        for folder in checkpoint_folders(run):
+            shutil.rmtree(folder)
+        assert start(run, "train.iterations=2") == 0
+        assert read_json(run / "done.json")["checkpoint"] == "iter_0000002"
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_and_rewritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(run / "iter_0000004", "byte")
     assert start(run) == 0
     said = capsys.readouterr()
-    assert "warning: checkpoint skipped" in said.err and "resumed from" in said.out and "iter_0000002" in said.out
+    assert "iter_0000004" in said.err and f"resumed from {run / 'iter_0000002'}" in said.out
     checkpoint.verify(checkpoint.read_manifest(run / "iter_0000006"))
 
 

@@ -38,16 +38,16 @@ def change(folder: Path, section: str, **values: Any) -> None:
 
 def test_a_run_resumes_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = checkpoint.resolve(old.parent)
-    assert (manifest.progress.iteration, manifest.experiment.model.n_embd, manifest.experiment.train.split) == (
-        4,
-        8,
-        "90,10,0",
+    assert (manifest.progress.iteration, manifest.experiment.model.n_embd) == (4, 8)
+    assert (
+        manifest.experiment.train.split == "90,10,0"
+        and manifest.experiment.train.keep_every == 0
+        and manifest.tokenize.encoder_json is None
     )
-    assert manifest.experiment.train.keep_every == 0 and manifest.tokenize.encoder_json is None
     assert checkpoint.load_weights(manifest)["wte.weight"].shape == (257, 8)
     assert run_main(main, "--config", old.parents[2] / "config.yaml", "--model", "tiny") == 0
     said = capsys.readouterr()
-    assert said.err.count("is from before checkpoints recorded a hash of their text") == 1
+    assert said.err.count("\n") == 1 and str(old) in said.err  # its text was not compared
     assert f"resumed from {old}" in said.out
     assert read_json(old.parent / "iter_0000006/manifest.json")["content"][0].startswith("xxh3:")
 
@@ -67,39 +67,33 @@ def test_new_removed_and_renamed_keys_do_not_matter(old: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("section", "values", "says"),
-    [
-        ("", {"format": 2}, r"manifest\.json: format 2, this version of the toolkit reads 1"),
-        ("model", {"rotary": True}, r"manifest\.json: model\.rotary: not known to this version"),
-    ],
+    ("section", "values"), [("", {"format": 2}), ("model", {"rotary": True})], ids=["format", "model.rotary"]
 )
 def test_a_newer_format_stops_a_run_even_if_it_has_an_older_checkpoint(
-    old: Path, section: str, values: dict[str, Any], says: str
+    old: Path, section: str, values: dict[str, Any]
 ) -> None:
     newer = old.with_name("iter_0000005")
     old.rename(newer)
     shutil.unpack_archive(FORMAT_1, old.parent)
     change(newer, section, **values)
     for path in (newer, old.parent):
-        with pytest.raises(CheckpointError, match=says):
+        with pytest.raises(CheckpointError, match=rf"iter_0000005/manifest\.json: .*{next(iter(values))}"):
             checkpoint.resolve(path)
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", '"no"', "{", "", '{"format": 1}', '{"format": "1"}', "\xff", '{"format": 1, "iteration": "x"}']
-)
-def test_a_damaged_manifest_gives_one_line(old: Path, text: str) -> None:
-    (old / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"manifest\.json") as error:
-        checkpoint.read_manifest(old)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("section", "values"),
-    [("", {"files": [1]}), ("", {"train": []}), ("model", {"n_layer": None}), ("train", {"iterations": None})],
-)
-def test_a_manifest_without_a_required_key_is_damaged(old: Path, section: str, values: dict[str, Any]) -> None:
-    change(old, section, **values)
-    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
-        checkpoint.read_manifest(old)
+def test_a_damaged_manifest_gives_one_line(old: Path) -> None:
+    texts = ["[]", '"no"', "{", "", '{"format": 1}', '{"format": "1"}', "\xff", '{"format": 1, "iteration": "x"}']
+    complete = (old / "manifest.json").read_text()
+    for section, values in (
+        ("", {"files": [1]}),
+        ("", {"train": []}),
+        ("model", {"n_layer": None}),
+        ("train", {"iterations": None}),
+    ):
+        change(old, section, **values)
+        texts.append((old / "manifest.json").read_text())
+        (old / "manifest.json").write_text(complete)
+    for text in texts:
+        (old / "manifest.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(CheckpointError, match=r"manifest\.json[^\n]*\Z"):
+            checkpoint.read_manifest(old)
