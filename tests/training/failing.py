@@ -1,77 +1,88 @@
-"""A training job in which only rank 1 fails, or all ranks do; the last argument says where."""
+"""A training or a probe of two ranks with one fault, on rank 1 alone except for `build`; the last argument names it."""
 
 import errno
+import os
+import signal
 import time
-from pathlib import Path
+from collections.abc import Callable, Generator
+from itertools import islice
 from typing import Any
 
 import torch
 
 from common.errors import ConfigError, InputError
-from training import train, trainer
+from training import probe, step, train, trainer
 from training.checkpoint import writing
-from training.parallel import process_group
-from training.parallel.launch import Launch, read_launch
+from training.monitoring.stop import Stop
+from training.parallel.launch import read_launch
 
-GOOD = {
-    "start": train.make_plan,
-    "build": trainer.open_session,
-    "data": trainer.step_batches,
-    "step": trainer.train_step,
-    "late": process_group.join_lifeline,  # type: ignore[attr-defined]
-}
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd so on.")
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    return fail
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # not print: a signal handler must not enter a buffer that is being flushed
+
+
+def rank_1_hangs_here() -> None:
+    tell("stalls")
+    while True:
+        time.sleep(0.1)  # a signal that arrives just before a sleep is handled after it
+
+
+def before_the_third_step(act: Callable[[], Any]) -> None:
+    """Call `act` where the batch of the third step is read."""
+    real = trainer.step_batches
+
+    def batches(*arguments: Any) -> Generator[Any, None, None]:
+        yield from islice(real(*arguments), 2)
+        act()
+
+    trainer.step_batches = batches  # type: ignore[assignment]
+
+
+def tell_signals() -> None:
+    """Print each signal that the run is asked to stop by, and ignore SIGHUP as `nohup` does."""
+    handle = Stop._handle
+
+    def telling(self: Stop, number: int, frame: Any) -> None:
+        handle(self, number, frame)
+        tell(f"asked: {self.reason}")
+
+    Stop._handle = telling  # type: ignore[method-assign]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def spoil(where: str) -> None:
+    if where == "start":
+        train.make_plan = raises(InputError("corpus.bin: no such file"))
+    elif where == "build":
+        trainer.open_session = raises(ConfigError("no such layer on this device"))
+    elif where == "data":
+        before_the_third_step(raises(InputError("corpus.bin: holds token id 999, outside the vocabulary of 257")))
+    elif where == "memory":
+        trainer.train_step = step.train_step = raises(OUT_OF_MEMORY)
+    elif where == "defect":
+        trainer.train_step = raises(ZeroDivisionError("division by zero"))
+    elif where == "save":
+        writing._write_tensors = raises(OSError(errno.ENOSPC, "No space left on device", "__1_0.distcp"))
+    elif where == "dies":
+        step.train_step = lambda *_: os._exit(9)  # type: ignore[assignment, misc]
+    elif where == "hangs":
+        before_the_third_step(rank_1_hangs_here)
 
 
 def main(argv: list[str]) -> int:
     *argv, where = argv
-    rank = read_launch().rank
-    alone = rank == 1
-
-    def start(*arguments: Any) -> Any:
-        if alone:
-            raise InputError("corpus.bin: no such file")
-        return GOOD["start"](*arguments)
-
-    def build(*arguments: Any) -> Any:
-        raise ConfigError("no such layer on this device")  # on all ranks
-
-    def data(*arguments: Any) -> Any:
-        for number, batches in enumerate(GOOD["data"](*arguments)):
-            if number == 2 and alone:
-                raise InputError("corpus.bin: holds token id 999, outside the vocabulary of 257")
-            yield batches
-
-    def step(*arguments: Any) -> Any:
-        if alone and arguments[1] == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd so on.")
-        return GOOD["step"](*arguments)
-
-    def save(folder: Path, *rest: Any) -> Any:
-        if alone:
-            raise OSError(errno.ENOSPC, "No space left on device", str(folder / "__1_0.distcp"))
-        return write(folder, *rest)
-
-    def defect(*arguments: Any) -> Any:
-        if alone:
-            raise ZeroDivisionError("division by zero")
-        return GOOD["step"](*arguments)
-
-    def late(launch: Launch, *rest: Any) -> Any:
-        if alone:
-            time.sleep(0.5)
-        return GOOD["late"](launch, *rest)
-
-    write = writing._write_tensors
-    if where == "start":
-        train.make_plan = start
-    elif where == "build":
-        trainer.open_session = build
-    elif where == "data":
-        trainer.step_batches = data  # type: ignore[assignment]
-    elif where in ("step", "defect"):
-        trainer.train_step = {"step": step, "defect": defect}[where]
-    elif where == "late":
-        process_group.join_lifeline = late  # type: ignore[attr-defined]
-    elif where == "save":
-        writing._write_tensors = save
-    return train.main(argv)
+    if where == "nohup":
+        tell_signals()
+        before_the_third_step(rank_1_hangs_here)
+    elif where == "build" or read_launch().rank == 1:
+        spoil(where)
+    return (probe if "--steps" in argv else train).main(argv)

@@ -21,6 +21,7 @@ import yaml
 
 from common import cli
 from common.config import load_settings
+from common.files import read_rows
 from common.settings import Settings
 from corpus.index import IndexWriter, Meta
 from training import checkpoint, step, trainer
@@ -28,7 +29,7 @@ from training.checkpoint import Progress
 from training.checkpoint.async_save import CheckpointWriter
 from training.dataset.batches import Batch
 from training.parallel.process_group import World
-from training.run_plan import Plan
+from training.run_plan import Plan, make_plan
 
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
 
@@ -113,6 +114,12 @@ def settings_of(config: Path) -> Settings:
     return load_settings(config, model="tiny")
 
 
+def course(run: Path) -> list[tuple[str, ...]]:
+    """The columns of a model folder's train.csv that must be equal in two runs, whatever the machine's speed."""
+    keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
+    return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
+
+
 def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
@@ -145,6 +152,11 @@ def open_session(plan: Plan, world: World = ALONE) -> Session:
     return Session(**vars(trainer.open_session(plan.experiment, world)), plan=plan)
 
 
+def make_session(folder: Path, **sections: Any) -> Session:
+    """A session of one process with the configuration that `make_run` writes."""
+    return open_session(make_plan(settings_of(make_run(folder, **sections)), "tiny"))
+
+
 def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:
     """Micro-batches of the plan's training data."""
     return step.step_batches(session, session.plan.data.train, consumed)
@@ -165,6 +177,23 @@ def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
     except SystemExit as leaving:  # options that cannot be parsed
         assert isinstance(leaving.code, int)
         return leaving.code
+
+
+def train_tiny(config: Path, *overrides: str) -> int:
+    """`python -m training.train` in this process; returns the exit code."""
+    from training.train import main
+
+    return run_main(main, "--config", config, "--model", "tiny", *overrides)
+
+
+def refusal(capsys: Any, main: Callable[[list[str]], int], *arguments: object) -> str:
+    """The one line that a command prints when it exits with 2; it prints nothing else."""
+    capsys.readouterr()
+    assert run_main(main, *arguments) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert not printed.out
+    return str(line)
 
 
 # Processes are forked from one server that has imported torch already: an import costs more than most tests.

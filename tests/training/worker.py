@@ -2,13 +2,10 @@
 
 import argparse
 import json
-from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.helpers import open_session, save_checkpoint, settings_of, step_batches
 from training import checkpoint
@@ -18,19 +15,6 @@ from training.parallel.launch import read_launch
 from training.parallel.process_group import World, started
 from training.run_plan import make_plan
 from training.step import train_step, validate
-
-
-class Collectives(TorchDispatchMode):
-    """Counts collective operations by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if operator.namespace in ("c10d", "_c10d_functional"):
-            self.counts[operator._opname] += 1
-        return operator(*args, **(kwargs or {}))
 
 
 def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
@@ -48,15 +32,13 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
     batches = step_batches(session, progress.consumed_samples)
     for iteration in range(progress.iteration + 1, train.iterations + 1):
         rate = learning_rate(iteration - 1, train)
-        with Collectives() if iteration == train.iterations else nullcontext() as counter:
-            step = train_step(session, iteration, next(batches), rate)
+        step = train_step(session, iteration, next(batches), rate)
         seen["loss"].append(step.loss)
         seen["norm"].append(step.grad_norm)
         progress = Progress(iteration, progress.consumed_samples + train.global_batch_size)
         if iteration == save_at:
             save_checkpoint(folder, session.parameters, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
-    seen["collectives"] = counter.counts if counter else {}
     seen["valid"] = validate(session, plan.data.valid, 7)
     seen["shapes"] = {
         name: list((parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape)
