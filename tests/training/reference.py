@@ -1,4 +1,4 @@
-"""Models with random weights to compare with: ours and transformers' GPT-2, also with GPT-2's vocabulary in a folder."""
+"""Models with random weights to compare with: ours and transformers' GPT-2, with GPT-2's vocabulary in a folder."""
 
 import shutil
 from pathlib import Path
