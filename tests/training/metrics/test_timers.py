@@ -24,20 +24,19 @@ def test_parts_add_up_by_name_and_may_be_nested() -> None:
     assert timers.take() == {}  # starts from 0 again
 
 
-class Events:
+class Stream:
     """A fake GPU stream whose clock advances only when it is synchronised: 10 ms per event."""
 
     def __init__(self) -> None:
         self.made = self.recorded = self.passed = 0
 
     def __call__(self, enable_timing: bool) -> Any:
-        assert enable_timing
         self.made += 1
         return Event(self)
 
 
 class Event:
-    def __init__(self, stream: Events) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
 
     def record(self) -> None:
@@ -56,30 +55,15 @@ class Event:
 
 
 def test_only_take_waits_for_the_gpu_and_events_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Events()
+    stream = Stream()
     monkeypatch.setattr("training.metrics.timers.Event", stream)
     timers = Timers(torch.device("cuda"))
-    for _ in range(3):
-        with timers("both"), timers("first"):
-            pass
-        timers.collect()
-    assert stream.passed == 0  # three steps, and nothing waited
-    assert timers.take() == pytest.approx({"first": 0.03, "both": 0.09})
+    for _ in range(2):
+        passed = stream.passed
+        for _ in range(3):
+            with timers("both"), timers("first"):
+                pass
+            timers.collect()
+        assert stream.passed == passed  # three steps, and nothing waited
+        assert timers.take() == pytest.approx({"first": 0.03, "both": 0.09})
     assert stream.made == 12
-    for _ in range(3):
-        with timers("both"), timers("first"):
-            pass
-        stream.passed = stream.recorded
-        timers.collect()
-    assert stream.made == 12
-    assert timers.take() == pytest.approx({"first": 0.03, "both": 0.09})
-
-
-@pytest.mark.gpu
-def test_a_gpu_measures_itself() -> None:
-    timers = Timers(torch.device("cuda"))
-    matrix = torch.randn(4096, 4096, device="cuda")
-    with timers("products"):
-        for _ in range(50):
-            matrix @ matrix
-    assert 0.001 < timers.take()["products"] < 10  # 6.9 TFLOP

@@ -14,7 +14,7 @@ TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path, ranks: int) -> None:
-    train = {"iterations": 120, "save_interval": 20, "keep_last": 1, "log_interval": 7, "eval_interval": 30}
+    train = {"iterations": 60, "save_interval": 10, "keep_last": 1, "log_interval": 7, "eval_interval": 30}
     train |= {"lr_decay": "constant", "warmup_iterations": 1}  # whatever the number of iterations
     sections = {"model": TINY, "parallel": {"data": ranks}, "train": train}
     config, folder = make_run(tmp_path / "contested", **sections), tmp_path / "contested/models/tiny"
@@ -35,6 +35,6 @@ def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path, ranks: 
     assert read_json(folder / "done.json") == read_json(undisturbed / "done.json")
     assert course(folder) == course(undisturbed)
     assert (folder / "valid.csv").read_text() == (undisturbed / "valid.csv").read_text()
-    assert [row["iteration"] for row in read_rows(folder / "train.csv")] == [*map(str, range(7, 120, 7)), "120"]
+    assert [row["iteration"] for row in read_rows(folder / "train.csv")] == [*map(str, range(7, 60, 7)), "60"]
     names = {path.name for path in folder.iterdir()}
     assert names == {path.name for path in undisturbed.iterdir()}
