@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,15 +26,6 @@ def test_inputs_and_targets_are_one_token_apart() -> None:
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 
-def test_positions_restart_after_end_of_text_and_its_loss_is_masked() -> None:
-    tokens = [1, 2, END, 3, END, END, 4, 5, 6]
-    batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0])
-    assert batch.positions is not None
-    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
-    assert batch.targets.tolist() == [[2, END, IGNORED, END, IGNORED, IGNORED, 5, 6]]
-    assert batch.counted == 5
-
-
 @given(st.lists(st.sampled_from([1, 2, END]), min_size=17, max_size=17))
 def test_the_options_equal_a_loop_over_the_tokens(tokens: list[int]) -> None:
     batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0, 1])
@@ -48,11 +38,3 @@ def test_the_options_equal_a_loop_over_the_tokens(tokens: list[int]) -> None:
         assert batch.positions is not None and batch.positions[row].tolist() == positions
         assert batch.targets[row].tolist() == targets
     assert batch.counted == int((batch.targets != IGNORED).sum())
-
-
-@pytest.mark.gpu
-def test_pinned_batches_reach_a_gpu() -> None:
-    form = BatchForm(END, reset_position_ids=True, pinned=True)
-    batch = read_batch(samples_of(list(range(40)), 8), form, [0, 2])
-    assert batch.tokens.is_pinned() and batch.positions is not None and batch.positions.is_pinned()
-    assert batch.to(torch.device("cuda")).tokens.tolist() == batch.tokens.tolist()

@@ -54,18 +54,6 @@ def test_a_sample_depends_only_on_its_number(lengths: list[int], seed: int, star
     assert np.array_equal(resumed.sample(start), course[start])
 
 
-def test_epochs_differ_and_seeds_differ() -> None:
-    corpus = corpus_of([5] * 40)
-
-    def epoch(seed: int, number: int) -> list[list[int]]:
-        samples = Samples(corpus, range(40), 8, seed)
-        return [samples.sample(number * samples.per_epoch + i).tolist() for i in range(samples.per_epoch)]
-
-    assert epoch(1, 0) != epoch(1, 1)
-    assert epoch(1, 0) != epoch(2, 0)
-    assert epoch(1, 1) == epoch(1, 1)
-
-
 def test_the_order_is_what_existing_runs_expect() -> None:
     samples = Samples(corpus_of([7, 3, 0, 9, 11]), range(5), 4, seed=1234)
     assert [samples.sample(number).tolist() for number in (0, 7, 14)] == [
@@ -89,11 +77,12 @@ def test_without_a_seed_samples_come_in_the_corpus_own_order() -> None:
     documents=st.integers(1, 500), shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
 )
 def test_parts_are_contiguous_and_cover_all_documents(documents: int, shares: tuple[int, int, int]) -> None:
+    split = ",".join(map(str, shares))
     if documents < sum(share > 0 for share in shares):
-        with pytest.raises(ConfigError, match="parts, but the corpus has"):
-            split_documents(",".join(map(str, shares)), documents)
+        with pytest.raises(ConfigError, match=f"{split} has . parts, but p has {documents} doc"):
+            split_documents(split, documents, "p")
         return
-    parts = split_documents(",".join(map(str, shares)), documents)
+    parts = split_documents(split, documents)
     assert [parts[name].start for name in ("valid", "test")] == [parts[name].stop for name in ("train", "valid")]
     assert parts["train"].start == 0 and parts["test"].stop == documents
     assert [bool(part) for part in parts.values()] == [True, *(share > 0 for share in shares[1:])]
@@ -106,26 +95,12 @@ def test_the_default_split_fits_any_corpus_of_three_documents_or_more(documents:
     assert [len(part) for part in split_documents("949,50,1", documents).values()] == sizes
 
 
-def test_a_split_of_more_parts_than_documents_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train.split 949,50,1 has 3 parts, but p has 2 documents"):
-        split_documents("949,50,1", 2, "p")
-    with pytest.raises(ConfigError, match="three shares"):
-        split_documents("90,10", 5)
-
-
-@given(size=st.integers(0, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 9))
-def test_a_permutation_holds_each_number_once_and_depends_only_on_its_seed(size: int, seed: int, epoch: int) -> None:
-    order = permutation(size, seed, epoch)
-    assert sorted(order.tolist()) == list(range(size))
-    assert np.array_equal(order, permutation(size, seed, epoch))
-
-
 def test_permutations_are_uniform_and_are_what_existing_runs_expect() -> None:
     assert permutation(8, 1234, 0, 1).tolist() == [7, 3, 0, 2, 4, 6, 5, 1]
     counts = np.zeros((5, 5), int)
-    for seed in range(5000):
+    for seed in range(2000):
         counts[np.arange(5), permutation(5, seed)] += 1
-    assert abs(counts - 1000).max() < 150  # five standard deviations
+    assert (counts.sum(0) == 2000).all() and abs(counts - 400).max() < 90  # five standard deviations
 
 
 def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +112,8 @@ def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch:
         samples.sample(number)
     assert made == [0]
     samples.sample(198)
-    samples.sample(199)
-    assert made == [0, 1]
-    samples.sample(5 * 199)
-    assert list(samples._epochs) == [5]
+    assert samples.sample(199).tolist() != samples.sample(0).tolist()  # each epoch has an order of its own
+    assert made[:2] == [0, 1]
 
 
 def test_threads_read_the_same_samples_as_one_thread_across_epochs() -> None:
@@ -152,12 +125,6 @@ def test_threads_read_the_same_samples_as_one_thread_across_epochs() -> None:
     assert all(np.array_equal(sample, alone.sample(number)) for number, sample in zip(numbers, together, strict=True))
 
 
-def test_a_corpus_smaller_than_a_sample_is_refused_with_its_size() -> None:
-    samples = Samples(corpus_of([10, 20]), range(2), 64, seed=1)
-    with pytest.raises(InputError, match=r"30 tokens in 2 documents.*seq_len \+ 1 = 65; lower model.seq_len"):
-        samples.require_one("train")
-
-
 def test_documents_of_several_or_no_sequences_are_read_as_written(tmp_path: Path) -> None:
     documents = byte_documents(5)
     write_corpus(tmp_path / "c", [documents[0], np.empty(0, np.uint16), *documents[1:]])
@@ -167,29 +134,33 @@ def test_documents_of_several_or_no_sequences_are_read_as_written(tmp_path: Path
     samples = Samples(corpus, range(6), 16)
     assert samples.tokens == len(whole)
     assert np.array_equal(samples.sample(3), whole[48:65])
+    with pytest.raises(
+        InputError, match=f"{len(whole)} tokens in 6 documents.* = {len(whole) + 1}; lower model.seq_len"
+    ):
+        Samples(corpus, range(6), len(whole)).require_one("train")
+    Samples(corpus, range(6), len(whole) - 1).require_one("train")
 
 
 def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     write_corpus(tmp_path / "ours", byte_documents(3))
-    with pytest.raises(InputError, match=r"vocabulary of 257, but models.tiny.model.vocab_size is 300"):
-        Corpus.open(tmp_path / "ours").check_vocabulary(300, "models.tiny.model.vocab_size")
+    with pytest.raises(InputError, match="257, but key is 300"):
+        Corpus.open(tmp_path / "ours").check_vocabulary(300, "key")
     damaged = byte_documents(3)
     damaged[1][5] = 3000
     write_corpus(tmp_path / "ours", damaged)
     corpus = Corpus.open(tmp_path / "ours")
     corpus.check_vocabulary(257, "key")
-    with pytest.raises(InputError, match="holds token id 3000, outside the vocabulary of 257; damaged"):
+    with pytest.raises(InputError, match="token id 3000"):
         Samples(corpus, range(3), 1000).tail()
     write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
     Corpus.open(tmp_path / "theirs").check_vocabulary(257, "key")
-    with pytest.raises(InputError, match=r"holds token id 256, but key is 256; set key above 256"):
+    with pytest.raises(InputError, match="token id 256, but key is 256"):
         Corpus.open(tmp_path / "theirs").check_vocabulary(256, "key")
 
 
 def test_end_of_text_is_the_datasets_or_the_vocabularys_last_and_must_end_a_document(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "ours", byte_documents(3))
-    write_corpus(tmp_path / "theirs", byte_documents(3), vocab_size=None)
-    for name in ("ours", "theirs"):
+    for name, vocabulary in (("ours", 257), ("theirs", None)):
+        write_corpus(tmp_path / name, byte_documents(3), vocabulary)
         corpus = Corpus.open(tmp_path / name)
         corpus.check_vocabulary(257, "key")
         assert corpus.end_of_text == 256
@@ -197,9 +168,7 @@ def test_end_of_text_is_the_datasets_or_the_vocabularys_last_and_must_end_a_docu
     write_corpus(tmp_path / "open", [np.empty(0, np.uint16), np.array([1, 2], np.uint16)])
     corpus = Corpus.open(tmp_path / "open")
     corpus.check_vocabulary(257, "key")
-    with pytest.raises(
-        InputError, match=r"open: document 1 does not end with end-of-text \(id 256\), which train.x looks"
-    ):
+    with pytest.raises(InputError, match=r"open: document 1 .*256.* train\.x"):
         corpus.check_end_of_text("train.x")
 
 

@@ -1,23 +1,19 @@
 """Word perplexity: the published words, windows and norm, against transformers token by token."""
 
-import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
-from tests.training.helpers import byte_documents, run_main
-from tests.training.reference import SEQ_LEN, Reference, write_reference
-from tests.training.test_evaluate import tiny_model
-from training.dataset.corpus import Corpus, Samples
+from common.files import read_json
+from tests.training.helpers import refusal, run_main
+from tests.training.reference import SEQ_LEN, write_reference
 from training.evaluate import main
-from training.evaluation.loss import evaluate
-from training.evaluation.scoring import sliding_windows, sum_of_sliding_losses
+from training.evaluation.scoring import sliding_windows
 from training.evaluation.wikitext import count_words, detokenize
 
 # In WikiText's format every line, even an empty one, ends with a space.
@@ -57,11 +53,6 @@ def test_line_ends_count_as_words_as_in_a_split_at_spaces() -> None:
     assert count_words("two words\n") == 2
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return write_reference(tmp_path_factory.mktemp("model"))
-
-
 def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int) -> float:
     """The mean loss, token by token, each with the context of the first window that reaches it."""
     total = 0.0
@@ -73,24 +64,22 @@ def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int)
     return total / (len(tokens) - 1)
 
 
-@pytest.mark.parametrize("stride", [1, 7, SEQ_LEN])
-def test_the_measures_equal_those_of_transformers(
-    reference: Reference, tmp_path: Path, stride: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_measures_equal_those_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, model, tokenizer = write_reference(tmp_path)
     file, output = tmp_path / "wiki.test.tokens", tmp_path / "result.json"
     file.write_text(TEXT)
-    options = ("--task", "wikitext", "--data", file, "--stride", stride, "--output", output)
-    assert run_main(main, "--checkpoint", reference.folder, *options) == 0
-    found = json.loads(output.read_text())
-    tokens = reference.tokenizer(detokenize(TEXT))["input_ids"]
-    loss, ratio = loss_of_transformers(reference.model, tokens, stride), (len(tokens) - 1) / (count_words(TEXT) - 1)
-    assert (found["tokens"], found["words"], found["stride"]) == (len(tokens) - 1, count_words(TEXT), stride)
-    assert found["loss"] == pytest.approx(loss, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
-    assert found["token_ratio"] == pytest.approx(ratio)
-    assert found["word_perplexity"] == pytest.approx(math.exp(loss * ratio), rel=1e-4)
-    line = f"{file}: word perplexity {found['word_perplexity']:.2f}, token perplexity {found['perplexity']:.2f}, "
-    assert capsys.readouterr().out.startswith(line)
+    tokens = tokenizer(detokenize(TEXT))["input_ids"]
+    for stride in (1, 7, SEQ_LEN):
+        options = ("--task", "wikitext", "--data", file, "--stride", stride, "--output", output)
+        assert run_main(main, "--checkpoint", folder, *options) == 0
+        found = read_json(output)
+        loss, ratio = loss_of_transformers(model, tokens, stride), (len(tokens) - 1) / (count_words(TEXT) - 1)
+        assert (found["tokens"], found["words"], found["stride"]) == (len(tokens) - 1, count_words(TEXT), stride)
+        assert found["loss"] == pytest.approx(loss, rel=1e-5)
+        assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+        assert found["token_ratio"] == pytest.approx(ratio)
+        assert found["word_perplexity"] == pytest.approx(math.exp(loss * ratio), rel=1e-4)
+        assert f"word perplexity {found['word_perplexity']:.2f}, " in capsys.readouterr().out
 
 
 @given(st.integers(2, 300), st.integers(1, 50), st.data())
@@ -106,42 +95,26 @@ def test_every_token_is_scored_once_with_the_context_of_the_overlap(
         assert window.begin == 0 or window.end - window.scored - window.begin == seq_len - stride
 
 
-@pytest.mark.parametrize("length", [2, 9, 16, 17, 33, 200])
-def test_windows_that_do_not_overlap_give_the_plain_loss(length: int) -> None:
-    model, tokens = tiny_model(257), np.concatenate(byte_documents(3))[:length]
-    plain = evaluate(model, Samples(Corpus.in_memory(Path("c"), [tokens.astype(np.int64)]), range(1), 16))
-    assert plain["tokens"] == length - 1
-    assert sum_of_sliding_losses(model, tokens, 16) / (length - 1) == pytest.approx(plain["loss"], rel=1e-5)
-
-
 @pytest.mark.parametrize(
-    ("content", "options", "says"),
+    ("content", "options", "names"),
     [
-        (b"word", (), "fewer than two words"),
-        (b"two \xff words", (), "not UTF-8 (byte 4)"),
-        (b"two words", ("--stride", 25), "--stride 25 is more than the model's sequence length 24"),
-        (b"two words", ("--part", "test"), "--part test needs a dataset"),
-        (b"two words", ("--data", "a", "b"), "--task wikitext takes one file, --data names 2"),
-        (None, (), "no such file; --task wikitext needs one of text"),
+        (b"word", (), "text: "),
+        (b"two \xff words", (), "(byte 4)"),
+        (b"two words", ("--stride", 17), "--stride 17"),
+        (b"two words", ("--part", "test"), "--part test"),
+        (b"two words", ("--data", "a", "b"), "--data names 2"),
+        (None, (), "text: no such file"),
     ],
 )
 def test_wrong_wikitext_options_give_one_line(
-    reference: Reference,
+    gpt2_folder: Path,
     tmp_path: Path,
     content: bytes | None,
     options: tuple[object, ...],
-    says: str,
+    names: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if content is not None:
         (tmp_path / "text").write_bytes(content)
-    arguments = ("--checkpoint", reference.folder, "--task", "wikitext", "--data", tmp_path / "text", *options)
-    assert run_main(main, *arguments) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-
-
-def test_stride_is_refused_without_overlapping_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "text").write_text("two words")
-    assert run_main(main, "--checkpoint", tmp_path, "--data", tmp_path / "text", "--stride", 8) == 2
-    assert "--stride is for --task wikitext" in capsys.readouterr().err
+    arguments = ("--checkpoint", gpt2_folder, "--task", "wikitext", "--data", tmp_path / "text", *options)
+    assert names in refusal(capsys, main, *arguments)
