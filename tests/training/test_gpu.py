@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.files import read_rows
 from common.settings import Experiment, GenerateSettings
-from tests.training.helpers import BYTE_VOCABULARY, make_run, run_main, settings_of
+from tests.training.helpers import BYTE_VOCABULARY, make_run, settings_of, train_tiny
 from training import attention, checkpoint
 from training.evaluation.scoring import sum_of_losses
 from training.inference.load import model_from_weights
@@ -27,7 +27,6 @@ from training.parallel.pipeline import Stage
 from training.parallel.process_group import World
 from training.run_plan import make_plan
 from training.step import step_batches, train_step
-from training.train import main
 from training.trainer import open_session
 
 # the compiler looks at everything, deprecated things too
@@ -51,8 +50,7 @@ def undo_choices() -> Iterator[None]:
 def run(folder: Path, dropout: float = 0.0, **train: Any) -> list[dict[str, str]]:
     """20 iterations; the rows of train.csv."""
     settings = {"iterations": 20, "save_interval": 10, "lr": 3e-3, **train}
-    config = make_run(folder, model={**MODEL, "dropout": dropout}, train=settings)
-    assert run_main(main, "--config", config, "--model", "tiny") == 0
+    assert train_tiny(make_run(folder, model={**MODEL, "dropout": dropout}, train=settings)) == 0
     return read_rows(folder / "models/tiny/train.csv")
 
 
@@ -75,52 +73,28 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("precision", "compiled"),
-    [
-        ("float32", "none"),
-        ("float32", "blocks"),
-        ("float32", "model"),
-        ("bfloat16", "none"),
-        ("bfloat16", "blocks"),
-        ("bfloat16", "model"),
-        ("float16", "none"),
-        ("float16", "blocks"),
-    ],
-)
-def test_a_gpu_learns_what_a_cpu_learns(tmp_path: Path, precision: str, compiled: str, on_cpu: list[float]) -> None:
-    rows = run(tmp_path, precision=precision, compile=compiled, initial_loss_scale=2.0**12, async_save=True)
-    assert losses(rows) == pytest.approx(on_cpu, rel=NEAR[precision])
+FLOAT32 = {"precision": "float32"}
+WAYS: list[dict[str, Any]] = [
+    *({"precision": precision, "compile": compiled} for precision in NEAR for compiled in ("none", "blocks")),
+    *({"precision": precision, "compile": "model"} for precision in ("float32", "bfloat16")),
+    *({"precision": "bfloat16", "compile": "none", "attention": kernel} for kernel in attention.KERNELS),
+    *({**FLOAT32, "compile": compiled, "loss": "chunked"} for compiled in ("none", "blocks")),
+    *({**FLOAT32, "compile": compiled, "accumulation": 4} for compiled in ("none", "blocks")),
+    *({**FLOAT32, "compile": compiled, "recompute": "selective"} for compiled in ("none", "blocks")),
+    *({**FLOAT32, "compile": compiled, "recompute": "full"} for compiled in ("none", "blocks")),
+    *({"precision": "bfloat16", "compile": compiled, "kernels": "on"} for compiled in ("none", "blocks")),
+    *({**FLOAT32, "compile": compiled, "kernels": "on"} for compiled in ("none", "blocks")),
+]
 
 
-@pytest.mark.parametrize("compiled", ["none", "blocks"])
-@pytest.mark.parametrize(
-    "way",
-    [{"loss": "chunked"}, {"loss": "whole", "accumulation": 4}, {"recompute": "selective"}, {"recompute": "full"}],
-)
-def test_it_learns_the_same_in_every_way(
-    tmp_path: Path, way: dict[str, Any], compiled: str, on_cpu: list[float]
-) -> None:
-    assert losses(run(tmp_path, precision="float32", compile=compiled, **way)) == pytest.approx(on_cpu, rel=1e-3)
-
-
-@pytest.mark.parametrize("kernel", attention.KERNELS)
-def test_it_learns_the_same_with_every_attention_kernel(tmp_path: Path, kernel: str, on_cpu: list[float]) -> None:
-    if kernel in ("flash", "cudnn") and torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip(f"this GPU has no {kernel} attention")
-    found = losses(run(tmp_path, precision="bfloat16", compile="none", attention=kernel))
-    assert found == pytest.approx(on_cpu, rel=NEAR["bfloat16"])
-
-
-@pytest.mark.parametrize("compiled", ["none", "blocks"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_learns_the_same_with_kernels_of_ours(
-    tmp_path: Path, precision: str, compiled: str, on_cpu: list[float]
-) -> None:
-    if missing := library.prepare(report=False):
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_a_gpu_learns_what_a_cpu_learns(tmp_path: Path, way: dict[str, Any], on_cpu: list[float]) -> None:
+    if way.get("attention") in ("flash", "cudnn") and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip(f"this GPU has no {way['attention']} attention")
+    if "kernels" in way and (missing := library.prepare(report=False)):
         pytest.skip(missing)
-    found = losses(run(tmp_path, precision=precision, compile=compiled, kernels="on"))
-    assert found == pytest.approx(on_cpu, rel=NEAR[precision])
+    rows = run(tmp_path, initial_loss_scale=2.0**12, async_save=True, **way)
+    assert losses(rows) == pytest.approx(on_cpu, rel=NEAR[way["precision"]])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -135,27 +109,15 @@ def test_a_deterministic_run_continues_bit_for_bit(tmp_path: Path, compiled: str
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
-def test_a_run_that_need_not_be_deterministic_continues_nearly_the_same(tmp_path: Path) -> None:
-    straight = losses(run(tmp_path, precision="bfloat16"))
-    (tmp_path / "models/tiny/iter_0000020").rename(tmp_path / "aside")
-    assert losses(run(tmp_path, precision="bfloat16")) == pytest.approx(straight, rel=1e-2)
-
-
-def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(tmp_path: Path) -> None:
-    run(tmp_path, precision="float32", async_save=True)
+def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu_and_both_generate_the_same_text(tmp_path: Path) -> None:
+    run(tmp_path, precision="float32", compile="none", async_save=True)
     manifest = checkpoint.resolve(tmp_path / "models/tiny")
     model = model_from_weights(manifest.experiment.model, checkpoint.load_weights(manifest))
     plan = make_plan(settings_of(tmp_path / "config.yaml"), "tiny")
     count = min(plan.data.valid.per_epoch, 8)
     loss = sum_of_losses(model, plan.data.valid, range(count), 4) / (count * MODEL["seq_len"])
     assert loss == pytest.approx(float(read_rows(tmp_path / "models/tiny/valid.csv")[-1]["loss"]), rel=1e-3)
-
-
-def test_a_gpu_generates_the_text_that_a_cpu_generates(tmp_path: Path) -> None:
-    run(tmp_path, precision="float32", compile="none")
-    manifest = checkpoint.resolve(tmp_path / "models/tiny")
     prompts, options = [list(b"The list of"), list(b"A")], GenerateSettings(max_tokens=16, temperature=0)
-    model = model_from_weights(manifest.experiment.model, checkpoint.load_weights(manifest))
     expected = continue_tokens(model, prompts, options, BYTE_VOCABULARY - 1)
     assert continue_tokens(model.to("cuda"), prompts, options, BYTE_VOCABULARY - 1) == expected
 
@@ -179,14 +141,7 @@ def first_losses(experiment: Experiment, plan: Any, mesh: DeviceMesh | None = No
 
 @pytest.mark.parametrize(
     "parallel",
-    [
-        None,
-        {"zero_stage": 0},
-        {"zero_stage": 1},
-        {"zero_stage": 2},
-        {"zero_stage": 3},
-        {"zero_stage": 3, "offload": True},
-    ],
+    [None, *({"zero_stage": stage} for stage in range(4)), {"zero_stage": 3, "offload": True}],
     ids=["no ZeRO", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3", "offload"],
 )
 @pytest.mark.parametrize("compiled", ["none", "blocks"])

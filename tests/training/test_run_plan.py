@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from common.config import load_settings
-from common.errors import ConfigError, InputError, ToolkitError
+from common.errors import ConfigError, ToolkitError
 from corpus.index import IndexWriter, Meta
 from tests.training.helpers import byte_documents, make_run, settings_of, write_corpus
 from training.run_plan import Plan, make_plan
@@ -33,8 +33,10 @@ def test_a_table_shows_how_the_run_uses_each_corpus(tmp_path: Path, corpora: tup
     books, web = corpora
     plan = blended(tmp_path, (books, 0.75), (web, 0.25), iterations=1000, split="90,5,5")
     rows = [line.split() for line in str(plan).splitlines()]
-    head = rows.index(["data", "part", "share", "documents", "tokens", "samples", "of", "the", "run", "epochs"])
-    (first, second), valid = rows[head + 1 : head + 3], rows[head + 3 :]
+    (first, second), others = (
+        [row for row in rows if "train" in row[:2]],
+        [row for row in rows if row[1:2] != ["train"]],
+    )
     lengths = [len(document) for document in byte_documents(200)]
     for row, prefix, share, documents, taken in (
         (first, books, "75.0%", 36, 6000),
@@ -44,17 +46,16 @@ def test_a_table_shows_how_the_run_uses_each_corpus(tmp_path: Path, corpora: tup
         samples = (tokens - 1) // 16
         numbers = [documents, tokens, samples, taken]
         assert row == [str(prefix), "train", share, *(f"{n:,}" for n in numbers), f"{taken / samples:.2f}"]
-    assert [row[:4] for row in valid] == [
+    assert [row[:4] for row in others[-4:]] == [
         [str(prefix), part, *rest]
         for part in ("valid", "test")
         for prefix, rest in ((books, ["75.0%", "2"]), (web, ["25.0%", "10"]))
     ]
-
-
-def test_the_test_part_is_the_last_documents_in_their_own_order(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
-    test = blended(tmp_path, (corpora[0], 1), split="90,5,5").data.test
+    # the test part is the last documents in their own order; validation ends before a corpus is seen twice
+    valid, test = plan.data.valid, plan.data.test
     assert test is not None
-    assert np.array_equal(test.sample(0), np.concatenate(byte_documents(40)[-2:])[:17])
+    assert np.array_equal(test.parts[0].sample(0), np.concatenate(byte_documents(40)[-2:])[:17])
+    assert valid.taken(valid.per_epoch, 0) <= valid.parts[0].per_epoch < valid.taken(valid.per_epoch + 2, 0)
 
 
 @pytest.mark.parametrize("split", ["90,10,0", "39,0,1"])
@@ -62,48 +63,31 @@ def test_a_run_without_a_whole_test_sample_says_that_it_has_no_test_part(tmp_pat
     write_corpus(tmp_path / "web", [*byte_documents(39), np.array([1, 2, 256], np.uint16)])
     plan = blended(tmp_path, (tmp_path / "web", 1), split=split)
     assert plan.data.test is None
-    assert str(plan).splitlines()[-1] == f"no test part: train.split {split} leaves no sample"
-
-
-def test_the_validation_of_a_blend_ends_before_a_corpus_is_seen_twice(
-    tmp_path: Path, corpora: tuple[Path, Path]
-) -> None:
-    plan = blended(tmp_path, (corpora[0], 1), (corpora[1], 1), split="90,5,5")
-    smallest = plan.data.valid.parts[0].per_epoch
-    assert smallest < plan.data.valid.parts[1].per_epoch
-    assert plan.data.valid.taken(plan.data.valid.per_epoch, 0) == smallest
+    assert str(plan).splitlines()[-1].startswith(f"no test part: train.split {split}")
 
 
 @pytest.mark.parametrize(
-    ("data", "train", "says"),
+    ("data", "train", "names"),
     [
         ([("books", 1), ("books", 2)], {}, "books is named twice"),
-        ([("books", 0)], {}, "data.0.weight: must be greater than 0"),
+        ([("books", 0)], {}, r"data\.0\.weight"),
         ([("books", 1), ("none", 1)], {}, r"none\.idx: no such file"),
-        ([("books", 1), ("short", 1)], {"split": "1,0,0"}, "short: the train part holds 3 tokens in 1 documents"),
-        ([("books", 1), ("short", 1)], {}, r"split 90,10,0 has 2 parts, but .*short has 1 doc"),
-        ([("books", 1), ("other", 1)], {}, "books with token 256 and .*other with token 3 close their documents"),
-        (
-            [("open", 1)],
-            {"eod_mask_loss": True},
-            r"open: document 0 does not end .*, which models\.tiny\.train\.eod_mask_loss looks",
-        ),
-        ([("open", 1)], {"reset_position_ids": True}, r"which models\.tiny\.train\.reset_position_ids looks for"),
+        ([("books", 1), ("short", 1)], {"split": "1,0,0"}, "short: .* 3 tokens in 1 documents"),
+        ([("books", 1), ("short", 1)], {}, r"90,10,0 has 2 parts, but .*short has 1 doc"),
+        ([("books", 1), ("other", 1)], {}, "books with token 256 and .*other with token 3"),
+        ([("open", 1)], {"eod_mask_loss": True}, r"open: document 0 .*models\.tiny\.train\.eod_mask_loss"),
+        ([("open", 1)], {"reset_position_ids": True}, r"models\.tiny\.train\.reset_position_ids"),
     ],
 )
 def test_corpora_that_do_not_fit_stop_before_anything_is_computed(
-    tmp_path: Path,
-    corpora: tuple[Path, Path],
-    data: list[tuple[str, float]],
-    train: dict[str, object],
-    says: str,
+    tmp_path: Path, corpora: tuple[Path, Path], data: list[tuple[str, float]], train: dict[str, object], names: str
 ) -> None:
     write_corpus(tmp_path / "short", [np.array([1, 2, 256], np.uint16)])
     write_corpus(tmp_path / "open", [document[:-1] for document in byte_documents(40)])
     with IndexWriter(tmp_path / "other", np.uint16, Meta(257, 3)) as writer:
         for document in byte_documents(40):
             writer.add_document(np.append(document[:-1], 3))
-    with pytest.raises(ToolkitError, match=says):
+    with pytest.raises(ToolkitError, match=names):
         blended(tmp_path, *((tmp_path / name, weight) for name, weight in data), **train)
 
 
@@ -111,11 +95,8 @@ def test_a_run_needs_no_urls_when_every_model_brings_its_data(tmp_path: Path, co
     config = tmp_path / "config.yaml"
     models = yaml.safe_load(make_run(tmp_path).read_text())["models"]
     config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
-    with pytest.raises(ConfigError, match="give URL lists under `urls`"):
+    with pytest.raises(ConfigError, match="`urls`"):
         load_settings(config)
     models["tiny"]["data"] = [{"prefix": str(corpora[0]), "weight": 1}]
     config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
     assert make_plan(settings_of(config), "tiny").data.train.parts[0].corpus.prefix == corpora[0]
-    (tmp_path / "books.idx").unlink()
-    with pytest.raises(InputError, match=r"books\.idx: no such file"):
-        make_plan(settings_of(config), "tiny")

@@ -118,7 +118,7 @@ def test_a_run_that_would_take_months_on_cpus_is_refused_unless_it_is_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(tmp_path, train={"warmup_iterations": 1})
-    assert "allow_slow" in refusal_of(capsys, config, "train.iterations=1000000000")
+    assert "allow_slow" in refusal(capsys, main, "--config", config, "--model", "tiny", "train.iterations=1000000000")
     assert not list((tmp_path / "models/tiny").glob("iter_*"))
     digits = []
     for allowed in ("true", "false"):  # measuring changes no number
@@ -126,13 +126,6 @@ def test_a_run_that_would_take_months_on_cpus_is_refused_unless_it_is_allowed(
         assert train_tiny(config, f"train.allow_slow={allowed}") == 0
         digits.append(course(tmp_path / "models/tiny"))
     assert digits[0] == digits[1]
-
-
-def refusal_of(capsys: pytest.CaptureFixture[str], config: Path, *overrides: str) -> str:
-    """The last line of a training that is refused, on stderr."""
-    assert train_tiny(config, *overrides) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_a_finished_run_stays_finished_whatever_fails_afterwards(
@@ -175,7 +168,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 ) -> None:
     config = make_run(tmp_path, model={"n_layer": 1})
     shutil.copytree(tiny_run / "models/tiny/iter_0000010", tmp_path / "models/tiny/iter_0000010")
-    assert "models.tiny.model.n_layer is 1" in refusal_of(capsys, config)
+    assert "models.tiny.model.n_layer is 1" in refusal(capsys, main, "--config", config, "--model", "tiny")
 
 
 @pytest.mark.parametrize(
@@ -227,4 +220,6 @@ def test_a_job_of_another_size_than_was_asked_for_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(tmp_path, parallel={"auto": True, "gpus": 4}, train={"micro_batch_size": 0})
-    assert "models.tiny.parallel: auto over 4 processes, but 1" in refusal_of(capsys, config)
+    assert "models.tiny.parallel: auto over 4 processes, but 1" in refusal(
+        capsys, main, "--config", config, "--model", "tiny"
+    )

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from common.errors import CheckpointError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
 from tests.convert.helpers import write_pretrained
+from tests.training.reference import random_gpt2
 from training.huggingface import pretrained
 from training.huggingface.tokenizer import read_tokenizer
 from training.inference.load import load_model, model_from_weights
@@ -27,7 +28,7 @@ def random_weights(settings: ModelSettings) -> dict[str, torch.Tensor]:
     }
 
 
-def test_our_folder_loads_in_transformers_with_equal_logits(tmp_path: Path) -> None:
+def test_our_folder_loads_in_transformers_with_equal_logits_and_bit_for_bit_again(tmp_path: Path) -> None:
     weights = random_weights(SMALL)
     write_pretrained(tmp_path, weights, SMALL)
     theirs, report = GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
@@ -37,22 +38,15 @@ def test_our_folder_loads_in_transformers_with_equal_logits(tmp_path: Path) -> N
     tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len), generator=torch.Generator().manual_seed(1))
     expected = model_from_weights(SMALL, weights)(tokens)
     assert (theirs.eval()(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
-
-
-def test_our_folder_loads_bit_for_bit(tmp_path: Path) -> None:
-    weights = random_weights(SMALL)
-    write_pretrained(tmp_path, weights, SMALL)
     settings, read = pretrained.load_pretrained(tmp_path)
-    assert settings == SMALL
-    assert read.keys() == weights.keys()
-    assert all(torch.equal(read[name], weights[name]) for name in weights)
+    assert settings == SMALL and read.keys() == weights.keys()
+    assert [name for name in weights if not torch.equal(read[name], weights[name])] == []
     assert load_model(tmp_path)[1] is None
 
 
 @pytest.mark.parametrize("shard_size", ["1GB", "10KB"])
 def test_a_folder_that_transformers_wrote_is_read(tmp_path: Path, shard_size: str) -> None:
-    config = GPT2Config(vocab_size=90, n_positions=16, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
-    theirs = GPT2LMHeadModel(config).eval()
+    theirs = random_gpt2(vocab_size=90, n_positions=16, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
     theirs.save_pretrained(tmp_path, max_shard_size=shard_size)
     ours, _ = load_model(tmp_path)
     tokens = torch.arange(16)[None]
@@ -81,7 +75,7 @@ def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
     theirs = pretrained.to_hugging_face(random_weights(SMALL), SMALL)
     tied = pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"]}, SMALL)
     assert tied.keys() == random_weights(SMALL).keys()
-    with pytest.raises(CheckpointError, match="differs from wte"):
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL)
     name = "transformer.h.1.attn.c_attn.weight"
     with pytest.raises(CheckpointError, match=r"h\.1\.attn\.c_attn\.weight' has shape \[71, 24\], .* \[72, 24\]"):
@@ -89,20 +83,20 @@ def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "names"),
     [
         ("activation_function", "relu", "activation_function is 'relu'"),
-        ("model_type", "llama", "model_type is 'llama', only 'gpt2'"),
+        ("model_type", "llama", "model_type is 'llama'"),
         ("n_inner", 77, "n_inner is 77"),
-        ("n_embd", "wide", r"config\.json: n_embd: must be a whole number"),
-        ("n_head", 5, r"config\.json: .*n_embd 24 is not divisible by n_head 5"),
-        ("n_layer", 3, "tensor 'h.2.attn.c_attn.bias' is missing"),
-        ("vocab_size", 102, r"tensor 'wte.weight' has shape \[101, 24\], config.json asks for \[102, 24\]"),
+        ("n_embd", "wide", r"config\.json: n_embd"),
+        ("n_head", 5, r"config\.json: .*n_head 5"),
+        ("n_layer", 3, r"h\.2\.attn\.c_attn\.bias"),
+        ("vocab_size", 102, r"wte\.weight.* \[101, 24\].* \[102, 24\]"),
     ],
 )
-def test_an_unsupported_folder_is_refused_by_key(tmp_path: Path, key: str, value: object, says: str) -> None:
+def test_an_unsupported_folder_is_refused_by_key(tmp_path: Path, key: str, value: object, names: str) -> None:
     write_pretrained(tmp_path, random_weights(SMALL), SMALL)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(CheckpointError, match=names):
         pretrained.load_pretrained(tmp_path)
