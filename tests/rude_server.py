@@ -1,4 +1,4 @@
-"""A loopback web server that misbehaves on purpose, one behaviour a page; its own thread, gone with its block."""
+"""A loopback web server that misbehaves on purpose, one behaviour per page; its own thread, gone with its block."""
 
 import asyncio
 import contextlib
@@ -11,26 +11,23 @@ from dataclasses import dataclass, field
 
 Behaviour = Callable[[asyncio.StreamWriter], Awaitable[object]]
 KEEP = object()  # what a behaviour returns to keep its connection open
+_START = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 
 
-def raw(answer: bytes) -> Behaviour:
-    """These bytes, and the end of the connection."""
+def raw(answer: bytes, outcome: object = None) -> Behaviour:
+    """These bytes, and the end of the connection unless `outcome` is KEEP."""
 
-    async def behave(writer: asyncio.StreamWriter) -> None:
+    async def behave(writer: asyncio.StreamWriter) -> object:
         writer.write(answer)
+        return outcome
 
     return behave
 
 
 def kept(body: bytes) -> Behaviour:
     """A whole answer as plain text, after which the connection stays open."""
-
-    async def behave(writer: asyncio.StreamWriter) -> object:
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        return KEEP
-
-    return behave
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+    return raw(head.encode() + body, KEEP)
 
 
 def reply(body: bytes = b"", status: str = "200 OK", **headers: str) -> Behaviour:
@@ -38,11 +35,7 @@ def reply(body: bytes = b"", status: str = "200 OK", **headers: str) -> Behaviou
     fields = {"Content-Type": "text/html", "Content-Length": str(len(body))}
     fields |= {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-
-    async def behave(writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 {status}\r\n{head}Connection: close\r\n\r\n".encode() + body)
-
-    return behave
+    return raw(f"HTTP/1.1 {status}\r\n{head}Connection: close\r\n\r\n".encode() + body)
 
 
 def redirect(location: str) -> Behaviour:
@@ -50,7 +43,7 @@ def redirect(location: str) -> Behaviour:
 
 
 def in_turn(*behaviours: Behaviour) -> Behaviour:
-    """One behaviour a request; the last one from then on."""
+    """One behaviour per request; the last one from then on."""
     left = list(behaviours)
 
     async def behave(writer: asyncio.StreamWriter) -> object:
@@ -64,35 +57,34 @@ async def silence(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
 
 
+async def _forever(writer: asyncio.StreamWriter, piece: bytes, pause: float) -> None:
+    writer.write(_START + b"\r\n")
+    while not writer.is_closing():
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(pause)
+
+
 async def drip(writer: asyncio.StreamWriter) -> None:
     """A byte now and then, without end: never silent, never done."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b"x")
-        await writer.drain()
-        await asyncio.sleep(0.05)
+    await _forever(writer, b"x", 0.05)
 
 
 async def endless(writer: asyncio.StreamWriter) -> None:
     """A body without end, as fast as it goes."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b"<p>more</p>" * 1000)
-        await writer.drain()
+    await _forever(writer, b"<p>more</p>" * 1000, 0)
 
 
 async def reset(writer: asyncio.StreamWriter) -> None:
     """Cut the connection in the middle of the headers."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-")
+    writer.write(_START[:-9])
     await writer.drain()
     writer.transport.abort()
 
 
-truncated = raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000\r\n\r\n<p>half")
-cut_chunk = raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n<p>half")
-cut_between_chunks = raw(
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
-)
+truncated = raw(_START + b"Content-Length: 1000\r\n\r\n<p>half")
+cut_chunk = raw(_START + b"Transfer-Encoding: chunked\r\n\r\n400\r\n<p>half")
+cut_between_chunks = raw(_START + b"Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
 gibberish = raw(b"SSH-2.0-OpenSSH_9.2\r\n")  # not HTTP at all
 
 
@@ -125,11 +117,11 @@ def rude_server(pages: Mapping[str, Behaviour], tls: ssl.SSLContext | None = Non
                     writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                     break
                 head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-                path = head[0].split(" ")[1]
                 host = next(line.split(": ", 1)[1] for line in head if line.lower().startswith("host: "))
-                server.requested.append(host + path)
+                name = host + head[0].split(" ")[1]
+                server.requested.append(name)
                 server.heads.append(head)
-                outcome = await pages.get(host + path, reply(b"nothing here", status="404 Not Found"))(writer)
+                outcome = await pages.get(name, reply(b"nothing here", status="404 Not Found"))(writer)
                 await writer.drain()
             writer.close()
             await writer.wait_closed()
@@ -150,16 +142,13 @@ def rude_server(pages: Mapping[str, Behaviour], tls: ssl.SSLContext | None = Non
         await asyncio.gather(*asked, return_exceptions=True)
         await asyncio.sleep(0.01)  # the transports close in the loop's next rounds
 
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=256) as listener,
+        asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner,
+    ):
         server.address = "{}:{}".format(*listener.getsockname())
-        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         loop, stop = runner.get_loop(), asyncio.Event()
-
-        def work() -> None:
-            with runner:
-                runner.run(run(listener, stop))
-
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=lambda: runner.run(run(listener, stop)))
         thread.start()
         try:
             yield server

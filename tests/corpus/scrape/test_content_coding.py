@@ -13,22 +13,12 @@ from common.errors import PageError
 from corpus.scrape.content_coding import decode_body
 
 
-def raw_deflate(body: bytes) -> bytes:
-    stream = zlib.compressobj(wbits=-15)
-    return stream.compress(body) + stream.flush()
-
-
 def brotlied(body: bytes) -> bytes:
     return brotli.compress(body, quality=1)
 
 
 def zstd(body: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(body)
-
-
-def streamed_zstd(body: bytes) -> bytes:
-    stream = zstandard.ZstdCompressor(level=1).compressobj()
-    return stream.compress(body) + stream.flush()
 
 
 def refused(body: bytes, encoding: str, limit: int, reason: str = "bad_encoding") -> None:
@@ -41,11 +31,11 @@ ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "X-GZIP ": gzip.compress,
     "deflate": zlib.compress,
-    " Deflate": raw_deflate,
+    " Deflate": lambda body: zlib.compress(body)[2:-4],  # without zlib's header
     "deflate ": gzip.compress,
     "br": brotlied,
     "zstd": zstd,
-    "ZSTD": streamed_zstd,
+    "ZSTD": lambda body: zstd(body[:9]) + zstd(body[9:]),
 }
 WORDS = b"".join(b"word %d " % number for number in range(20_000))
 

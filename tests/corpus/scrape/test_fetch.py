@@ -4,7 +4,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import brotli
 import pytest
+from yarl import URL
 
 from common.errors import ConfigError
 from corpus.scrape.network import AddressOverrides
@@ -137,32 +137,32 @@ def test_an_address_that_is_not_public_is_refused_before_any_packet(
         assert fetch(settings, "http://both.example/") == ["connection"] and contacted[4:] == ["93.184.216.34"]
 
 
-def test_private_addresses_are_fetched_from_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with rude_server({"in.example/": reply(HTML)}) as server:
+def test_private_addresses_must_be_allowed_and_public_hosts_need_a_contact(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"front.example/": redirect("http://elsewhere.example/"), "in.example/": reply(HTML)}
+    with rude_server(pages) as server:
         monkeypatch.setattr(socket, "getaddrinfo", lookup_at(server, []))
-        (page,) = fetch(settings_for(server, resolve={}, **PUBLIC), "http://in.example/", allow_private=True)
+        settings = settings_for(server, resolve={"front.example": server.address}, **PUBLIC)
+        (page,) = fetch(settings, "http://in.example/", allow_private=True)
         assert isinstance(page, FetchedPage)
-
-
-def test_a_redirect_to_a_public_host_needs_a_contact() -> None:
-    with rude_server({"front.example/": redirect("http://elsewhere.example/")}) as server:
-        settings = settings_for(server, resolve={"front.example": server.address})
-        assert fetch(settings, "http://front.example/", "http://elsewhere.example/") == [
-            "redirect_refused",
-            "no_contact",
-        ]
+        settings = settings.model_copy(update={"contact": ""})
+        urls = ["http://front.example/", "http://in.example/"]
+        assert fetch(settings, *urls, allow_private=True) == ["redirect_refused", "no_contact"]
 
 
 def test_hosts_may_have_an_address_of_their_own_and_are_asked_by_plain_http_under_their_name() -> None:
     addresses = AddressOverrides({"One.example": "127.0.0.1:8080", "six.example": "[::1]:81"})
-    target, headers = addresses.target(parse_url("https://one.example/a%2Fb/ü?x=1&y=%20"))
-    assert (str(target), headers) == ("http://127.0.0.1:8080/a%2Fb/%C3%BC?x=1&y=%20", {"Host": "one.example"})
-    target, headers = addresses.target(parse_url("http://six.example:8000/"))
-    assert (str(target), headers) == ("http://[::1]:81/", {"Host": "six.example:8000"})
-    target, headers = addresses.target(parse_url("https://public.example/x"))
-    assert (str(target), headers) == ("https://public.example/x", {})
-    assert AddressOverrides({"*": "127.0.0.1:1", "one.example": "127.0.0.1:2"}).get("one.example") == "127.0.0.1:2"
-    assert AddressOverrides({"*": "127.0.0.1:1", "one.example": "127.0.0.1:2"}).get("any.example") == "127.0.0.1:1"
+    for url, target, headers in (
+        (
+            "https://one.example/a%2Fb/ü?x=1&y=%20",
+            "http://127.0.0.1:8080/a%2Fb/%C3%BC?x=1&y=%20",
+            {"Host": "one.example"},
+        ),
+        ("http://six.example:8000/", "http://[::1]:81/", {"Host": "six.example:8000"}),
+        ("https://public.example/x", "https://public.example/x", {}),
+    ):
+        assert addresses.target(parse_url(url)) == (URL(target, encoded=True), headers)
+    addresses = AddressOverrides({"*": "127.0.0.1:1", "one.example": "127.0.0.1:65535"})
+    assert (addresses.get("one.example"), addresses.get("any.example")) == ("127.0.0.1:65535", "127.0.0.1:1")
     for address in ("127.0.0.1", "host:80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:0", "::1:80x", ""):
         with pytest.raises(ConfigError, match=r"scrape\.resolve: one\.example"):
             AddressOverrides({"one.example": address})
@@ -223,32 +223,3 @@ def test_connections_are_reused_and_names_looked_up_once(monkeypatch: pytest.Mon
         assert all(isinstance(page, FetchedPage) for page in outcomes), outcomes
         assert server.connections == 1 + 50
     assert sorted(looked_up) == ["closed.example", "kept.example"]
-
-
-def test_hanging_dns_look_ups_cost_only_their_own_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    released = threading.Event()
-    with rude_server({"good.example/": reply(HTML)}) as server:
-        answer = lookup_at(server, [])
-
-        def lookup(host: str, *arguments: object) -> list[tuple[Any, ...]]:
-            if host != "good.example":
-                released.wait()
-            return answer(host)
-
-        monkeypatch.setattr(socket, "getaddrinfo", lookup)
-        settings = settings_for(server, resolve={}, concurrency=20, **PUBLIC)
-        urls = [f"http://hung{n}.example/" for n in range(40)]
-        try:
-            *hung, good = fetch(settings, *urls, "http://good.example/", allow_private=True)
-        finally:
-            released.set()  # only now: nothing waited for the look-ups
-    assert hung == ["timeout"] * 40 and isinstance(good, FetchedPage)
-
-
-def test_an_unforeseen_exception_has_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choke(*_: object) -> None:
-        raise LookupError("never heard of it")
-
-    with rude_server({"one.example/": reply(HTML)}) as server:
-        monkeypatch.setattr("corpus.scrape.fetch.registered_domain", choke)
-        assert fetch(settings_for(server), "http://one.example/") == ["unexpected"]

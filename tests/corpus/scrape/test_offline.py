@@ -1,6 +1,4 @@
-import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +7,10 @@ from common.errors import EmptyResultError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.scrape import offline
 from corpus.scrape.offline import checked_pages, extract_archives
-from corpus.scrape.pages import Outcome, page_outcome
+from corpus.scrape.pages import page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
-from tests.corpus.scrape.conftest import Pool
 from tests.corpus.scrape.shards import Shard, article, run_command
 from tests.helpers import assert_one_line_error, read_shard
 from tests.rude_server import Server
@@ -92,37 +88,6 @@ def test_the_rules_of_a_crawl_apply_and_the_first_of_equal_urls_is_kept(tmp_path
     pages = list(checked_pages([path], ScrapeSettings(), RULES))
     assert [page if isinstance(page, str) else "page" for _, page in pages] == [outcome for _, outcome in found]
     assert pages[6][0] == "http://old.example/start"
-
-
-def test_a_slow_page_delays_the_shard_but_neither_blocks_workers_nor_fills_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(offline, "_MAX_WAITING", 20)
-    first = asyncio.Event()
-    read, written, ahead = [0], [""][:0], []
-
-    class SlowAtFirst(Pool):
-        async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
-            if body == b"0":
-                await first.wait()
-            return Extracted(body.decode(), "", "", "plain")
-
-    def pages() -> Iterator[tuple[str, FetchedPage | str]]:
-        for number in range(100):
-            read[0] += 1
-            ahead.append(read[0] - len(written))
-            if read[0] > 20:
-                first.set()
-            url = f"http://one.example/{number}"
-            yield url, FetchedPage(url, 200, "", (), "text/plain", b"", b"%d" % number, url)
-
-    def settle(url: str, outcome: Outcome) -> None:
-        written.append(outcome["record"]["text"])
-
-    monkeypatch.setattr(offline, "ExtractPool", SlowAtFirst)
-    asyncio.run(asyncio.wait_for(offline._extract_all(pages(), ScrapeSettings(), 1, settle), 60))
-    assert written == [str(number) for number in range(100)]
-    assert 20 < max(ahead) <= 20 + 4
 
 
 def test_a_run_without_any_page_names_the_cause_and_leaves_no_file(tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
 """Which outcomes of earlier runs are used again: lists that change, keys that change, archives, kills at the end."""
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError, InputError, OutageError
-from common.files import read_lines
-from tests.conftest import ROOT
 from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
 from tests.helpers import read_shard
 from tests.rude_server import Server
@@ -77,17 +73,6 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
     for rules in ({"extra_domains": ["site1.example"]}, {"extra_domains": ["middle.example"]}, {"min_length": 22}):
         shard.run(DOWN, blacklist=rules)
         assert shard.bytes() == fresh(tmp_path, server, blacklist=rules) != fresh(tmp_path, server, urls=URLS), rules
-
-
-def test_an_interrupted_crawl_whose_list_changed_keeps_what_it_has(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, URLS[:12], archive=True)
-    lines = list(read_lines(shard.finished_journal))
-    shard.lose(shard.warc, shard.settings)  # as if killed before the shard was written
-    shard.journal.write_bytes(b"".join(line + b"\n" for line in lines[:-2]) + b'{"url": "http://to')
-    stats = shard.run(server.address, [*URLS[:12], "http://plain.example/"])
-    assert stats.extra["resumed"] == 10 and stats.extra["fetched"] == 3
-    assert shard.bytes() == fresh(tmp_path, server, urls=[*URLS[:12], "http://plain.example/"])
 
 
 def test_pages_of_a_recorded_site_are_known_while_it_is_unchanged(tmp_path: Path, server: Server) -> None:
@@ -224,24 +209,19 @@ def test_a_missing_or_damaged_archive_is_reported(tmp_path: Path, server: Server
     assert shard.bytes() == before and shard.run(DOWN, archive=True).extra["fetched"] == 0
 
 
-@pytest.mark.parametrize("place", ["journal.write_zstd_lines", "__main__.Stats.finish"])
-def test_a_kill_while_the_shard_is_finished_changes_nothing(place: str, tmp_path: Path, server: Server) -> None:
+def test_a_stop_before_the_finished_journal_is_written_changes_nothing(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = Shard(tmp_path)
-    shard.run(server.address, archive=True)
+
+    def stop(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("corpus.scrape.journal.write_zstd_lines", stop)
+        shard.run(server.address, archive=True)
     before, warc = shard.bytes(), shard.warc.read_bytes()
-    shard.lose(shard.warc)
-    # kill -9 from inside, at the very call
-    script = (
-        "import os, signal, sys\n"
-        "from corpus.scrape import __main__, journal, zstd_lines\n"
-        "def kill(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"{place} = kill\n"
-        "__main__.main(sys.argv[1:])\n"
-    )
-    arguments = [sys.executable, "-c", script, *shard.arguments(server.address)]
-    assert subprocess.run(arguments, cwd=ROOT, timeout=120, capture_output=True).returncode == -9
-    server.requested.clear()
-    stats = shard.run(server.address, archive=True)
-    assert shard.bytes() == before and shard.warc.read_bytes() == warc
-    assert not server.requested and stats.extra["fetched"] == 0 and not list(shard.folder.glob("*.tmp"))
+    assert shard.journal.exists() and not shard.finished_journal.exists()
+    assert shard.run(DOWN, archive=True).extra["fetched"] == 0
+    assert shard.bytes() == before == fresh(tmp_path, server) and shard.warc.read_bytes() == warc
     assert not shard.journal.exists() and shard.finished_journal.exists()

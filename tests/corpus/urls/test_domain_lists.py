@@ -2,13 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.errors import ConfigError, InputError
 from common.settings import BlacklistSettings
 from corpus.blacklist import main
-from corpus.urls.domain_lists import DomainBlocklist
 from corpus.urls.rules import UrlRules
 
 
@@ -99,18 +96,3 @@ def test_a_list_without_a_usable_entry_is_an_error(tmp_path: Path) -> None:
     for key, entry in (("extra_domains", "http://foo.example/path"), ("extra_suffixes", "a b")):
         with pytest.raises(ConfigError, match=rf"blacklist\.{key}:1: "):
             UrlRules(BlacklistSettings.model_validate({key: [entry]}))
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.text(max_size=20) | st.from_regex(r"[*|.]{0,2}[a-c]{1,2}(\.[a-c]{1,2}){0,2}[/^:.]?", fullmatch=True))
-)
-def test_any_entry_is_used_or_counted_as_unusable(entries: list[str]) -> None:
-    try:
-        domains = DomainBlocklist(BlacklistSettings(extra_domains=["sure.example", *entries]))
-    except UnicodeEncodeError:  # lone surrogates, which no file can hold
-        return
-    (result,) = (given for given in domains.lists if given.name == "blacklist.extra_domains")
-    words = sum(max(1, len(entry.split())) for entry in entries)
-    assert domains.blocks("a.sure.example") and result.unusable <= result.entries <= 1 + words
-    assert bool(result.first) == bool(result.unusable)
