@@ -2,8 +2,6 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trafilatura import load_html
 
 from corpus.extract.extractors import extract, load_extractors
@@ -57,6 +55,13 @@ def test_the_title_is_removed_from_the_beginning_of_the_text() -> None:
     assert without_boilerplate(HEADLINE, title, tree("")) == HEADLINE
 
 
+def test_a_page_of_links_stays_unchanged() -> None:
+    tail = "n" * 10
+    body = tree(f'<p><a href="/">{tail}</a></p>')
+    for text, kept in ((f"{'t' * 12}\n{tail}", "t" * 12), (f"{'t' * 11}\n{tail}", f"{'t' * 11}\n{tail}")):
+        assert without_boilerplate(text, "", body) == kept, "less than half may go"
+
+
 def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept() -> None:
     links = [
         '<a href="/">Sign up for the newsletter</a>',
@@ -71,17 +76,6 @@ def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept
     body = "".join(f"<p>{paragraph}</p>" for paragraph in [*links, *text])
     plain = [re.sub("<[^>]+>", "", paragraph) for paragraph in [*links, *text]]
     assert without_boilerplate("\n".join(plain), "", tree(body)) == "\n".join(plain[3:])
-
-
-@settings(max_examples=50)
-@given(st.lists(st.sampled_from([*SENTENCES[:3], "Link one", "Link two", "", "A headline"]), max_size=12))
-def test_lines_are_only_removed_and_never_half_of_the_text_or_more(lines: list[str]) -> None:
-    text = "\n".join(lines)
-    body = "".join(f'<p><a href="/">{line}</a></p>' for line in ("Link one", "Link two"))
-    kept = without_boilerplate(text, "A headline | The Daily", tree(body))
-    assert kept == text or 2 * len(kept) > len(text)
-    rest = iter(lines)
-    assert not kept or all(line in rest for line in kept.split("\n"))
 
 
 COMMENTS = "".join(f"<li class='comment'><p>First comment. {SENTENCES[n]}</p></li>" for n in range(6))

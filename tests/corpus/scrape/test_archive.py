@@ -69,20 +69,6 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
         assert names(path) == [f"{URL}d"]
 
 
-def test_a_damaged_record_is_distinguished_from_a_torn_one(tmp_path: Path) -> None:
-    path = tmp_path / "raw.warc.gz"
-    with Archive(path, 0, obey_robots=False) as archive:
-        places = [archive.append(page(name)) for name in "abc"]
-    content = bytearray(path.read_bytes())
-    content[places[1][0] + 60] ^= 0xFF
-    path.write_bytes(content)
-    with Archive(path, 0) as archive:
-        assert [(found.url[-1], found.obeyed_robots) for found in archive.new_responses] == [("a", False), ("c", False)]
-        assert archive.read(places[1][0], LIMIT) is None
-        assert archive.read(places[2][0], 1) == (f"{URL}c", "too_large")
-    assert path.read_bytes() == content
-
-
 def test_files_of_another_kind_or_shorter_than_the_journal_says_are_never_touched(tmp_path: Path) -> None:
     path = tmp_path / "other.warc.gz"
     one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)

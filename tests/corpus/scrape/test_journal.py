@@ -126,23 +126,6 @@ def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path
     assert sum(b'"url"' in line for line in read_lines(tmp_path / "x.journal.zst")) == 3
 
 
-def test_a_response_in_the_archive_is_known_before_its_outcome_and_after_it(tmp_path: Path) -> None:
-    fill(tmp_path)
-    with opened(tmp_path) as journal:
-        found = [(URLS[0], 100, 200, True), (URLS[1], 200, 300, False), ("http://two.example/", 300, 400, True)]
-        assert journal.adopt([*found, ("no URL", 400, 500, True)]) == 3
-        assert known(journal) == ["archived", "http_404", "", "ok", ""] and journal.finished == 2
-        assert [journal.archive_offset(position) for position in range(5)] == [100, 200, None, 50, None]
-        journal.append(0, URLS[0], **PAGE)
-        journal.finish()
-    with opened(tmp_path, [*URLS, "http://two.example/"]) as journal:
-        assert known(journal, 6) == ["ok", "http_404", "", "ok", "", "archived"]
-        assert [journal.archive_offset(position) for position in (0, 1, 3, 5)] == [100, 200, 50, 300]
-        journal.record_lost_archive()
-    with opened(tmp_path) as journal:
-        assert journal.archive_end == 0 and journal.archive_offset(0) is None and journal.reason(0) == "ok"
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_the_journal_of_version_1_is_converted(same: bool, tmp_path: Path) -> None:
     urls = ["http://a.example/1", "http://a.example/2#x", "http://a.example/3", "http://a.example/4"]

@@ -1,5 +1,7 @@
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import random
 import signal
@@ -32,9 +34,20 @@ def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_pa
     records = read_shard(shard.output)
     places = [URLS.index(record["url"]) for record in records]
     assert places == sorted(places) and [record["id"] for record in records] == [document_id(URLS[n]) for n in places]
-    assert records[0]["title"] == "Story 0" and prose(0, 150) in records[0]["text"]
+    assert records[0]["title"] == "Story 0" and prose(0, 150) in records[0]["text"] and records[0]["date"]
     moved = next(record for record in records if record["url"] == "http://far.example/")
-    assert moved["final_url"] == "http://site1.example/1"
+    assert moved["final_url"] == "http://site1.example/1" and moved["text"] == records[1]["text"]
+    plain = next(record for record in records if record["url"] == "http://plain.example/")
+    content_hash = f"sha1:{base64.b32encode(hashlib.sha1(b'a plain text').digest()).decode()}"
+    assert plain == {
+        **{
+            "id": document_id("http://plain.example/"),
+            "url": "http://plain.example/",
+            "title": "",
+            "extractor": "plain",
+        },
+        **{"final_url": "http://plain.example/", "text": "a plain text", "content_hash": content_hash},
+    }
     assert (stats.documents_in, stats.documents_out) == (len(URLS), len(records)) == (31, 18)
     assert stats.extra["extractors"] == {"plain": 2, "trafilatura": 16}
     assert stats.reasons == {

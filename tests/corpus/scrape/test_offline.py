@@ -6,11 +6,7 @@ import pytest
 from common.errors import EmptyResultError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.extract.extractors import Extracted
 from corpus.scrape.offline import checked_pages, extract_archives
-from corpus.scrape.pages import page_outcome
-from corpus.scrape.response import FetchedPage
-from corpus.urls.url import document_id
 from tests.corpus.scrape.shards import Shard, article, run_command
 from tests.helpers import assert_one_line_error, read_shard
 from tests.rude_server import Server
@@ -34,22 +30,6 @@ def test_the_archive_of_a_crawl_gives_the_records_of_the_crawl(tmp_path: Path, s
     stats = extracted(shard.warc, output=tmp_path / "again.jsonl")
     assert {entry["id"]: entry for entry in read_shard(tmp_path / "again.jsonl")} == records
     assert stats.documents_out == len(records) and set(stats.reasons) <= {"extract_empty"}
-
-
-def test_a_record_is_identified_by_the_requested_url() -> None:
-    page = FetchedPage("https://one.example/new", 200, "OK", (), "text/html", b"zip", b"", "http://one.example/old")
-    record = page_outcome(page, Extracted("text", "title", "2019-03-01", "trafilatura"))["record"]
-    assert record == {
-        "id": document_id("http://one.example/old"),
-        "url": "http://one.example/old",
-        "final_url": "https://one.example/new",
-        "title": "title",
-        "text": "text",
-        "date": "2019-03-01",
-        "extractor": "trafilatura",
-        "content_hash": "sha1:3I42H3S6NNFQ2MSVX7XZKYAYSCX5QBYJ",  # what Common Crawl writes for an empty payload
-    }
-    assert "date" not in page_outcome(page, Extracted("text", "", "", "plain"))["record"]
 
 
 def test_records_follow_the_files_and_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:

@@ -75,20 +75,6 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
         assert shard.bytes() == fresh(tmp_path, server, blacklist=rules) != fresh(tmp_path, server, urls=URLS), rules
 
 
-def test_pages_of_a_recorded_site_are_known_while_it_is_unchanged(tmp_path: Path, server: Server) -> None:
-    shard, site = Shard(tmp_path), tmp_path / "site"
-    (site / "pages").mkdir(parents=True)
-    (site / "pages" / "0").write_bytes(b"one")
-    shard.run(server.address, site=site, archive=True)
-    assert shard.run(DOWN, site=site, archive=True).extra["fetched"] == 0
-    (site / "pages" / "0").write_bytes(b"two")
-    with pytest.raises(OutageError):
-        shard.run(DOWN, site=site, archive=True)
-    assert shard.run(server.address, site=site, archive=True).extra["fetched"] == len(URLS) - 2 - 2
-    assert shard.run(DOWN, site=site, archive=True).extra["fetched"] == 0
-    assert shard.bytes() == fresh(tmp_path, server)
-
-
 # ------------------------------------------------------------------------------------------------ other keys
 
 
