@@ -1,32 +1,50 @@
-"""A Slurm without daemons: sbatch, squeue, scancel, scontrol and srun as scripts over a folder of jobs.
+"""A Slurm without daemons, for `make test`: sbatch, squeue, scancel, scontrol and srun, answered by the test's process.
 
-    fake = FakeSlurm(tmp_path / "slurm")
-    monkeypatch.setenv("PATH", fake.path)
+    fake = FakeSlurm(tmp_path / "slurm")           # the fixture `fake` also puts its commands into PATH
     ...                                            # something calls sbatch
-    fake.change("1000", state="RUNNING")           # jobs run only if a test says so
-    assert fake.calls("sbatch") and fake.job("1000").name == "tiny"
+    fake.change("1000", state="RUNNING")           # a job does what the test says …
+    fake.runs = True                               # … and from now on jobs really run
+    fake.end("1001", "NODE_FAIL")                  # until they end, or are ended
 
-Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3%2`) are jobs 1000_0, 1000_1, …. A job changes its
-state only through a test, `scancel` or `scontrol requeue`. The texts are those of Slurm 22.05.
+Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3`) are jobs 1000_0, 1000_1, …. A job starts with an
+empty environment, as sites with SBATCH_EXPORT=NONE do it. The texts are those of Slurm 22.05. The commands are bash
+scripts that ask a thread of this process, which takes milliseconds; a Python for each would take tens.
 """
 
-import fcntl
-import json
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
+POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)  # the last line of sbatch's errors, whatever the limit
+_CLIENT = """#!/bin/bash
+exec 3<>/dev/tcp/127.0.0.1/{port} || exit 1
+printf '%s\\0' $# {name} "$@" >&3
+for part in code out errors; do IFS= read -r -d '' $part <&3; done
+printf %s "$out"
+printf %s "$errors" >&2
+exit ${{code:-1}}
+"""
 _OLD = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY")
 _SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+_UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
+
+Answer = tuple[int, str, str]
+"""Exit code, output and errors of a command."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class FakeJob:
     id: str
     name: str
     options: list[str]
-    """sbatch's options: those of the script's directives, then those of the command line."""
+    """The directives of its script."""
     script: str
     state: str = "PENDING"
     reason: str = "None"
@@ -45,84 +63,122 @@ class FakeJob:
     details: dict[str, str] = field(default_factory=dict)
     """Further keys of `scontrol show job`."""
 
+    @property
+    def asked(self) -> dict[str, str]:
+        """Its options by name."""
+        return dict(option.removeprefix("--").partition("=")[::2] for option in self.options)
+
+
+@dataclass(frozen=True)
+class _Behaviour:
+    """See `FakeSlurm.behave`."""
+
+    silent: bool = False
+    meanwhile: Callable[[str], object] = bool
+    refuses: str = ""
+    most: int = 10**6
+    holds: str = ""
+    no_requeue: bool = False
+    stays: str = ""
+    exit_code: int = 0
+    prints: str = "{}"
+    partitions: str = ""
+
 
 class FakeSlurm:
-    """The jobs, how the commands behave, and what was called; everything is in files of a folder."""
+    """The jobs, how the commands behave, and what was called."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.runs = False
+        """Whether jobs that are submitted from now on run."""
         self._bin = folder / "bin"
-        if self._bin.is_dir():
-            return
+        self._jobs: dict[str, FakeJob] = {}
+        self._calls: list[list[str]] = []
+        self._behaviour, self._changed = _Behaviour(), threading.Event()
+        self._lock = threading.RLock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._workers: list[threading.Thread] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
         self._bin.mkdir(parents=True)
-        self._write({})
-        self.behave()
         for name in COMMANDS:
             script = self._bin / name
-            call = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(folder), name])
-            script.write_text(f'#!/bin/sh\nexec {call} "$@"\n')
+            script.write_text(_CLIENT.format(port=self._server.getsockname()[1], name=name))
             script.chmod(0o755)
+
+    def close(self) -> None:
+        """End the jobs that run, and the commands."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.behave(silent=True)
+        for number in list(self._processes):
+            self.end(number, "CANCELLED")
 
     @property
     def path(self) -> str:
         """PATH with these commands first."""
         return f"{self._bin}{os.pathsep}{os.environ['PATH']}"
 
-    def behave(
-        self,
-        *,
-        silent: bool = False,
-        hangs: float = 0,
-        refuses: str = "",
-        no_requeue: bool = False,
-        before: float = 0,
-        after: float = 0,
-        exit_code: int = 0,
-        prints: str = "",
-    ) -> None:
-        """Change how the commands behave from now on; what is left out is as usual.
+    def behave(self, **values: Any) -> None:
+        """Change how the commands behave from now on; what is left out is as usual. An sbatch that is held goes on.
 
-        silent: the controller cannot be reached; hangs: every command takes this many seconds before it does anything;
-        refuses: sbatch fails with this text; no_requeue: scontrol requeue fails; before, after: seconds that sbatch
-        takes before and after the job is in the queue; exit_code: that of srun; prints: sbatch's output, {} is the id.
+        silent: the controller cannot be reached; meanwhile: is called with the name of each command before it does
+        anything; refuses: sbatch fails with these lines; most: it refuses an array of more tasks; holds: sbatch hangs
+        "before" or "after" the job is in the queue; no_requeue: scontrol requeue fails; stays: jobs stay pending for
+        this reason; exit_code: that of srun; prints: sbatch's output, {} is the id; partitions: what `scontrol show
+        partition` prints.
         """
-        values = {key: value for key, value in locals().items() if key != "self"}
-        (self.folder / "behaviour.json").write_text(json.dumps(values))
+        changed, self._changed = self._changed, threading.Event()
+        self._behaviour = _Behaviour(**values)
+        changed.set()
 
     def jobs(self) -> list[FakeJob]:
         """All jobs, oldest first."""
-        return list(self._read().values())
+        return list(self._jobs.values())
 
     def job(self, number: str) -> FakeJob:
         """The job with an id."""
-        return self._read()[number]
+        return self._jobs[number]
+
+    def batches(self) -> list[FakeJob]:
+        """The first job of each call of sbatch."""
+        return [job for job in self.jobs() if job.id.partition("_")[2] in ("", "0")]
 
     def add(self, name: str, **values: Any) -> FakeJob:
         """Put a job into the queue that nobody submitted with sbatch."""
-        with self._locked():
-            jobs = self._read()
-            new = FakeJob(str(self._next(jobs)), name, [], "", **values)
-            self._write({**jobs, new.id: new})
+        with self._lock:
+            new = FakeJob(str(self._next()), name, [], "", **values)
+            self._jobs[new.id] = new
         return new
 
     def change(self, number: str, **values: Any) -> FakeJob:
         """Change fields of a job, such as state and reason."""
-        with self._locked():
-            jobs = self._read()
-            jobs[number] = replace(jobs[number], **values)
-            self._write(jobs)
-        return jobs[number]
+        with self._lock:
+            self._jobs[number] = replace(self._jobs[number], **values)
+        return self._jobs[number]
 
     def forget(self, number: str) -> None:
         """Remove a job, as the controller does MinJobAge seconds after its end."""
-        with self._locked():
-            self._write({key: job for key, job in self._read().items() if key != number})
+        del self._jobs[number]
 
     def calls(self, command: str = "") -> list[list[str]]:
         """The command lines so far, or those of one command."""
-        log = self.folder / "calls"
-        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        return [line for line in lines if not command or line[0] == command]
+        return [line for line in self._calls if not command or line[0] == command]
+
+    def end(self, number: str, state: str) -> None:
+        """kill -9 all processes of a job that runs; squeue shows `state` from then on."""
+        self.change(number, state=state)
+        with suppress(psutil.NoSuchProcess, KeyError):
+            process = psutil.Process(self._processes[number].pid)
+            for member in [process, *process.children(recursive=True)]:
+                member.kill()
+        for worker in self._workers:
+            if worker.name == number:
+                worker.join()
+
+    def is_running(self, number: str) -> bool:
+        """Whether a process of a job is left."""
+        return number in self._processes
 
     def run(self, number: str, exit_code: int = 0) -> "subprocess.CompletedProcess[str]":
         """Run the batch script of a job whose srun ends with `exit_code`; its state is left as it is."""
@@ -134,148 +190,132 @@ class FakeSlurm:
         command = ["bash", "-c", job.script]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _next(self) -> int:
+        return max([int(key.partition("_")[0]) for key in self._jobs], default=999) + 1
 
-    def _read(self) -> dict[str, FakeJob]:
-        rows = json.loads((self.folder / "jobs.json").read_text())
-        return {row["id"]: FakeJob(**row) for row in rows}
+    # the commands
 
-    def _write(self, jobs: dict[str, FakeJob]) -> None:
-        new = self.folder / f"jobs.{os.getpid()}"
-        new.write_text(json.dumps([asdict(job) for job in jobs.values()], indent=1))
-        new.replace(self.folder / "jobs.json")
+    def _serve(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
 
-    @staticmethod
-    def _next(jobs: dict[str, FakeJob]) -> int:
-        return max([int(key.split("_")[0]) for key in jobs], default=999) + 1
+    def _converse(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # whoever asked was killed
+            data = b""
+            while not (words := data.split(b"\0"))[0] or len(words) < int(words[0]) + 3:
+                if not (more := connection.recv(65536)):
+                    return
+                data += more
+            command, *arguments = [word.decode() for word in words[1:-1]]
+            self._calls.append([command, *arguments])
+            answer = self._answer(command, arguments)
+            connection.sendall("".join(f"{part}\0" for part in answer).encode())
 
-    # the commands: each returns its exit code
-
-    def call(self, command: str, arguments: list[str]) -> int:
-        """What a command does; the scripts in PATH call this."""
-        behaviour = json.loads((self.folder / "behaviour.json").read_text())
-        with self._locked(), (self.folder / "calls").open("a") as log:
-            log.write(json.dumps([command, *arguments]) + "\n")
-        time.sleep(behaviour["hangs"])
-        if behaviour["silent"] and command != "srun":
-            return _fail(_SILENT)
+    def _answer(self, command: str, arguments: list[str]) -> Answer:
+        self._behaviour.meanwhile(command)
+        behaviour, changed = self._behaviour, self._changed
+        if behaviour.silent and command != "srun":
+            return 1, "", f"{_SILENT}\n"
         if command == "srun":
-            return int(behaviour["exit_code"])
-        if command == "sbatch":
-            return self._sbatch(arguments, behaviour)
-        with self._locked():
-            if command == "squeue":
-                return self._squeue(arguments)
-            if command == "scancel":
-                return self._scancel(arguments)
-            return self._scontrol(arguments, behaviour)
+            return behaviour.exit_code, "", ""
+        if command != "sbatch":
+            with self._lock:
+                return getattr(self, f"_{command}")(arguments, behaviour)  # type: ignore[no-any-return]
+        if behaviour.holds == "before":
+            changed.wait()
+        answer = self._sbatch(Path(arguments[-1]).read_text(), behaviour)
+        if behaviour.holds == "after":
+            changed.wait()
+        return answer
 
-    def _sbatch(self, arguments: list[str], behaviour: dict[str, Any]) -> int:
-        if behaviour["refuses"]:
-            return _fail(f"sbatch: error: Batch job submission failed: {behaviour['refuses']}")
-        time.sleep(behaviour["before"])
-        files = [word for word in arguments if not word.startswith("-") and Path(word).is_file()]
-        wrapped = _option(arguments, "--wrap")
-        script = f"#!/bin/sh\n{wrapped}\n"
-        if not wrapped:
-            script = Path(files[0]).read_text() if files else sys.stdin.read()
-        directives = [line[8:] for line in script.splitlines() if line.startswith("#SBATCH ")]
-        options = [*shlex.split(" ".join(directives)), *(word for word in arguments if word not in files)]
-        name = _option(options, "--job-name", "-J") or "sbatch"
-        with self._locked():
-            jobs = self._read()
-            number = self._next(jobs)
-            array = _option(options, "--array", "-a")
-            ids = [f"{number}_{index}" for index in _indices(array)] if array else [str(number)]
+    def _sbatch(self, script: str, behaviour: _Behaviour) -> Answer:
+        lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+        new = FakeJob("", "sbatch", shlex.split(" ".join(lines)), script, reason=behaviour.stays or "None")
+        last = new.asked.get("array", "").rpartition("-")[2].partition("%")[0]
+        refusal = behaviour.refuses
+        if last and int(last) >= behaviour.most:
+            refusal = f"QOSMaxSubmitJobPerUserLimit\n{POLICY}"
+        if refusal:
+            return 1, "", "".join(f"sbatch: error: {line}\n" for line in refusal.splitlines())
+        with self._lock:
+            number = self._next()
+            ids = [f"{number}_{index}" for index in range(int(last) + 1)] if last else [str(number)]
             for one in ids:
-                jobs[one] = FakeJob(one, name, options, script)
-            self._write(jobs)
-        time.sleep(behaviour["after"])
-        print(behaviour["prints"].format(number) or number)
-        return 0
+                self._jobs[one] = replace(new, id=one, name=new.asked.get("job-name", "sbatch"))
+            for one in ids if self.runs and not behaviour.stays else []:
+                self._workers.append(threading.Thread(target=self._work, args=(one,), name=one))
+                self._workers[-1].start()
+        return 0, behaviour.prints.format(number) + "\n", ""
 
-    def _squeue(self, arguments: list[str]) -> int:
-        asked, name = _option(arguments, "--jobs", "-j"), _option(arguments, "--name", "-n")
-        states = (_option(arguments, "--states", "-t") or "").upper()
-        jobs = [job for job in self._read().values() if not name or job.name in name.split(",")]
-        if asked:
-            ids = asked.split(",")
-            jobs = [job for job in jobs if job.id in ids or job.id.split("_")[0] in ids]
+    def _work(self, number: str) -> None:
+        """Run a job to its end."""
+        job, (array, _, index) = self.job(number), number.partition("_")
+        environment = {"PATH": os.defpath, "SLURM_JOB_ID": number.replace("_", "00")}
+        if index:
+            environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
+        log = job.asked["output"].replace("%a", index).replace("%%", "%")
+        with open(log, "ab") as output, self._lock:
+            if self.job(number).state != "PENDING":  # cancelled
+                return
+            self._processes[number] = process = subprocess.Popen(
+                ["bash", "-c", job.script],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=job.asked["chdir"],
+                start_new_session=True,
+            )
+            self.change(number, state="RUNNING", nodes="node1")
+        code = process.wait()
+        with self._lock:
+            del self._processes[number]
+            ends = {"RUNNING": "FAILED" if code else "COMPLETED", "COMPLETING": "CANCELLED"}
+            state = self.job(number).state
+            self.change(number, state=ends.get(state, state))
+
+    def _squeue(self, arguments: list[str], _: _Behaviour) -> Answer:
+        asked = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
+        ids = asked.get("jobs", "").split(",")
+        jobs = [job for job in self.jobs() if job.name == asked.get("name", job.name)]
+        if "jobs" in asked:
+            jobs = [job for job in jobs if job.id in ids or job.id.partition("_")[0] in ids]
             if not jobs and len(ids) == 1:
-                return _fail("slurm_load_jobs error: Invalid job id specified")
-        if states != "ALL":
-            jobs = [job for job in jobs if (job.state in states.split(",") if states else job.state not in _OLD)]
-        form = _option(arguments, "--format", "-o") or "%i|%j|%T|%r|%N"
-        if not {"--noheader", "-h"} & set(arguments):
-            print(re.sub(r"%\.?\d*(\w)", lambda match: match[1].upper(), form))
+                return 1, "", f"{_UNKNOWN}\n"
+        if asked.get("states") != "all":
+            jobs = [job for job in jobs if job.state not in _OLD]
+        lines = []
         for job in jobs:
-            values = {"i": job.id, "j": job.name, "T": job.state, "r": job.reason, "N": job.nodes, "u": "user"}
-            values |= {"A": job.id.split("_")[0], "F": job.id.split("_")[0], "K": job.id.partition("_")[2] or "N/A"}
-            print(re.sub(r"%\.?\d*(\w)", lambda match, values=values: values.get(match[1], ""), form))  # type: ignore[misc]
-        return 0
+            values = {"i": job.id, "j": job.name, "T": job.state, "r": job.reason, "N": job.nodes}
+            values["F"] = job.id.partition("_")[0]
+            lines.append(re.sub("%(.)", lambda match, values=values: values[match[1]], asked["format"]))  # type: ignore[misc]
+        return 0, "".join(f"{line}\n" for line in lines), ""
 
-    def _scancel(self, arguments: list[str]) -> int:
-        ids = [word for word in arguments if not word.startswith("-")]
-        signalled = any(word.startswith(("--signal", "-s")) for word in arguments)
-        jobs = self._read()
-        for job in list(jobs.values()):
-            if (job.id in ids or job.id.split("_")[0] in ids) and job.state not in _OLD and not signalled:
-                jobs[job.id] = replace(job, state="CANCELLED", reason="None")
-        self._write(jobs)
-        return 0
+    def _scancel(self, arguments: list[str], _: _Behaviour) -> Answer:
+        for job in self.jobs():
+            if {job.id, job.id.partition("_")[0]} & set(arguments) and job.state not in _OLD:
+                running = self._processes.get(job.id)
+                self.change(job.id, state="COMPLETING" if running else "CANCELLED", reason="None")
+                if running:
+                    running.send_signal(signal.SIGTERM)
+        return 0, "", ""
 
-    def _scontrol(self, arguments: list[str], behaviour: dict[str, Any]) -> int:
-        verb, number, jobs = arguments[-2], arguments[-1], self._read()
-        if number not in jobs:
-            return _fail("slurm_load_jobs error: Invalid job id specified")
-        job = jobs[number]
+    def _scontrol(self, arguments: list[str], behaviour: _Behaviour) -> Answer:
+        *_, verb, number = arguments
+        if verb == "show" and number in ("config", "partition"):
+            return 0, "MaxArraySize            = 1001\n" if number == "config" else behaviour.partitions, ""
+        if "update" in arguments:
+            return 0, "", ""
+        if number not in self._jobs:
+            return 1, "", f"{_UNKNOWN}\n"
+        job = self.job(number)
         if verb == "requeue":
-            if behaviour["no_requeue"] or job.state == "PENDING":
-                return _fail(f"Requested operation is presently disabled for job {number}")
-            jobs[number] = replace(job, state="PENDING", reason="BeginTime", nodes="", restarts=job.restarts + 1)
-            self._write(jobs)
-            return 0
-        shown = {
-            "JobId": job.id,
-            "JobName": job.name,
-            "JobState": job.state,
-            "Reason": job.reason,
-            "Requeue": "1",
-            "Restarts": str(job.restarts),
-            **job.details,
-        }
-        print(" ".join(f"{key}={value}" for key, value in shown.items()))
-        return 0
-
-
-def _fail(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 1
-
-
-def _option(words: Sequence[str], *names: str) -> str:
-    """The value of the last `--name=value` or `--name value`; empty if there is none."""
-    value = ""
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if word in names:
-            value = following
-        elif word.partition("=")[0] in names:
-            value = word.partition("=")[2]
-    return value
-
-
-def _indices(array: str) -> list[int]:
-    """0-2,5%3 is [0, 1, 2, 5]."""
-    indices = []
-    for part in array.partition("%")[0].split(","):
-        first, _, last = part.partition("-")
-        indices += range(int(first), int(last or first) + 1)
-    return indices
-
-
-if __name__ == "__main__":
-    sys.exit(FakeSlurm(Path(sys.argv[1])).call(sys.argv[2], sys.argv[3:]))
+            if behaviour.no_requeue or job.state == "PENDING":
+                return 1, "", f"Requested operation is presently disabled for job {number}\n"
+            self.change(number, state="PENDING", reason="BeginTime", nodes="", restarts=job.restarts + 1)
+            return 0, "", ""
+        shown = {"JobId": job.id, "JobName": job.name, "JobState": job.state, "Reason": job.reason}
+        shown |= {"Requeue": "1", "Restarts": str(job.restarts), **job.details}
+        return 0, " ".join(f"{key}={value}" for key, value in shown.items()) + "\n", ""

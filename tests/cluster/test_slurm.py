@@ -6,7 +6,7 @@ import pytest
 from cluster import slurm
 from cluster.slurm import QueuedJob, RefusedError
 from common.errors import InputError, JobError
-from tests.cluster.corpus_jobs.running_slurm import POLICY
+from tests.cluster.fake_slurm import POLICY
 from tests.cluster.fake_slurm import FakeSlurm
 
 
@@ -39,7 +39,7 @@ def test_a_reason_that_passes_when_others_end_is_not(reason: str) -> None:
 def test_a_command_that_hangs_is_a_silent_controller(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "TIMEOUT", 0.2)
     job = fake.add("tiny").id
-    fake.behave(hangs=3)
+    fake.behave(hangs=True)
     started = time.monotonic()
     assert slurm.queue([job]) is None and slurm.details(job) is None and not slurm.requeue(job)
     with pytest.raises(JobError, match=rf"scancel {job}: the controller does not answer"):

@@ -1,447 +1,522 @@
-"""The executor slurm-batch: Snakemake as it is, with commands that behave like Slurm's (see running_slurm.py)."""
+"""The executor slurm-batch on a Slurm that runs what it submits; most tests stand for Snakemake, a few run it."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
+from snakemake.shell import shell
+from snakemake_interface_common.exceptions import WorkflowError
 
-from tests.cluster.corpus_jobs import running_slurm
+from cluster.corpus_jobs import batches, executor, held_jobs
+from cluster.corpus_jobs.dag_jobs import describe
+from common import snakefile
+from common.config import validate
+from tests.cluster.fake_slurm import POLICY, FakeSlurm
 from tests.conftest import ROOT
 from tests.training.helpers import wait_for
+from tests.workflow import pipeline
 
-HEAD = """
-from common import snakefile
-settings = snakefile.read_settings(workflow)
-SHARDS = [f"{n:04d}" for n in range(settings.shards)]
-onstart:
-    snakefile.prepare_run(settings)
-"""
-# Each shard of `a` notes that it ran, then does what the file `command` says; `b` needs one shard of it, `c` all.
-RULES = """
-rule c:
-    default_target: True
-    input: expand("results/x/b/{s}.txt", s=SHARDS)
-    output: "results/x/c.txt"
-    shell: "cat {input:q} > {output:q}"
-rule a:
-    output: "results/x/a/{s}.txt"
-    log: "results/x/logs/a/{s}.log"
-    threads: 4
-    resources: mem_mb=100, runtime=10
-    shell:
-        "(echo {wildcards.s} >> ran; echo attempt; SHARD={wildcards.s}; . ./command; "
-        "echo text > {output:q}) > {log:q} 2>&1"
-rule b:
-    input: "results/x/a/{s}.txt"
-    output: "results/x/b/{s}.txt"
-    shell: "cat {input:q} > {output:q}"
-"""
+# Each shard notes that it ran, then does what the file `command` says.
+CLUSTER = validate({"run": "results/x", "urls": ["none"]}, "test").cluster
+SHELL = "(echo {0} >> ran; echo attempt; SHARD={0}; . ./command; echo text > {1}) > {2} 2>&1"
+
+
+@dataclass(eq=False)
+class Job:
+    """What the executor sees of a job of a DAG."""
+
+    number: int
+    name: str
+    shellcmd: str
+    resources: dict[str, int]
+    input: list[str] = field(default_factory=list)
+    attempt: int = 1
+    restart_times: int = 2
+    said: str = ""
+    """What was reported about its failures."""
+    ended: str = ""
+    """finished or failed."""
+    threads = 4
+    is_shell, is_local, is_shadow, is_pipe, is_service = True, False, False, False, False
+    conda_env = container_img = env_modules = benchmark = None
+
+    def __post_init__(self) -> None:
+        self.rule = SimpleNamespace(name=self.name)
+        self.wildcards_dict = {"shard": f"{self.number:04d}"}
+        self.output = [f"results/x/{self.name}/{self.number:04d}.txt"]
+        self.log = [f"results/x/logs/{self.name}/{self.number:04d}.log"]
+
+    async def prepare(self) -> None:
+        for path in (*self.output, *self.log):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+    def log_error(self, said: str, **_more: Any) -> None:
+        self.said += f"{said}\n"
+
+    def is_group(self) -> bool:
+        return False
+
+    def log_info(self) -> None: ...
+
+    def register(self, external_jobid: str) -> None: ...
 
 
 class Site:
-    """A working folder with a small DAG, and a fake Slurm."""
+    """A working folder with a configuration and a command, its Slurm, and the Snakemakes that were started in it."""
 
-    def __init__(self, folder: Path, command: str = "true", rules: str = RULES, shards: int = 8, **corpus: object):
-        self.folder, self.slurm = folder, folder / "fake"
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **running_slurm.install(self.slurm)}
-        (folder / "slurm").symlink_to(ROOT / "slurm")
-        (folder / "profiles").symlink_to(ROOT / "profiles")
-        (folder / "urls.txt").write_text("http://site.example/\n")
-        self.configure(shards, **corpus)
-        self.write(command, rules)
+    def __init__(self, folder: Path, fake: FakeSlurm, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.fake, self.notes = folder, fake, list[str]()
+        self.error: Exception | None = None
+        self._patch, self._executors = patch, list[executor.Executor]()
+        fake.runs = True
+        self.command("true")
 
-    def configure(self, shards: int, **corpus: object) -> None:
-        cluster = {"corpus": {"max_tasks": 2, **corpus}}
-        config = {"run": "results/x", "urls": ["urls.txt"], "shards": shards, "cluster": cluster}
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    def command(self, text: str) -> None:
+        (self.folder / "command").write_text(text)
 
-    def write(self, command: str, rules: str = RULES) -> None:
-        (self.folder / "Snakefile").write_text(f"{HEAD}{rules}")
-        (self.folder / "command").write_text(command)
-
-    def start(self, *arguments: str, profile: str = "slurm") -> "subprocess.Popen[str]":
-        quick = ["--seconds-between-status-checks", "1", "--latency-wait", "2"]
-        chosen = ["--profile", profile] if profile else []
-        return subprocess.Popen(
-            [sys.executable, "-m", "snakemake", "--quiet", "host", *chosen, *quick, *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    def start(self, jobs: list[Job], **corpus: object) -> executor.Executor:
+        """Start a Snakemake with these jobs, of which all are ready."""
+        raw = {"run": "results/x", "urls": ["none"], "cluster": {"corpus": {"max_tasks": 2, **corpus}}}
+        workflow: Any = SimpleNamespace(
+            scheduler=self,
+            running=set(jobs),
+            dag=SimpleNamespace(needrun_jobs=lambda: jobs),
+            async_run=asyncio.run,
+            is_main_process=True,
+            executor_settings=None,
+            main_snakefile="",
+            global_resources={"_cores": 1},
+            output_settings=SimpleNamespace(dryrun=True),
+            remote_execution_settings=SimpleNamespace(seconds_between_status_checks=0.1),
+            execution_settings=SimpleNamespace(latency_wait=0.2),
         )
+        self.running, self.error = workflow.running, None
+        self._patch.setattr(snakefile, "parsed", (workflow, validate(raw, "test")))
+        logger = SimpleNamespace(warning=self.notes.append, info=self.notes.append)
+        self._executors.append(executor.Executor(workflow, logger))
+        self._executors[-1].run_jobs(jobs)
+        return self._executors[-1]
 
-    def run(self, *arguments: str, code: int = 0, profile: str = "slurm") -> str:
-        process = self.start(*arguments, profile=profile)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == code, output
-        return output
+    def finish(self, jobs: list[Job]) -> None:
+        wait_for(lambda: self.error or all(job.ended for job in jobs))
+        self.stop()
 
-    def submitted(self) -> int:
-        return len(running_slurm.calls(self.slurm, "sbatch"))
+    def run(self, jobs: list[Job], **corpus: object) -> None:
+        """Run these jobs to their end."""
+        self.start(jobs, **corpus)
+        self.finish(jobs)
+
+    def stop(self) -> None:
+        """End the thread of each executor and nothing else, as kill -9 does."""
+        for one in self._executors:
+            one.shutdown()
 
     def ran(self) -> list[str]:
         path = self.folder / "ran"
         return sorted(path.read_text().split()) if path.exists() else []
 
+    def submitted(self) -> int:
+        return len(self.fake.calls("sbatch"))
 
-def test_each_rule_is_one_array_and_each_shard_runs_once(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="sleep 0.3", shards=8)
-    site.run()
-    assert (tmp_path / "results/x/c.txt").read_text() == "text\n" * 8
-    assert site.ran() == [f"{number:04d}" for number in range(8)]
-    assert site.submitted() == 3
-    first, _, last = running_slurm.batches(site.slurm)
-    asked = running_slurm.options(site.slurm, first)
-    assert asked["job-name"] == "x.a" and asked["array"] == "0-1" and "requeue" in asked
-    assert (asked["cpus-per-task"], asked["mem"], asked["time"]) == ("4", "100", "10")
-    assert "array" not in running_slurm.options(site.slurm, last), "one task is a plain job"
-    renamed = running_slurm.calls(site.slurm, "scontrol")
-    assert f"scontrol update jobid={first}_0 jobname=x.a.0000-0003" in renamed
-    assert not (tmp_path / "results/x/slurm").exists(), "a run that ended normally leaves no records"
-    assert list((tmp_path / "results/x/logs/slurm").iterdir()) == []
-    assert "Nothing to be done" in site.run()
+    # what the executor calls of Snakemake's scheduler
 
+    def submit_callback(self, job: Job) -> None: ...
 
-def test_the_shell_gets_exactly_the_text_of_a_local_run(tmp_path: Path) -> None:
-    rules = """
-rule all:
-    default_target: True
-    input: "results/x/it's a $HOME file.txt"
-rule odd:
-    output: "results/x/it's a $HOME file.txt"
-    params: words=["two words", "a'b", "*"]
-    threads: 2
-    shell:
-        '''echo "$BASH_EXECUTION_STRING" > {output:q}
-        for word in {params.words:q}; do echo "$word" >> {output:q}; done
-        echo $OMP_NUM_THREADS {threads} $0 >> {output:q}; false | true || echo pipefail >> {output:q}'''
-"""
-    texts = []
-    for profile in ("", "slurm"):
-        (tmp_path / f"with-{profile}").mkdir()
-        site = Site(tmp_path / f"with-{profile}", rules=rules)
-        site.run("--cores", "2", profile=profile)
-        texts.append((site.folder / "results/x/it's a $HOME file.txt").read_text())
-    here, there = texts
-    assert "set -euo pipefail" in here and "two words\na'b\n*\n2 2" in here and here.endswith("pipefail\n")
-    assert there == here
+    def finish_callback(self, job: Job) -> None:
+        job.ended = "finished"
+
+    def error_callback(self, job: Job) -> None:
+        job.attempt += 1
+        if job.attempt > job.restart_times + 1:
+            job.ended = "failed"
+        else:
+            self._executors[-1].run_jobs([job])
+
+    def executor_error_callback(self, error: Exception) -> None:
+        self.error = error
 
 
-def test_threads_are_what_the_rule_asks_for_whatever_this_machine_has(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="echo $OMP_NUM_THREADS > threads.$SHARD", shards=1)
-    site.run("--cores", "1")
-    assert (tmp_path / "threads.0000").read_text() == "4\n"
-    assert running_slurm.options(site.slurm, "1000")["cpus-per-task"] == "4"
+@pytest.fixture
+def site(tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(executor, "POLL", 0.02)
+    monkeypatch.setattr(executor, "RETRY", 0.3)
+    monkeypatch.setattr(held_jobs, "IDLE", 0.1)
+    made = Site(tmp_path, fake, monkeypatch)
+    yield made
+    made.stop()
 
 
-def test_failed_shards_are_tried_again_together_and_their_logs_are_kept(tmp_path: Path) -> None:
-    command = "case $SHARD in 000[1256]) [ -e tried.$SHARD ] || { touch tried.$SHARD; echo oh no; exit 4; };; esac"
-    site = Site(tmp_path, command=command)
-    output = site.run()
-    assert site.submitted() <= 5 and site.submitted() >= 4
-    assert site.ran() == sorted([f"{number:04d}" for number in range(8)] + ["0001", "0002", "0005", "0006"])
-    assert "exit code 4" in output and "oh no" in output, "show-failed-logs"
-    logs = tmp_path / "results/x/logs/a"
-    assert "oh no" in (logs / "0001.attempt1.log").read_text()
+def jobs_of(count: int, name: str = "a", text: str = SHELL, **resources: int) -> list[Job]:
+    """One job per shard of a rule."""
+    made = [Job(number, name, "", {"mem_mb": 100, "runtime": 10, **resources}) for number in range(count)]
+    for job in made:
+        job.shellcmd = text.format(job.wildcards_dict["shard"], job.output[0], job.log[0])
+    return made
+
+
+def names(*numbers: int) -> list[str]:
+    return [f"{number:04d}" for number in sorted(numbers)]
+
+
+def test_a_rule_is_one_array_and_each_shard_runs_once(site: Site) -> None:
+    jobs = jobs_of(7)
+    site.run(jobs)
+    assert [job.ended for job in jobs] == ["finished"] * 7 and site.ran() == names(*range(7))
+    (batch,) = site.fake.batches()
+    assert (batch.name, batch.asked["array"]) == ("x.a", "0-1") and "requeue" in batch.asked
+    assert [batch.asked[key] for key in ("cpus-per-task", "mem", "time")] == ["4", "100", "10"]
+    assert ["scontrol", "update", "jobid=1000_0", "jobname=x.a.0000-0003"] in site.fake.calls("scontrol")
+    assert not Path("results/x/slurm").exists(), "a run that ended normally leaves no records"
+    assert list(Path("results/x/logs/slurm").iterdir()) == []
+
+
+def test_the_shell_gets_exactly_the_text_of_a_local_run(site: Site) -> None:
+    text = """echo "$BASH_EXECUTION_STRING" '$HOME it'"'"'s' "$0"; false | true || echo pipefail"""
+    (job,) = jobs_of(1, text=f"({text}) > there")
+    shell(job.shellcmd)
+    here = Path("there").read_bytes()
+    Path("there").unlink()
+    site.run([job])
+    assert Path("there").read_bytes() == here and b"set -euo pipefail" in here and here.endswith(b"pipefail\n")
+
+
+def test_shards_per_job_decides_the_packing_and_a_rule_may_have_its_partition(site: Site) -> None:
+    site.run([*jobs_of(5), *jobs_of(1, "b")], shards_per_job=2, partition="cpu", partitions={"a": "web"})
+    asked = [(job.name, job.asked.get("array"), job.asked["partition"]) for job in site.fake.batches()]
+    assert asked == [("x.a", "0-1", "web"), ("x.a", None, "web"), ("x.b", None, "cpu")]
+    assert site.ran() == names(0, 0, 1, 2, 3, 4)
+
+
+def test_jobs_are_held_until_all_of_their_rule_are_ready_but_not_for_ever() -> None:
+    jobs = jobs_of(3)
+    items = [describe(job, CLUSTER) for job in jobs]
+    held = held_jobs.HeldJobs(jobs)
+    held.add(items[0])
+    held.add(items[1])
+    assert held.ready(True, lambda: 2) == held.ready(False, lambda: 2) == []
+    held._news -= held_jobs.IDLE
+    assert held.ready(True, lambda: 2) == held.ready(False, lambda: 3) == [], "something may make more of them ready"
+    assert held.ready(False, lambda: 2) == items[:2]
+    held.add(items[2])
+    assert held.ready(True, lambda: 3) == items
+
+
+def test_failed_shards_are_tried_again_together_and_their_logs_are_kept(site: Site) -> None:
+    site.command("case $SHARD in 000[125]) [ -e tried.$SHARD ] || { touch tried.$SHARD; echo no; exit 4; };; esac")
+    jobs = jobs_of(6)
+    site.run(jobs)
+    assert site.ran() == names(0, 1, 1, 2, 2, 3, 4, 5, 5) and 2 <= site.submitted() <= 4
+    assert "exit code 4" in jobs[1].said and jobs[0].said == ""
+    asked = site.fake.jobs()[-1].asked
+    assert (asked["mem"], asked["time"]) == ("200", "20"), "the second attempt gets more"
+    logs = Path("results/x/logs/a")
+    assert (logs / "0001.attempt1.log").read_text() == "attempt\nno\n" and not (logs / "0000.attempt1.log").exists()
     assert (logs / "0001.log").read_text() == "attempt\n"
-    assert not (logs / "0000.attempt1.log").exists()
 
 
-def test_a_shard_that_always_fails_ends_the_run_and_its_task_log_stays(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="if [ $SHARD = 0003 ]; then exit 4; fi")
-    output = site.run(code=1)
-    assert output.count("exit code 4") >= 3, "retries: 2"
-    assert site.ran().count("0003") == 3 and site.ran().count("0002") == 1
-    kept = [path.read_text() for path in (tmp_path / "results/x/logs/slurm").iterdir()]
-    assert kept and all("0003: exit code 4" in text for text in kept)
-    site.write("exit 2")
-    site.run(code=1)
-    assert site.ran().count("0003") == 4, "bad input is not tried again"
-    site.write("true")
-    site.run()
-    assert site.ran().count("0002") == 1
-
-
-SLOW = [pytest.param(state, marks=pytest.mark.slow) for state in ("FAILED", "PREEMPTED")]
-
-
-@pytest.mark.parametrize("state", ["NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", *SLOW])
-def test_a_task_that_dies_redoes_only_the_shards_that_are_not_finished(tmp_path: Path, state: str) -> None:
-    site = Site(tmp_path, command="if [ $SHARD = 0003 ] && [ ! -e go ]; then sleep 60; fi", shards=20, max_tasks=1)
-    process = site.start()
-    wait_for(lambda: "0003" in site.ran(), timeout=60)
-    (tmp_path / "go").touch()
-    running_slurm.end_task(site.slurm, "1000", state)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert site.ran() == sorted([f"{number:04d}" for number in range(20)] + ["0003"])
-    assert site.submitted() <= 5
-    # 0003 was not the first shard of its task, so the time limit was not its fault; memory and crashes are
-    assert ("Error in rule a" in output) == (state in ("OUT_OF_MEMORY", "FAILED"))
-
-
-def test_a_time_limit_names_the_key_if_the_shard_had_it_for_itself(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="[ -e go ] || sleep 60", shards=2, max_tasks=1)
-    process = site.start("--retries", "0")
-    wait_for(lambda: "0000" in site.ran(), timeout=60)
-    (tmp_path / "go").touch()
-    running_slurm.end_task(site.slurm, "1000", "TIMEOUT")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "TIMEOUT) at its limit of 10 minutes; raise cluster.corpus.runtime_minutes.a" in output
-    assert site.ran() == ["0000", "0001"]
-
-
-def test_a_shard_that_resumes_goes_on_after_its_time_limit(tmp_path: Path) -> None:
-    rules = RULES.replace("runtime=10", "runtime=10, resumes=1")
-    site = Site(tmp_path, command="[ -e go ] || sleep 60", rules=rules, shards=1)
-    process = site.start("--retries", "0")
-    wait_for(lambda: site.ran(), timeout=60)
-    (tmp_path / "go").touch()
-    running_slurm.end_task(site.slurm, "1000", "TIMEOUT")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0 and "Error in rule" not in output, output
-    assert site.ran() == ["0000", "0000"] and running_slurm.options(site.slurm, "1001")["time"] == "10"
-
-
-def test_what_a_person_cancels_stays_cancelled(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="sleep 60", shards=4, max_tasks=1)
-    process = site.start()
-    wait_for(lambda: site.ran(), timeout=60)
-    subprocess.run([site.slurm / "bin" / "scancel", "1000"], check=True)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "somebody cancelled it (and 3 others of this task)" in output
-    assert site.submitted() == 1
-
-
-def test_a_task_that_starts_no_shard_twice_fails_with_the_reason(tmp_path: Path) -> None:
-    site = Site(tmp_path, shards=4, setup=["echo no such module; exit 1"])
-    output = site.run(code=1)
-    assert "before it started any shard, 2 times in a row" in output and "no such module" in output
-    assert site.submitted() == 2
-
-
-def test_a_refusal_stops_the_run_with_one_line(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    (site.slurm / "refuse").write_text(f"QOSMaxWallDurationPerJobLimit\n{running_slurm.POLICY}")
-    output = site.run(code=1)
-    (line,) = (line for line in output.splitlines() if "Slurm refused" in line)
-    assert "a: Slurm refused the job: QOSMaxWallDurationPerJobLimit; change the time limit" in line
-    assert "(cluster.corpus.runtime_minutes.a), or cluster.qos" in line
-    assert "Traceback" not in output and site.submitted() == 1
-    assert not (tmp_path / "results/x/slurm").exists()
-
-
-@pytest.mark.slow
-def test_a_refusal_that_passes_is_waited_for(tmp_path: Path) -> None:
-    site = Site(tmp_path, shards=1)
-    (site.slurm / "refuse").write_text(f"QOSMaxSubmitJobPerUserLimit\n{running_slurm.POLICY}")
-    process = site.start()
-    wait_for(lambda: site.submitted() >= 1, timeout=60)
-    (site.slurm / "refuse").unlink()
-    output, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, output
-    assert output.count("trying again every 30 s") == 1
-    assert site.submitted() == 4
-
-
-def test_an_array_that_is_more_than_a_user_may_submit_is_halved(tmp_path: Path) -> None:
-    site = Site(tmp_path, shards=8, max_tasks=8)
-    (site.slurm / "most").write_text("4")
-    output = site.run()
-    first, second = (running_slurm.options(site.slurm, job) for job in running_slurm.batches(site.slurm)[:2])
-    assert (first["array"], second["array"], site.submitted()) == ("0-3", "0-3", 7), "a and b: 8, 4 and 4; c: 1"
-    assert "refused" not in output
-
-
-def test_a_time_limit_over_that_of_the_partition_is_one_line_before_anything_is_submitted(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="[ -e tried ] || { touch tried; exit 1; }", shards=1)
-    (site.slurm / "partitions").write_text("PartitionName=main Default=YES MaxTime=00:05:00")
-    problem = "error: over MaxTime of the partition: cluster.corpus.runtime_minutes.a (10, at most 5); lower them"
-    assert problem in site.run("results/x/a/0000.txt", code=2) and site.submitted() == 0
-    (site.slurm / "partitions").write_text("PartitionName=main Default=YES MaxTime=01:00:00")
-    site.write("[ -e tried ] || { touch tried; exit 1; }", RULES.replace("runtime=10", "runtime=60"))
-    site.run()
-    times = [running_slurm.options(site.slurm, job)["time"] for job in running_slurm.batches(site.slurm)]
-    assert times == ["60"] * 4, "a retry has no more, either"
-
-
-def test_a_pending_job_that_can_never_start_ends_the_run(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    (site.slurm / "hold").write_text("PartitionTimeLimit")
-    output = site.run(code=1)
-    assert "job 1000_0: Slurm would never start it: PartitionTimeLimit; change the time limit" in output
-    assert site.submitted() == 1 and running_slurm.calls(site.slurm, "scancel")
-
-
-def test_a_silent_controller_is_waited_for_and_mentioned_once(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="while [ ! -e go ]; do sleep 0.1; done", shards=2)
-    process = site.start()
-    wait_for(lambda: site.ran(), timeout=60)
-    (site.slurm / "silent").touch()
-    before = len(running_slurm.calls(site.slurm, "squeue"))
-    wait_for(lambda: len(running_slurm.calls(site.slurm, "squeue")) >= before + 4, timeout=60)
-    (site.slurm / "silent").unlink()
-    after = len(running_slurm.calls(site.slurm, "squeue"))
-    wait_for(lambda: len(running_slurm.calls(site.slurm, "squeue")) >= after + 2, timeout=60)
-    (tmp_path / "go").touch()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    assert output.count("does not answer") == 1 and output.count("answers again") == 1
-    assert site.ran() == ["0000", "0001"]
-    assert all(call.count("--jobs=") == 1 for call in running_slurm.calls(site.slurm, "squeue"))
-
-
-def test_a_dry_run_prints_what_would_be_submitted_and_writes_nothing(tmp_path: Path) -> None:
-    site = Site(tmp_path, shards=9, partition="big")
-    output = site.run("-n")
-    table = output[output.index("This run would call sbatch 3 times") :].splitlines()[2:]
-    assert re.split(r"\s{2,}", table[1].strip()) == ["a", "9", "2", "5", "4", "100", "10", "big"]
-    assert [line.split()[0] for line in table[1:]] == ["a", "b", "c"]
-    assert not (tmp_path / "results").exists() and site.submitted() == 0
-    assert "This run would call" not in site.run("-n", profile="")
-
-
-def test_shards_per_job_decides_the_packing_and_makes_several_arrays_where_one_would_be_too_large(
-    tmp_path: Path,
-) -> None:
-    site = Site(tmp_path, shards=9, shards_per_job=2, max_tasks=2, partition="cpu", partitions={"a": "web"})
-    site.run()
-    jobs = [running_slurm.options(site.slurm, job) for job in running_slurm.batches(site.slurm)]
-    assert [job.get("array") for job in jobs if job["job-name"] == "x.a"] == ["0-1", "0-1", None]
-    assert {(job["job-name"], job["partition"]) for job in jobs} == {("x.a", "web"), ("x.b", "cpu"), ("x.c", "cpu")}
-
-
-def test_a_limit_on_jobs_neither_hangs_nor_starves(tmp_path: Path) -> None:
-    site = Site(tmp_path, shards=5)
-    site.run("--jobs", "2")
-    assert site.ran() == [f"{number:04d}" for number in range(5)]
-
-
-def test_jobs_find_their_programs_on_sites_that_export_nothing(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="python -c 'import common.settings; print(1)' > found.$SHARD", shards=1)
-    script = (site.slurm / "bin" / "sbatch").read_text()
-    # the daemon of the fake Slurm, and so the job, has an empty environment
-    (site.slurm / "bin" / "sbatch").write_text(script.replace("exec ", "exec env -i PATH=/usr/bin:/bin "))
-    site.run()
-    assert (tmp_path / "found.0000").read_text() == "1\n"
+@pytest.mark.parametrize(("code", "times"), [(4, 3), (2, 1)])
+def test_a_shard_that_always_fails_is_tried_three_times_and_bad_input_once(site: Site, code: int, times: int) -> None:
+    site.command(f"if [ $SHARD = 0001 ]; then exit {code}; fi")
+    jobs = jobs_of(3)
+    site.run(jobs)
+    assert [job.ended for job in jobs] == ["finished", "failed", "finished"]
+    assert site.ran() == names(0, *[1] * times, 2)
+    kept = [path.read_text() for path in Path("results/x/logs/slurm").iterdir()]
+    assert "".join(kept).count(f"0001: exit code {code}") == times
 
 
 @pytest.mark.parametrize(
-    ("rule", "what"),
-    [
-        ("run:\n        pass", "rules without a shell command"),
-        ("group: 'g'\n    shell: 'true'", "groups"),
-        ("benchmark: 'b'\n    shell: 'true'", "benchmarks"),
-    ],
+    ("state", "blamed"),
+    [("NODE_FAIL", False), ("PREEMPTED", False), ("TIMEOUT", False), ("OUT_OF_MEMORY", True), ("FAILED", True)],
 )
-def test_rules_that_a_task_cannot_run_are_refused_by_name(tmp_path: Path, rule: str, what: str) -> None:
-    site = Site(tmp_path, rules=f"rule odd:\n    output: 'results/x/o'\n    {rule}\n")
-    assert f"the executor slurm-batch cannot run {what}" in site.run("odd", code=1)
-    assert site.submitted() == 0
+def test_a_task_that_dies_redoes_only_the_shards_that_are_not_finished(site: Site, state: str, blamed: bool) -> None:
+    """The shard was not the first one of its task, so the time limit was not its fault; memory and crashes are."""
+    site.command("[ $SHARD != 0003 ] || [ -e go ] || sleep 60")
+    jobs = jobs_of(6)
+    site.start(jobs, max_tasks=1)
+    wait_for(lambda: "0003" in site.ran())
+    Path("go").touch()
+    site.fake.end("1000", state)
+    site.finish(jobs)
+    assert site.ran() == names(0, 1, 2, 3, 3, 4, 5) and site.submitted() <= 3
+    assert (jobs[3].said != "") == blamed and (jobs[3].attempt > 1) == blamed
+    assert all(job.ended == "finished" and (job.said == "" or job is jobs[3]) for job in jobs)
 
 
-def kill(process: "subprocess.Popen[str]", number: int) -> str:
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
-    return output
+def test_the_fourth_lost_node_is_the_fault_of_the_shard(site: Site) -> None:
+    site.command("sleep 60")
+    (job,) = jobs = jobs_of(1)
+    job.restart_times = 0
+    site.start(jobs)
+    for number in range(1000, 1004):
+        wait_for(lambda number=number: len(site.ran()) == number - 999)
+        assert job.ended == ""
+        site.fake.end(str(number), "NODE_FAIL")
+    site.finish(jobs)
+    assert job.ended == "failed" and site.submitted() == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_a_lost_terminal_loses_nothing(tmp_path: Path, number: int) -> None:
-    """Of four shards, two have ended, one runs and one waits when Snakemake dies; then two of them go on."""
-    site = Site(tmp_path, command="while [ $SHARD = 0002 ] && [ ! -e go ]; do sleep 0.1; done", shards=4, max_tasks=1)
-    process = site.start()
-    wait_for(lambda: "0002" in site.ran(), timeout=60)
-    kill(process, number)
-    process = site.start()
-    wait_for(lambda: running_slurm.calls(site.slurm, "squeue"), timeout=60)
-    time.sleep(1)
-    (tmp_path / "go").touch()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    assert site.ran() == [f"{number:04d}" for number in range(4)]
-    assert site.submitted() == 3 and not running_slurm.calls(site.slurm, "scancel")
-    assert not (tmp_path / "results/x/slurm").exists()
+@pytest.mark.parametrize("resumes", [0, 1])
+def test_a_time_limit_names_its_key_unless_the_shard_goes_on_where_it_stopped(site: Site, resumes: int) -> None:
+    site.command("[ -e go ] || sleep 60")
+    jobs = jobs_of(1, "a_3", resumes=resumes)
+    jobs[0].restart_times = 0
+    site.start(jobs)
+    wait_for(site.ran)
+    Path("go").touch()
+    site.fake.end("1000", "TIMEOUT")
+    site.finish(jobs)
+    assert site.ran() == names(*[0] * (1 + resumes))
+    assert [job.asked["time"] for job in site.fake.jobs()] == ["10"] * (1 + resumes)
+    assert ("10 minutes; raise cluster.corpus.runtime_minutes.a" in jobs[0].said) == (not resumes)
 
 
-def test_what_ended_while_snakemake_was_dead_is_not_redone(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="while [ ! -e go ]; do sleep 0.1; done", shards=4, max_tasks=1)
-    process = site.start()
-    wait_for(lambda: site.ran(), timeout=60)
-    kill(process, signal.SIGKILL)
-    (tmp_path / "go").touch()
-    wait_for(lambda: (site.slurm / "1000").read_text() == "COMPLETED", timeout=30)
-    site.run()
-    assert site.ran() == [f"{number:04d}" for number in range(4)]
-    assert site.submitted() == 3
+def test_what_a_person_cancels_stays_cancelled(site: Site) -> None:
+    site.command("sleep 60")
+    jobs = jobs_of(4)
+    site.start(jobs, max_tasks=1)
+    wait_for(site.ran)
+    subprocess.run(["scancel", "1000"], check=True)
+    site.finish(jobs)
+    assert [job.ended for job in jobs] == ["failed"] * 4 and site.submitted() == 1 and site.ran() == ["0000"]
 
 
-def test_a_job_that_does_something_else_by_now_is_cancelled_before_its_shards_run_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="trap 'sleep 1; echo ended >> order; exit 1' TERM; sleep 60 & wait", shards=2)
-    process = site.start()
-    wait_for(lambda: len(site.ran()) == 2, timeout=60)
-    kill(process, signal.SIGKILL)
-    site.write("echo again >> order", RULES.replace("echo attempt", "echo another"))
-    site.run()
-    order = (tmp_path / "order").read_text().split()
-    assert order[:2] == ["ended", "ended"] and order.count("again") == 2, order
-    assert running_slurm.calls(site.slurm, "scancel")
-    assert not (tmp_path / "results/x/slurm").exists()
+def test_a_task_that_starts_no_shard_twice_fails_with_what_it_printed(site: Site) -> None:
+    jobs = jobs_of(2)
+    site.run(jobs, setup=["echo no such module; exit 1"])
+    assert [job.ended for job in jobs] == ["failed"] * 2 and site.submitted() == 2
+    assert "no such module" in jobs[0].said + jobs[1].said
 
 
-def test_an_input_that_changed_since_makes_a_shard_run_again(tmp_path: Path) -> None:
-    rules = """
-rule all:
-    default_target: True
-    input: expand("results/x/a/{s}.txt", s=SHARDS)
-rule a:
-    input: "in.txt"
-    output: "results/x/a/{s}.txt"
-    shell: "echo {wildcards.s} >> ran; while [ ! -e go ]; do sleep 0.1; done; cat {input:q} > {output:q}"
-"""
-    site = Site(tmp_path, rules=rules, shards=2)
-    (tmp_path / "in.txt").write_text("old")
-    process = site.start()
-    wait_for(lambda: len(site.ran()) == 2, timeout=60)
-    kill(process, signal.SIGKILL)
-    (tmp_path / "go").touch()
-    wait_for(lambda: (site.slurm / "1000_1").read_text() == "COMPLETED", timeout=30)
-    (tmp_path / "in.txt").write_text("new")
-    site.run()
-    assert (tmp_path / "results/x/a/0000.txt").read_text() == "new"
+def test_a_refusal_stops_the_run_and_names_the_key(site: Site) -> None:
+    site.fake.behave(refuses=f"QOSMaxWallDurationPerJobLimit\n{POLICY}")
+    site.run(jobs_of(2))
+    assert isinstance(site.error, WorkflowError) and "cluster.corpus.runtime_minutes.a" in str(site.error)
+    assert site.submitted() == 1 and not Path("results/x/slurm").exists()
 
 
-def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    site = Site(tmp_path, command="[ $SHARD != 0002 ] || [ -e go ] || sleep 60", shards=4, max_tasks=1)
-    process = site.start()
-    wait_for(lambda: "0002" in site.ran(), timeout=60)
-    kill(process, signal.SIGINT)
-    assert running_slurm.calls(site.slurm, "scancel") == ["scancel 1000"]
-    wait_for(lambda: (site.slurm / "1000").read_text() == "CANCELLED", timeout=30)
-    (tmp_path / "go").touch()
-    site.run()
-    assert site.ran() == sorted([f"{number:04d}" for number in range(4)] + ["0002"])
-    assert not (tmp_path / "results/x/slurm").exists()
+def test_a_refusal_that_passes_is_waited_for_and_mentioned_once(site: Site) -> None:
+    site.fake.behave(refuses=f"QOSMaxSubmitJobPerUserLimit\n{POLICY}")
+    jobs = jobs_of(1)
+    site.start(jobs)
+    wait_for(lambda: site.submitted() >= 3)
+    site.fake.behave()
+    site.finish(jobs)
+    assert site.ran() == ["0000"] and len(site.notes) == 2 and "QOSMaxSubmitJobPerUserLimit" in site.notes[0]
 
 
-def test_a_snakemake_that_died_inside_sbatch_doubles_no_shard(tmp_path: Path) -> None:
+def test_an_array_that_is_more_than_a_user_may_submit_is_halved(site: Site) -> None:
+    site.fake.behave(most=4)
+    site.run(jobs_of(8), max_tasks=8)
+    assert [job.asked["array"] for job in site.fake.batches()] == ["0-3", "0-3"] and site.submitted() == 3
+    assert site.notes == [] and site.ran() == names(*range(8))
+
+
+def test_a_time_limit_over_that_of_the_partition_is_refused_before_anything_is_submitted(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.fake.behave(partitions="PartitionName=main Default=YES MaxTime=00:09:00")
+    with pytest.raises(SystemExit) as leaving:
+        site.start(jobs_of(1))
+    assert leaving.value.code == 2 and site.submitted() == 0
+    assert "cluster.corpus.runtime_minutes.a (10, at most 9)" in capsys.readouterr().err
+    site.fake.behave(partitions="PartitionName=main Default=YES MaxTime=00:10:00")
+    site.command("[ -e tried ] || { touch tried; exit 1; }")
+    site.run(jobs_of(1))
+    assert [job.asked["time"] for job in site.fake.jobs()] == ["10", "10"], "a retry has no more, either"
+
+
+def test_a_pending_job_that_can_never_start_fails_at_once(site: Site) -> None:
+    site.fake.behave(stays="PartitionTimeLimit")
+    jobs = jobs_of(2)
+    site.run(jobs)
+    assert [job.ended for job in jobs] == ["failed"] * 2 and site.submitted() == 1
+    assert "PartitionTimeLimit" in jobs[0].said and {job.state for job in site.fake.jobs()} == {"CANCELLED"}
+
+
+def test_a_silent_controller_is_waited_for_and_mentioned_once(site: Site) -> None:
+    site.command("until [ -e go ]; do sleep 0.05; done")
+    jobs = jobs_of(2)
+    site.start(jobs)
+    wait_for(lambda: len(site.ran()) == 2)
+    for silent, looks in ((True, 4), (False, 3)):
+        site.fake.behave(silent=silent)
+        before = len(site.fake.calls("squeue"))
+        wait_for(lambda before=before, looks=looks: len(site.fake.calls("squeue")) >= before + looks)
+    Path("go").touch()
+    site.finish(jobs)
+    assert site.ran() == names(0, 1) and site.submitted() == 1
+    assert len(site.notes) == 2, "one when it is silent, one when it answers again"
+    assert {call[-1] for call in site.fake.calls("squeue")} == {"--jobs=1000"}, "one call for the whole array"
+
+
+@pytest.mark.parametrize("odd", ["is_group", "is_shell", "conda_env", "is_shadow", "is_pipe", "benchmark"])
+def test_rules_that_a_task_cannot_run_are_refused(site: Site, odd: str) -> None:
+    (job,) = jobs_of(1)
+    setattr(job, odd, {"is_group": lambda: True, "is_shell": False}.get(odd, "x"))
+    with pytest.raises(WorkflowError):
+        describe(job, CLUSTER)
+
+
+# A Snakemake that died, and the one that is started next.
+
+
+def left_behind(site: Site, when: Callable[[], object], count: int = 4, **more: Any) -> None:
+    """Start a Snakemake of jobs, and kill it as soon as something holds."""
+    site.start(jobs_of(count, **more), max_tasks=1)
+    wait_for(when)
+    site.stop()
+
+
+def test_a_snakemake_that_died_loses_nothing_and_its_successor_adopts_its_jobs(site: Site) -> None:
+    """Of four shards, two have ended, one runs and one waits."""
+    site.command("until [ $SHARD != 0002 ] || [ -e go ]; do sleep 0.05; done")
+    left_behind(site, lambda: "0002" in site.ran())
+    jobs = jobs_of(4)
+    site.start(jobs, max_tasks=1)
+    wait_for(lambda: jobs[0].ended)
+    Path("go").touch()
+    site.finish(jobs)
+    assert site.ran() == names(0, 1, 2, 3) and site.submitted() == 1 and not site.fake.calls("scancel")
+    assert {job.ended for job in jobs} == {"finished"} and not Path("results/x/slurm").exists()
+
+
+def test_what_ended_meanwhile_is_not_redone_unless_an_input_or_the_settings_changed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("in.txt").write_text("old")
+    for expected in (1, 2, 3):
+        site.command("until [ -e go ]; do sleep 0.05; done")
+        for path in ("ran", "go"):
+            Path(path).unlink(missing_ok=True)
+        left_behind(site, site.ran, count=2)
+        job = site.fake.jobs()[-1].id
+        Path("go").touch()
+        wait_for(lambda job=job: site.fake.job(job).state == "COMPLETED")
+        jobs = jobs_of(2)
+        if expected == 2:
+            jobs[1].input = ["in.txt"]
+            os.utime("in.txt", (2**32, 2**32))
+        if expected == 3:
+            monkeypatch.setenv("URLS_TO_GPT2_SETTINGS", "others")
+        site.run(jobs)
+        assert site.ran() == {1: names(0, 1), 2: names(0, 1, 1), 3: names(0, 0, 1, 1)}[expected]
+
+
+def test_a_job_that_does_something_else_by_now_is_cancelled_before_its_shards_run_again(site: Site) -> None:
+    site.command("trap 'sleep 0.5; echo ended >> order; exit 1' TERM; sleep 60 & wait")
+    left_behind(site, site.ran, count=2)
+    site.command("echo again >> order")
+    site.run(jobs_of(2, text=SHELL.replace("echo attempt", "echo another")))
+    assert Path("order").read_text().split() == ["ended", "again", "again"]
+    assert site.fake.job("1000").state == "CANCELLED" and not Path("results/x/slurm").exists()
+
+
+def test_a_snakemake_that_died_inside_sbatch_doubles_no_shard(site: Site) -> None:
     """Slurm accepts the batch, but nobody learns its id."""
-    site = Site(tmp_path, shards=4, max_tasks=1)
-    (site.slurm / "slow").touch()
-    process = site.start()
-    wait_for((site.slurm / "inside").exists, timeout=60)
-    kill(process, signal.SIGKILL)
-    site.run()
-    (site.slurm / "inside").unlink()
-    wait_for(lambda: len(running_slurm.batches(site.slurm)) == 4, timeout=30)
-    time.sleep(1)
-    assert site.ran() == [f"{number:04d}" for number in range(4)]
+    jobs = jobs_of(3)
+    items = [describe(job, CLUSTER) for job in jobs]
+    run, shards = Path("results/x"), [item.shard for item in items]
+    (task,) = batches.write_batch(run, shards, [range(3)], items[0].request, CLUSTER.site_of(0))
+    late = Path("late.sh")
+    late.write_text((task.folder / "batch.sh").read_text())
+    site.run(jobs)
+    subprocess.run(["sbatch", late], check=True)
+    wait_for(lambda: site.fake.job("1001").state == "FAILED")
+    assert site.ran() == names(0, 1, 2) and site.submitted() == 2
+
+
+def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(site: Site) -> None:
+    site.command("[ $SHARD != 0002 ] || [ -e go ] || sleep 60")
+    running = site.start(jobs_of(4), max_tasks=1)
+    wait_for(lambda: "0002" in site.ran())
+    running.cancel()
+    assert site.fake.calls("scancel") == [["scancel", "1000"]]
+    wait_for(lambda: not site.fake.is_running("1000"))
+    Path("go").touch()
+    site.run(jobs_of(4))
+    assert site.ran() == names(0, 1, 2, 2, 3) and not Path("results/x/slurm").exists()
+
+
+# Whole runs of Snakemake.
+
+RULES = """
+from common import snakefile
+settings = snakefile.read_settings(workflow)
+onstart:
+    snakefile.prepare_run(settings)
+rule b:
+    default_target: True
+    input: expand("results/x/a/{s}.txt", s=["0000", "0001", "0002"])
+    output: "results/x/b.txt"
+    shell: "cat {input:q} > {output:q}"
+rule a:
+    output: "results/x/a/{s}.txt"
+    threads: 4
+    resources: mem_mb=100, runtime=10
+    shell: "echo {wildcards.s} >> ran; SHARD={wildcards.s}; . ./command; echo $OMP_NUM_THREADS > {output:q}"
+"""
+
+
+def snakemake(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    quick = ["--seconds-between-status-checks", "1", "--latency-wait", "1", "--quiet", "host"]
+    command = [sys.executable, "-m", "snakemake", "--profile", "slurm", *arguments, *quick]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_snakemake_survives_a_lost_terminal_and_a_failed_shard(site: Site, number: int) -> None:
+    """Killed while the second shard runs; its successor tries the third one twice."""
+    for name in ("slurm", "profiles"):
+        Path(name).symlink_to(ROOT / name)
+    Path("Snakefile").write_text(RULES)
+    corpus = {"corpus": {"max_tasks": 1}}
+    Path("config.yaml").write_text(yaml.safe_dump({"run": "results/x", "urls": ["none"], "cluster": corpus}))
+    Path("none").touch()
+    site.command(
+        "until [ $SHARD != 0001 ] || [ -e go ]; do sleep 0.05; done\n"
+        "[ $SHARD != 0002 ] || [ -e tried ] || { touch tried; exit 4; }"
+    )
+    first = snakemake(site.folder, "--cores", "1")
+    wait_for(lambda: "0001" in site.ran())
+    first.send_signal(number)
+    first.communicate(timeout=60)
+    second = snakemake(site.folder, "--cores", "1")
+    wait_for(lambda: site.fake.calls("squeue"))
+    Path("go").touch()
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 0 and "exit code 4" in output, output
+    assert site.ran() == names(0, 1, 2, 2) and site.submitted() == 3
+    assert Path("results/x/b.txt").read_text() == "4\n" * 3, "the threads of the rule, not --cores"
+    assert site.fake.job("1000").asked["cpus-per-task"] == "4" and not Path("results/x/slurm").exists()
+
+
+def test_the_corpus_made_by_slurm_jobs_has_the_bytes_of_the_one_made_here(site: Site, finished_run: Path) -> None:
+    for name in ("site", "slurm"):
+        Path(name).symlink_to(finished_run / name if name == "site" else ROOT / name)
+    pipeline.configure(site.folder, cluster={"corpus": {"max_tasks": 2}})
+    dataset = snakemake(site.folder, "dataset")
+    output, _ = dataset.communicate(timeout=200)
+    assert dataset.returncode == 0, output
+    assert pipeline.corpus_bytes(site.folder) == pipeline.corpus_bytes(finished_run)
+    assert len(site.fake.batches()) < len(site.fake.jobs()) <= 25 and not Path("results/x/slurm").exists()
+    planned = snakemake(site.folder, "-n", "--forceall", "dataset")
+    table, _ = planned.communicate(timeout=60)
+    rows = {
+        line.split()[0]: line.split()[1:3]
+        for line in table[table.index("This run would call sbatch") :].splitlines()[2:]
+    }
+    assert rows["scrape"] == rows["clean"] == ["2", "2"] and re.search(f"call sbatch {len(rows) - 1} times", table)
