@@ -31,10 +31,11 @@ POLICY = (
     "Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
 )  # the last line of sbatch's errors, whatever the limit
+# a descriptor of 10 or more: smaller ones may be inherited, such as the lock of cluster.submit
 _CLIENT = """#!/bin/bash
-exec 3<>/dev/tcp/127.0.0.1/{port} || exit 1
-printf '%s\\0' $# {name} "$@" >&3
-for part in code out errors; do IFS= read -r -d '' $part <&3; done
+exec {{asked}}<>/dev/tcp/127.0.0.1/{port} || exit 1
+printf '%s\\0' $# {name} "$@" >&$asked
+for part in code out errors; do IFS= read -r -d '' $part <&$asked; done
 printf %s "$out"
 printf %s "$errors" >&2
 exit ${{code:-1}}

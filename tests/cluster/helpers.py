@@ -1,5 +1,7 @@
-"""Configurations and model folders for tests of cluster/, none of which trains."""
+"""Configurations, model folders and jobs for tests of cluster/, none of which trains."""
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from cluster.jobs import Job, State, write_job, write_state
 from common.config import validate
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
+from tests.training.helpers import run_main
 
 
 def settings(folder: Path, parallel: dict[str, int] | None = None, **cluster: object) -> Settings:
@@ -50,6 +53,13 @@ def slurm_job(
     return job
 
 
+def finish(folder: Path, fake: FakeSlurm, job: Job) -> None:
+    """A training finishes, and its job with it."""
+    (folder / "done.json").write_text("{}")
+    write_state(folder, State(job.id, "finished"))
+    fake.change(job.id, state="COMPLETED")
+
+
 def claim(folder: Path, owner: str) -> None:
     """What a training leaves in its model folder while it runs."""
     (folder / "owner.json").write_text(f'{{"job": "{owner}", "token": "x"}}')
@@ -61,10 +71,25 @@ def add_checkpoint(folder: Path, iteration: int) -> None:
     (folder / f"iter_{iteration:07d}" / "manifest.json").write_text("{}")
 
 
+def at_each_look(fake: FakeSlurm, *steps: Callable[[], object], **behaviour: Any) -> None:
+    """Do the next of these at each call of squeue, before it answers."""
+    left = iter(steps)
+    fake.behave(meanwhile=lambda command: command == "squeue" and next(left, bool)(), **behaviour)
+
+
+def call(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], *arguments: object
+) -> "subprocess.CompletedProcess[str]":
+    """What a command does that runs in this process."""
+    code = run_main(main, *arguments)
+    said = capsys.readouterr()
+    return subprocess.CompletedProcess([], code, said.out, said.err)
+
+
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at a job ten times per second."""
-    monkeypatch.setattr("cluster.wait.POLL", {"local": 0.1, "slurm": 0.1})
-    monkeypatch.setattr("cluster.cancel.POLL", {"local": 0.1, "slurm": 0.1})
-    monkeypatch.setattr("cluster.logs.POLL", {"local": 0.1, "slurm": 0.1})
-    monkeypatch.setattr("cluster.wait._LAG", 0.3)
-    monkeypatch.setattr("cluster.job_end._RETRY", 0.1)
+    """Look at a job a hundred times per second."""
+    for module in ("wait", "cancel", "logs"):
+        monkeypatch.setattr(f"cluster.{module}.POLL", {"local": 0.1, "slurm": 0.01})
+    monkeypatch.setattr("cluster.wait._LAG", 0.1)
+    monkeypatch.setattr("cluster.logs._PAUSE", 0.01)
+    monkeypatch.setattr("cluster.job_end._RETRY", 0.01)

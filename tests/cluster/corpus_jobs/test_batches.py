@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,26 +14,19 @@ from cluster.slurm import site_options
 from common.settings import ClusterSettings, SiteSettings
 from snakemake_scheduler_plugin_in_order import Scheduler
 from tests.conftest import ROOT
-from tests.workflow.test_all import TINY
-from tests.workflow.test_run import configure
+from tests.workflow.pipeline import configure
 
 
 @given(count=st.integers(1, 500), per_task=st.integers(0, 50), max_tasks=st.integers(1, 60))
 def test_every_shard_is_in_one_task_and_no_array_is_too_large(count: int, per_task: int, max_tasks: int) -> None:
     arrays = split(count, per_task, max_tasks)
     assert [number for array in arrays for task in array for number in task] == list(range(count))
-    assert all(1 <= len(array) <= max_tasks for array in arrays)
-    assert all(len(task) >= 1 for array in arrays for task in array)
+    assert all(1 <= len(array) <= max_tasks and min(map(len, array)) >= 1 for array in arrays)
     if per_task:
         assert max(len(task) for array in arrays for task in array) <= per_task
+        assert len(arrays) == -(-count // (per_task * max_tasks)), "no more arrays than it takes"
     else:
         assert len(arrays) == 1
-
-
-def test_ten_thousand_shards_are_one_call() -> None:
-    (array,) = split(10_000, 0, 100)
-    assert {len(task) for task in array} == {100}
-    assert len(split(10_000, 10, 100)) == 10, "a person who asks for small tasks gets more arrays"
 
 
 def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
@@ -51,8 +42,6 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
         shards=150,
         dedup={"jobs": 8},
         decontaminate={"files": ["evaluation.txt"]},
-        models={"tiny": TINY},
-        train_models=["tiny"],
         cluster={"executor": "slurm", "gpus_per_node": 2, "partition": "gpu", "corpus": {"partition": "cpu"}},
     )
     command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--profile", "slurm", "all"]
@@ -64,12 +53,7 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in table[3:]}
     assert rows["scrape"][:3] == ["150", "75", "2"] and rows["dedup_bands"][:2] == ["8", "8"], rows
     assert (rows["merge"][-1], rows["evaluate"][-1]) == ("cpu", "gpu"), "the model is evaluated where it was trained"
-
-
-def test_a_job_on_a_gpu_asks_for_one_as_the_training_does() -> None:
-    cluster = ClusterSettings(gpus_per_node=8, gres="gpu:a100", account="mine", exclusive=True, sbatch=["--nice"])
-    assert site_options(cluster.site_of(1)) == ["--account=mine", "--nice", "--gres=gpu:a100:1"]
-    assert site_options(cluster.site_of(0)) == ["--account=mine"]
+    assert not (tmp_path / "results").exists()
 
 
 def shard(number: int) -> Shard:
@@ -103,6 +87,18 @@ def test_a_batch_is_found_again_with_what_its_results_say(tmp_path: Path) -> Non
     assert not (run / "slurm").exists()
 
 
+def test_what_a_site_asks_for_stands_in_the_script_and_nothing_else(tmp_path: Path) -> None:
+    site = {"setup": ["module load x"], "sbatch": ["--mail-type=END"], "exclusive": True}
+    for asked in ({}, site):
+        (task,) = write_batch(tmp_path, [shard(0)], [range(1)], Request(1, None, 5), SiteSettings.model_validate(asked))
+        script = (task.folder / "batch.sh").read_text()
+        wanted = ["module load x\nexec ", "#SBATCH --mail-type=END\n", "#SBATCH --exclusive\n"]
+        assert [text in script for text in wanted] == [bool(asked)] * 3 and "#SBATCH --time=5\n" in script
+    cluster = ClusterSettings(gpus_per_node=8, gres="gpu:a100", account="mine", exclusive=True, sbatch=["--nice"])
+    assert site_options(cluster.site_of(1)) == ["--account=mine", "--nice", "--gres=gpu:a100:1"]
+    assert site_options(cluster.site_of(0)) == ["--account=mine"]
+
+
 def test_batches_of_rules_that_are_ready_together_are_called_after_what_they_have_in_common() -> None:
     assert title(["clean", "clean"]) == "clean"
     assert title(["dedup_bands_10", "dedup_bands_11"]) == "dedup_bands"
@@ -117,12 +113,3 @@ def test_the_scheduler_takes_what_fits_and_does_not_slow_down_with_ten_thousand_
     assert len(scheduler.select_jobs(jobs, jobs, {"_cores": 10**9, "_nodes": 10**9}, {})) == 10_000
     assert time.process_time() - started < 2
     assert [job.jobid for job in scheduler.select_jobs(jobs, jobs, {"_cores": 3, "_nodes": 10**9}, {})] == [7, 0, 1]
-
-
-@pytest.mark.parametrize("site", [{}, {"setup": ["module load x"], "sbatch": ["--mail-type=END"], "exclusive": True}])
-def test_what_a_site_asks_for_stands_in_the_script(tmp_path: Path, site: dict[str, object]) -> None:
-    (task,) = write_batch(tmp_path / "x", [shard(0)], [range(1)], Request(1, None, 5), SiteSettings(**site))
-    script = (task.folder / "batch.sh").read_text()
-    wanted = ["module load x\nexec ", "#SBATCH --mail-type=END\n", "#SBATCH --exclusive\n"]
-    assert [text in script for text in wanted] == [bool(site)] * 3
-    assert yaml.safe_load((task.folder / "batch.json").read_text())["job"] == ""

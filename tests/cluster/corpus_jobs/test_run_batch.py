@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,9 @@ from cluster.corpus_jobs.run_batch import forget_logs, keep_log, read_events
 from tests.training.helpers import wait_for
 
 
-def write_task(folder: Path, *commands: str, threads: int = 1, logs: list[list[str]] | None = None) -> None:
+def write_task(folder: Path, *commands: str, threads: int = 1, logs: tuple[str, ...] = ()) -> None:
     shards = [
-        {
-            "label": f"{number:04d}",
-            "command": command,
-            "shell": "/bin/bash",
-            "threads": threads,
-            "logs": logs[number] if logs else [],
-        }
+        {"label": f"{number:04d}", "command": command, "shell": "/bin/bash", "threads": threads, "logs": logs}
         for number, command in enumerate(commands)
     ]
     (folder / "0.json").write_text(json.dumps({"name": "x.clean.0000-0002", "shards": shards}))
@@ -50,10 +43,8 @@ def exits(folder: Path) -> dict[int, int]:
 
 
 def test_a_failed_shard_does_not_stop_the_others(tmp_path: Path) -> None:
-    write_task(tmp_path, "true", "exit 3", f"touch {tmp_path}/done", "kill -9 $$")
-    assert run(tmp_path) == 1
-    assert exits(tmp_path) == {0: 0, 1: 3, 2: 0, 3: -9}
-    assert (tmp_path / "done").exists()
+    write_task(tmp_path, "true", "exit 3", "true", "kill -9 $$")
+    assert run(tmp_path) == 1 and exits(tmp_path) == {0: 0, 1: 3, 2: 0, 3: -9}
 
 
 def test_a_requeued_task_skips_what_has_ended(tmp_path: Path) -> None:
@@ -63,8 +54,7 @@ def test_a_requeued_task_skips_what_has_ended(tmp_path: Path) -> None:
     lines = (tmp_path / "0.results").read_bytes().splitlines(keepends=True)
     (tmp_path / "0.results").write_bytes(b"".join(lines[:-2]) + b'{"start": 2, "ti')  # killed while it wrote
     assert run(tmp_path, restarts=1) == 1
-    assert runs.read_text().split() == ["0", "1", "2", "2"]
-    assert exits(tmp_path) == {0: 0, 1: 1, 2: 0}
+    assert runs.read_text().split() == ["0", "1", "2", "2"] and exits(tmp_path) == {0: 0, 1: 1, 2: 0}
 
 
 def test_results_are_on_disk_before_the_next_shard_starts(tmp_path: Path) -> None:
@@ -72,46 +62,40 @@ def test_results_are_on_disk_before_the_next_shard_starts(tmp_path: Path) -> Non
     assert run(tmp_path) == 0
     events = read_events(str(tmp_path / "seen"))[0]
     assert [next(iter(event)) for event in events] == ["begin", "start", "end", "start"]
-    assert {"exit", "seconds", "max_rss_mb"} <= events[2].keys() and events[2]["max_rss_mb"] >= 1
+    assert events[2]["exit"] == 0 and events[2]["max_rss_mb"] >= 1 and "seconds" in events[2]
 
 
-def test_sigterm_reaches_the_command_and_the_shard_stays_unrecorded(tmp_path: Path) -> None:
+def test_an_event_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    run_batch.Task(str(tmp_path), 0, "7", 0).record(start=1)
+    assert synced == [(tmp_path / "0.results").stat().st_size] and synced[0] > 0
+
+
+@pytest.mark.parametrize(("ends", "recorded"), [("kill %1; exit 143", {0: 0}), ("kill %1; exit 0", {0: 0, 1: 0})])
+def test_sigterm_reaches_the_command_which_is_recorded_only_if_it_finishes(
+    tmp_path: Path, ends: str, recorded: dict[int, int]
+) -> None:
     child = f"{sys.executable} -c 'import time; time.sleep(60)'"
-    write_task(tmp_path, "true", f"trap 'kill %1; exit 143' TERM; {child} & touch {tmp_path}/started; wait", "true")
+    write_task(tmp_path, "true", f"trap '{ends}' TERM; {child} & touch {tmp_path}/started; wait", "true")
     process = start(tmp_path)
     wait_for((tmp_path / "started").exists, timeout=30)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert exits(tmp_path) == {0: 0}
-    assert read_events(str(tmp_path / "0.results"))[0][-1]["start"] == 1
+    assert process.returncode == 143 and exits(tmp_path) == recorded
 
 
-def test_a_shard_that_finishes_in_spite_of_sigterm_is_recorded(tmp_path: Path) -> None:
-    write_task(tmp_path, f"trap '' TERM; touch {tmp_path}/started; sleep 1", "true")
-    process = start(tmp_path)
-    wait_for((tmp_path / "started").exists, timeout=30)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert process.returncode == 143 and exits(tmp_path) == {0: 0}
-
-
-@pytest.mark.parametrize("marker", ["abandoned", "0.abandoned"])
-def test_a_task_that_was_given_up_runs_nothing(tmp_path: Path, marker: str) -> None:
+@pytest.mark.parametrize("marker", ["abandoned", "0.abandoned", "another job"])
+def test_a_task_that_was_given_up_or_is_another_jobs_runs_nothing(tmp_path: Path, marker: str) -> None:
     write_task(tmp_path, f"touch {tmp_path}/ran")
-    (tmp_path / marker).touch()
-    assert run(tmp_path) == 0
-    assert not (tmp_path / "ran").exists()
+    if marker == "another job":
+        (tmp_path / "0.results").write_text('{"begin": 0, "job": "6"}\n')
+    else:
+        (tmp_path / marker).touch()
+    assert run(tmp_path, job="7") == 0 and not (tmp_path / "ran").exists()
 
 
-def test_a_second_job_with_the_same_list_leaves(tmp_path: Path) -> None:
-    write_task(tmp_path, f"echo x >> {tmp_path}/ran")
-    assert run(tmp_path, job="7") == 0
-    (tmp_path / "0.results").write_text('{"begin": 0, "job": "7"}\n')
-    assert run(tmp_path, job="8") == 0
-    assert (tmp_path / "ran").read_text() == "x\n"
-
-
+@pytest.mark.slow
 def test_the_older_copy_of_a_requeued_task_leaves_and_its_command_ends(tmp_path: Path) -> None:
     """A node that lost contact runs on while Slurm starts the task elsewhere."""
     write_task(tmp_path, f"echo $$ >> {tmp_path}/pids; sleep 60", "true")
@@ -119,31 +103,32 @@ def test_the_older_copy_of_a_requeued_task_leaves_and_its_command_ends(tmp_path:
     wait_for((tmp_path / "pids").exists, timeout=30)
     newer = start(tmp_path, restarts=1)
     older.communicate(timeout=30)
-    assert older.returncode == 143
-    pid = int((tmp_path / "pids").read_text())
-    assert not Path(f"/proc/{pid}").exists()
+    assert older.returncode == 143 and not Path(f"/proc/{int((tmp_path / 'pids').read_text())}").exists()
     newer.terminate()
     newer.communicate(timeout=40)
     assert exits(tmp_path) == {}
 
 
-def test_threads_and_temporary_folder_are_those_of_the_task(tmp_path: Path) -> None:
-    write_task(tmp_path, f"echo $OMP_NUM_THREADS $MKL_NUM_THREADS $TMPDIR > {tmp_path}/seen", threads=3)
+def test_only_the_newest_start_of_a_task_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "0.results").write_text(
+        '{"begin": 0, "job": "7"}\n{"begin": 2, "job": "7"}\n{"begin": 9, "job": "8"}\n'
+    )
+    wanted = [run_batch.Task(str(tmp_path), 0, job, n).wanted() for job, n in (("7", 1), ("7", 2), ("7", 3), ("8", 9))]
+    assert wanted == [False, True, True, False]
+
+
+def test_a_command_gets_its_threads_its_temporary_folder_and_any_length(tmp_path: Path) -> None:
+    command = f"echo $OMP_NUM_THREADS $MKL_NUM_THREADS $TMPDIR {'a' * 200_000} > {tmp_path}/seen"
+    write_task(tmp_path, command, threads=3)
     (tmp_path / "scratch").mkdir()
     assert run(tmp_path, TMPDIR=f"{tmp_path}/scratch", OMP_NUM_THREADS="64") == 0
-    assert (tmp_path / "seen").read_text().split() == ["3", "3", f"{tmp_path}/scratch"]
-
-
-def test_a_command_longer_than_the_kernels_limit_runs(tmp_path: Path) -> None:
-    write_task(tmp_path, f"echo {'a' * 200_000} > {tmp_path}/long")
-    assert run(tmp_path) == 0
-    assert (tmp_path / "long").stat().st_size == 200_001
+    assert (tmp_path / "seen").read_text().split()[:3] == ["3", "3", f"{tmp_path}/scratch"]
 
 
 def test_the_log_of_an_interrupted_attempt_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "0003.log"
     log.write_text("first")
-    write_task(tmp_path, f"echo second > {log}", logs=[[str(log)]])
+    write_task(tmp_path, f"echo second > {log}", logs=(str(log),))
     assert run(tmp_path) == 0
     assert (tmp_path / "0003.attempt1.log").read_text() == "first"
     keep_log(str(log))
@@ -152,13 +137,12 @@ def test_the_log_of_an_interrupted_attempt_is_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.attempt*"))
 
 
-def test_the_runner_starts_in_a_tenth_of_a_second(tmp_path: Path) -> None:
-    """Snakemake inside a job would take seconds per shard."""
+def test_fifty_shards_cost_less_than_a_snakemake_in_the_job(tmp_path: Path) -> None:
     write_task(tmp_path, *["true"] * 50)
     seconds = []
-    for _ in range(3):
+    for _ in range(2):
         (tmp_path / "0.results").write_text("")
-        started = time.process_time() + sum(os.times()[2:4])
+        started = sum(os.times()[2:4])
         assert run(tmp_path) == 0
-        seconds.append(time.process_time() + sum(os.times()[2:4]) - started)
-    assert min(seconds) < 1.5, "CPU seconds for 50 shards"
+        seconds.append(sum(os.times()[2:4]) - started)
+    assert min(seconds) < 1.5, "CPU seconds"
