@@ -200,6 +200,6 @@ def test_on_this_machine_ctrl_c_ends_the_job_and_the_same_command_goes_on(tmp_pa
         process.communicate(timeout=120)
         assert process.returncode == (130 if interrupted else 0)
         job = json.loads(next(models.glob("*/job.json")).read_text())
-        assert not Path(f"/proc/{job['id']}").exists(), "the job ended with it"
+        assert not interrupted or not Path(f"/proc/{job['id']}").exists(), "the job ended with it"
     (result,) = (json.loads(path.read_text()) for path in models.parent.glob("layout_*.json"))
     assert result["measured"]["tokens_per_second"] > 0

@@ -91,8 +91,9 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(
     (saved,) = checkpoint_folders(run.model)
     assert (run.state["state"], run.state["reason"]) == ("cancelled", "interrupted")
     run.train(iterations=iteration_of(saved) + 2)
-    done = call(capsys, submit.main, *run.names, "--wait")
-    assert done.returncode == 0 and run.state["state"] == "finished", done.stderr
+    again = run.start("--wait")
+    _, errors = again.communicate(timeout=200)
+    assert again.returncode == 0 and run.state["state"] == "finished", errors
     assert read_json(run.model / "done.json")["iteration"] == iteration_of(saved) + 2
     assert "finished" in call(capsys, status.main, run.model).stdout
     assert f"resumed from {saved}" in call(capsys, logs.main, run.model, "--lines", "40").stdout

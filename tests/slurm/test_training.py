@@ -1,205 +1,194 @@
-"""Trainings that Slurm interrupts: each is requeued, resumes, and ends with the parameters of an undisturbed one."""
+"""Trainings on a real Slurm that something interrupts: each is requeued, and ends as if nothing had happened."""
 
-import shlex
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import yaml
 
+from common.files import read_json, read_rows
 from tests.conftest import ROOT
 from tests.slurm.lab import Lab, missing, slurm
-from tests.slurm.training_job import ITERATIONS, TrainingJob, alive, lay_out
+from tests.training.helpers import copy_run, make_run
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here")
+SITE = {"executor": "slurm", "tasks_per_node": 1, "cpus_per_task": 1, "mem_gb_per_task": 1}
+
+
+class Training:
+    """A training of two processes on two nodes, configured in `folder`."""
+
+    def __init__(self, lab: Lab, config: Path, minutes: int = 60, **cluster: object) -> None:
+        self.lab, self.folder, self.model = lab, config.parent, config.parent / "models" / "tiny"
+        raw = yaml.safe_load(config.read_text())
+        raw["models"]["tiny"]["time_limit_minutes"] = minutes
+        config.write_text(yaml.safe_dump({**raw, "cluster": {**SITE, **cluster}}))
+        self.submit = [sys.executable, "-m", "cluster.submit", "--config", str(config), "--model", "tiny"]
+
+    def run(self, *command: str, code: int = 0) -> str:
+        result = self.lab.run(*command, cwd=ROOT, timeout=500)
+        assert result.returncode == code, f"{result.stdout}{result.stderr}"
+        return result.stdout + result.stderr
+
+    @property
+    def id(self) -> str:
+        return str(read_json(self.model / "job.json")["id"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_json(self.model / "state.json")
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        """Its processes, of which rank 0 is the first."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if "training.train" in process.cmdline() and str(self.folder) in " ".join(process.cmdline()):
+                    found[process.environ()["SLURM_PROCID"]] = process
+            except (psutil.Error, KeyError):
+                continue
+        return [found[rank] for rank in sorted(found)]
+
+    def until_saved(self, iteration: int = 110) -> None:
+        """Wait until a checkpoint exists and training has gone on since."""
+        rows = self.model / "train.csv"
+        self.lab.wait(
+            lambda: rows.exists() and int((read_rows(rows) or [{"iteration": 0}])[-1]["iteration"]) >= iteration
+        )
+
+    def last_checkpoint(self) -> dict[str, bytes]:
+        newest = max(self.model.glob("iter_*"))
+        return {path.name: path.read_bytes() for path in newest.glob("*.distcp")}
+
+
+def test_a_killed_training_is_requeued_and_ends_with_the_digits_of_an_undisturbed_one(
+    lab: Lab, tmp_path: Path, tiny_run: Path
+) -> None:
+    training = Training(lab, copy_run(tiny_run, tmp_path))
+    undisturbed = training.last_checkpoint()
+    shutil.rmtree(training.model / "iter_0000020")
+    (training.model / "done.json").unlink()
+    training.run(*training.submit)
+    lab.wait(lambda: len(training.ranks()) == 2)
+    training.ranks()[1].kill()
+    training.run(*training.submit, "--wait")
+    shown = lab.job(training.id)
+    assert (shown["JobState"], shown["Restarts"], shown["NodeList"]) == ("COMPLETED", "1", "node[1-2]")
+    assert training.state["state"] == "finished" and training.last_checkpoint() == undisturbed
+    assert "iter_0000010" in (training.model / "logs" / f"{training.id}_0_log.out").read_text()
+
+
+def long_run(folder: Path) -> Path:
+    return make_run(folder, parallel={"tensor": 2}, train={"iterations": 1000, "save_interval": 100})
 
 
 @pytest.fixture(scope="module")
-def undisturbed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the final parameters of a training that nothing disturbs."""
-    job = lay_out(lab, tmp_path_factory.mktemp("undisturbed"))
-    job.submit()
-    job.wait()
-    assert job.state["state"] == "finished" and job.iteration() == ITERATIONS
-    shown = lab.job(job.id)
-    assert shown["JobState"] == "COMPLETED" and shown["NodeList"] == "node[1-2]" and shown["Restarts"] == "0"
-    return job.digest()
+def undisturbed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The final parameters of a long training that nothing disturbs."""
+    training = Training(lab, long_run(tmp_path_factory.mktemp("undisturbed")))
+    training.run(*training.submit, "--wait")
+    return training.last_checkpoint()
 
 
-def assert_resumed(job: TrainingJob, undisturbed: str) -> None:
-    """It was requeued, went on from a checkpoint, and ended as if nothing had happened."""
-    job.wait()
-    assert job.restarts() >= 1, job.log
-    assert "resumed from" in job.log
-    assert job.lab.job(job.id)["JobState"] == "COMPLETED"
-    assert job.state["state"] == "finished" and job.iteration() == job.iterations
-    assert job.digest() == undisturbed
+def preempt(training: Training) -> None:
+    training.lab.check("sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "srun sleep 3")
+
+
+def lose_the_controller(training: Training) -> None:
+    training.lab.wait_saved(training.id)
+    training.lab.stop_controller()
+    time.sleep(20)
+    training.lab.start_controller()
+
+
+INTERRUPTIONS: dict[str, Callable[[Training], object]] = {
+    "USR2": lambda training: training.lab.check("scancel", "--signal=USR2", training.id),
+    "TERM": lambda training: training.lab.check("scancel", "--signal=TERM", training.id),
+    "requeue": lambda training: training.lab.check("scontrol", "requeue", training.id),
+    "a dead rank": lambda training: training.ranks()[0].kill(),
+    "a dead node": lambda training: training.lab.kill_node("node2"),
+    "no controller": lose_the_controller,
+    "preemption": preempt,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal", ["USR2", "TERM"])
-def test_a_signal_in_the_middle_saves_and_requeues(lab: Lab, tmp_path: Path, undisturbed: str, signal: str) -> None:
-    job = lay_out(lab, tmp_path)
-    job.submit()
-    job.until_saved()
-    lab.check("scancel", f"--signal={signal}", job.id)
-    assert_resumed(job, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal", ["USR2", "TERM"])
-@pytest.mark.parametrize("seconds", [0.3, 1, 2, 3])
-def test_a_signal_during_start_up_requeues(
-    lab: Lab, tmp_path: Path, undisturbed: str, signal: str, seconds: float
+@pytest.mark.parametrize("what", INTERRUPTIONS)
+def test_an_interrupted_training_goes_on(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, undisturbed: dict[str, bytes], what: str
 ) -> None:
-    job = lay_out(lab, tmp_path)
-    job.submit()
-    lab.wait_job(job.id, "RUNNING")
-    time.sleep(seconds)
-    lab.check("scancel", f"--signal={signal}", job.id)
-    job.wait()
-    assert job.restarts() >= 1 and job.digest() == undisturbed
-    assert "Traceback" not in job.log, job.log
+    with slurm(tmp_path_factory.mktemp("lab"), nodes=2 + (what == "a dead node")) as lab:
+        training = Training(lab, long_run(tmp_path), partition="low")
+        training.run(*training.submit)
+        training.until_saved()
+        INTERRUPTIONS[what](training)
+        training.run(*training.submit, "--wait")
+        assert int(lab.job(training.id)["Restarts"]) >= (what != "no controller")
+        assert training.state["state"] == "finished" and training.last_checkpoint() == undisturbed
 
 
 @pytest.mark.slow
-def test_a_time_limit_requeues_as_often_as_needed(lab: Lab, tmp_path: Path) -> None:
-    job = lay_out(lab, tmp_path, minutes=1, iterations=300)
-    job.submit()
-    job.wait(timeout=580)
-    assert job.restarts() >= 1 and "requeued: time limit" in job.log and "resumed from" in job.log
-    assert job.iteration() == 300 and job.state["state"] == "finished"
-
-
-@pytest.mark.slow
-def test_scontrol_requeue_resumes(lab: Lab, tmp_path: Path, undisturbed: str) -> None:
-    job = lay_out(lab, tmp_path)
-    job.submit()
-    job.until_saved()
-    lab.check("scontrol", "requeue", job.id)
-    assert_resumed(job, undisturbed)
-
-
-def test_the_death_of_one_rank_requeues(lab: Lab, tmp_path: Path, undisturbed: str) -> None:
-    job = lay_out(lab, tmp_path)
-    job.submit()
-    job.until_saved()
-    ranks = job.ranks()
-    ranks[3].kill()
-    killed = time.monotonic()
-    job.until(lambda: not any(map(alive, ranks.values())))
-    assert time.monotonic() - killed < 60
-    assert_resumed(job, undisturbed)
-
-
-@pytest.mark.slow
-def test_a_cancelled_job_stays_cancelled(lab: Lab, tmp_path: Path) -> None:
-    job = lay_out(lab, tmp_path)
-    waiting = lab.start(*job.command("submit", *job.names, "--wait"), cwd=ROOT)
-    job.until_saved()
-    lab.check("scancel", job.id)
+def test_a_time_limit_requeues_and_a_person_who_cancels_is_obeyed(lab: Lab, tmp_path: Path) -> None:
+    training = Training(lab, make_run(tmp_path, parallel={"tensor": 2}, train={"iterations": 10**6}), minutes=1)
+    waiting = lab.start(*training.submit, "--wait", cwd=ROOT)
+    lab.wait(lambda: (training.model / "job.json").exists())
+    lab.wait(lambda: lab.job(training.id)["Restarts"] == "1", timeout=150)
+    lab.wait_job(training.id, "RUNNING")
+    lab.check("scancel", training.id)
     output, _ = waiting.communicate(timeout=120)
     assert waiting.returncode == 2 and "cancelled" in output.splitlines()[-1], output
-    assert job.state["state"] == "cancelled" and job.restarts() == 0
-    assert lab.job(job.id)["JobState"] == "CANCELLED"
+    assert training.state["state"] == "cancelled" and list(training.model.glob("iter_*"))
 
 
+@pytest.mark.slow
 def test_an_error_that_a_person_must_cure_is_quoted_and_not_retried(lab: Lab, tmp_path: Path) -> None:
     """srun ends the other ranks with a signal, and its own exit code says nothing."""
-    job = lay_out(lab, tmp_path)
+    training = Training(lab, long_run(tmp_path))
     (tmp_path / "dataset" / "corpus_text_document.bin").write_bytes(b"")
-    result = lab.run(*job.command("submit", *job.names, "--wait"), cwd=ROOT)
-    assert result.returncode == 2 and "corpus_text_document" in result.stderr, result.stderr
-    assert "Traceback" not in result.stderr
-    assert job.state["state"] == "failed" and job.restarts() == 0
-    assert lab.job(job.id)["JobState"] == "FAILED"
-
-
-PREEMPTIONS = [(grace, mode, told) for grace in (20, 0) for mode in ("REQUEUE", "CANCEL") for told in (False, True)]
-
-
-@pytest.mark.parametrize(
-    "grace, mode, told", [PREEMPTIONS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in PREEMPTIONS[1:])]
-)
-def test_preemption_requeues(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, undisturbed: str, grace: int, mode: str, told: bool
-) -> None:
-    """By a job of a partition with a higher tier, for which it has to make room on both nodes."""
-    options = {"grace_time": grace, "preempt_mode": mode, "preempt_send_user_signal": told}
-    with slurm(tmp_path_factory.mktemp("lab"), **options) as site:
-        job = lay_out(site, tmp_path, partition="low")
-        job.submit()
-        job.until_saved()
-        site.check("sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "srun sleep 3")
-        assert_resumed(job, undisturbed)
+    assert "corpus_text_document" in training.run(*training.submit, "--wait", code=2)
+    assert training.state["state"] == "failed" and lab.job(training.id)["Restarts"] == "0"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill_wait, slurmd_timeout", [(5, 15), (30, 100)])
-def test_a_dead_node_is_replaced(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, undisturbed: str, kill_wait: int, slurmd_timeout: int
-) -> None:
-    with slurm(tmp_path_factory.mktemp("lab"), nodes=3, kill_wait=kill_wait, slurmd_timeout=slurmd_timeout) as lab:
-        job = lay_out(lab, tmp_path)
-        job.submit()
-        job.until_saved()
-        nodes = lab.job(job.id)["NodeList"]
-        lab.kill_node("node2")
-        assert_resumed(job, undisturbed)
-        assert lab.job(job.id)["NodeList"] != nodes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0, 60])
-def test_training_goes_on_while_the_controller_is_away(
-    lab: Lab, tmp_path: Path, undisturbed: str, seconds: float
-) -> None:
-    job = lay_out(lab, tmp_path)
-    job.submit()
-    job.until_saved()
-    lab.wait_saved(job.id)
-    waiting = lab.start(*job.command("submit", *job.names, "--wait"), cwd=ROOT)
-    lab.stop_controller()
-    try:
-        time.sleep(seconds)
-        assert waiting.poll() in (None, 0)  # it may have seen done.json
-    finally:
-        lab.start_controller()
-    output, _ = waiting.communicate(timeout=120)
-    assert waiting.returncode == 0, output
-    assert job.digest() == undisturbed and job.state["state"] == "finished"
-
-
-@pytest.mark.slow
-def test_of_two_copies_of_a_job_the_newer_one_wins(lab: Lab, tmp_path: Path) -> None:
+def test_of_two_copies_of_a_job_the_newer_one_wins(lab: Lab, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     """Slurmd alone dies: Slurm starts the job elsewhere, and the old copy goes on until it sees that."""
-    whole = {"iterations": 800, "tasks_per_node": 4}
-    reference = lay_out(lab, tmp_path / "reference", **whole)
-    reference.submit()
-    reference.wait()
-    job = lay_out(lab, tmp_path / "run", **whole)
-    job.submit()
-    job.until_saved()
-    node = lab.job(job.id)["NodeList"]
-    old = job.ranks()
+    training = Training(lab, long_run(tmp_path), tasks_per_node=2)
+    training.run(*training.submit)
+    training.until_saved()
+    node, old = lab.job(training.id)["NodeList"], training.ranks()
     lab.kill_slurmd(node)
     try:
-        job.until(lambda: job.lab.job(job.id)["NodeList"] not in (node, "(null)", ""), timeout=120)
-        job.until(lambda: not any(map(alive, old.values())), timeout=200)
-        job.wait()
+        lab.wait(lambda: lab.job(training.id)["NodeList"] not in (node, "(null)", ""), timeout=120)
+        training.run(*training.submit, "--wait")
+        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in old)
     finally:
         lab.start_node(node)
     lab.wait_idle()
-    assert job.restarts() == 1 and lab.job(job.id)["JobState"] == "COMPLETED", job.log
-    assert job.digest() == reference.digest() and (job.model_folder / "done.json").exists()
+    assert training.last_checkpoint() == undisturbed
 
 
 @pytest.mark.slow
-def test_a_batch_script_of_ones_own_needs_no_submission(lab: Lab, tmp_path: Path, undisturbed: str) -> None:
-    job = lay_out(lab, tmp_path)
-    train = shlex.join([sys.executable, "-m", "training.train", *job.names])
-    asked = ["--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={tmp_path}/log", f"--chdir={ROOT}"]
-    lab.check("sbatch", "--wait", *asked, "--wrap", f"srun --kill-on-bad-exit=1 {train}")
-    assert job.digest() == undisturbed
-    shown = lab.run(*job.command("status", str(job.model_folder)), cwd=ROOT).stdout
-    assert str(ITERATIONS) in shown, shown
+@pytest.mark.parametrize(
+    ("cluster", "minutes", "key"),
+    [
+        ({"partition": "none"}, 10, "cluster.partition"),
+        ({"account": "nobody"}, 10, "cluster.account"),
+        ({}, 60, "time_limit_minutes"),
+        ({"mem_gb_per_task": 10**6}, 10, "memory"),
+    ],
+)
+def test_what_the_site_does_not_have_is_one_line(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, object], minutes: int, key: str
+) -> None:
+    if reason := missing(accounting=True):
+        pytest.skip(reason)
+    with slurm(tmp_path_factory.mktemp("lab"), max_time="30", accounting=True) as lab:
+        training = Training(lab, long_run(tmp_path), minutes, **{"account": "lab", **cluster})
+        (line,) = training.run(*training.submit, "--wait", code=2).splitlines()[-1:]
+        assert line.startswith("error: ") and key in line and lab.check("squeue", "--noheader") == ""
