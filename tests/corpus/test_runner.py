@@ -15,29 +15,24 @@ def shout(document: Document) -> Outcome:
     return {**document, "text": text} if len(text) > 5 else Drop(document, "short", f"{len(text)} characters")
 
 
-def test_a_step_is_a_function_and_the_runner_does_the_rest(tmp_path: Path) -> None:
-    shards = [
-        write_shard(tmp_path / f"{n}.zst", [document(10 * n, prose(n)), document(10 * n + 1, "x" * n)])
-        for n in range(3)
+def test_a_step_is_a_function_and_the_runner_does_the_rest_whatever_the_workers(tmp_path: Path) -> None:
+    texts = [[prose(100 * n + m, m % 9 * 10) for m in range(90)] for n in range(2)]
+    sources = [
+        write_shard(tmp_path / f"{n}.zst", [document(100 * n + m, text) for m, text in enumerate(part)])
+        for n, part in enumerate(texts)
     ]
-    stats = Step("shout", shards, tmp_path / "rejects").run(shout, document_writer(tmp_path / "out"))
-    assert [found["text"] for found in read_shard(tmp_path / "out")] == [prose(n).upper() for n in range(3)]
-    rejects = read_rejects(tmp_path / "rejects")
-    assert rejects[1] == document(11, "x", reason="short", finding="1 characters")
-    stats.finish(tmp_path / "stats.json")
-    written = read_json(tmp_path / "stats.json")
-    assert (written["documents_in"], written["documents_out"], written["reasons"]) == (6, 3, {"short": 3})
-    assert written["examples"]["short"] == rejects
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_worker_count_changes_no_byte(tmp_path: Path, workers: int) -> None:
-    source = write_shard(tmp_path / "in", [document(n, prose(n, n % 9)) for n in range(200)])
-    for count in (1, workers):
-        writer = document_writer(tmp_path / f"out{count}")
-        Step("shout", [source], tmp_path / f"rejects{count}").run(shout, writer, count)
+    for workers in (1, 3):
+        folder = tmp_path / str(workers)
+        step = Step("shout", sources, folder / "rejects")
+        step.run(shout, document_writer(folder / "out"), workers).finish(folder / "stats.json")
     for name in ("out", "rejects"):
-        assert (tmp_path / f"{name}1").read_bytes() == (tmp_path / f"{name}{workers}").read_bytes() != b""
+        assert (tmp_path / f"1/{name}").read_bytes() == (tmp_path / f"3/{name}").read_bytes()
+    kept = [text.upper() for part in texts for text in part if len(text) > 5]
+    assert [found["text"] for found in read_shard(folder / "out")] == kept and len(kept) == 160
+    rejects, stats = read_rejects(folder / "rejects"), read_json(folder / "stats.json")
+    assert rejects[1] == document(9, ".", reason="short", finding="1 characters")
+    assert (stats["documents_in"], stats["documents_out"], stats["reasons"]) == (180, 160, {"short": 20})
+    assert stats["examples"]["short"] == rejects[:10]
 
 
 def test_many_shards_stream_through_one_pool(tmp_path: Path) -> None:
@@ -51,18 +46,16 @@ def test_bad_lines_are_counted_and_limited(tmp_path: Path) -> None:
     (tmp_path / "in").write_text('{"id": "1", "text": "long enough"}\n{"id": "2"}\n')
     stats = Step("shout", [tmp_path / "in"], max_bad_share=0.5).run(shout, document_writer(tmp_path / "out"))
     assert stats.extra == {"bad_lines": 1} and stats.documents_in == 1
-    with pytest.raises(InputError, match=r"in:2: no string under 'text'; 1 of 2 lines are bad"):
-        Step("shout", [tmp_path / "in"], max_bad_share=0.4).run(shout, document_writer(tmp_path / "no"))
+    with pytest.raises(InputError, match=r"in:2: .*1 of 2"):
+        Step("shout", [tmp_path / "in"], max_bad_share=0.49).run(shout, document_writer(tmp_path / "no"))
     assert not (tmp_path / "no").exists()
 
 
 def test_a_step_that_ends_empty_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     sources = [write_shard(tmp_path / "in", [document(1, "x")]), write_shard(tmp_path / "more", [])]
-    step = Step("shout", sources, tmp_path / "rejects", cure="shout louder")
-    with pytest.raises(EmptyResultError, match=r"in …: none of 1 documents is left \(1 short\); shout louder$"):
-        step.run(shout, document_writer(tmp_path / "out"))
-    with pytest.raises(EmptyResultError, match=r"more: no documents inside$"):
-        Step("shout", sources[1:]).run(shout, document_writer(tmp_path / "out"))
+    for inputs, said in ((sources, r"in .*1 short"), (sources[1:], "more")):
+        with pytest.raises(EmptyResultError, match=said):
+            Step("shout", inputs, tmp_path / "rejects").run(shout, document_writer(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "more"]
     Step("shout", sources, allow_empty=True).run(shout, document_writer(tmp_path / "out"))
     assert read_shard(tmp_path / "out") == []

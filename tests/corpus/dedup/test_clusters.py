@@ -2,15 +2,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.settings import DedupSettings
 from corpus.dedup.clusters import Forest
 from corpus.dedup.run import dedup
-from tests.helpers import document, prose, read_rejects, write_shard
+from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60), st.integers(1, 5))
 def test_rows_joined_by_edges_have_one_root_their_smallest(
     tmp_path_factory: pytest.TempPathFactory, edges: list[tuple[int, int]], chunk: int
@@ -25,32 +26,20 @@ def test_rows_joined_by_edges_have_one_root_their_smallest(
     assert forest.roots(np.arange(31)).tolist() == expected
 
 
-def test_survivors_do_not_depend_on_the_memory(tmp_path: Path) -> None:
-    texts = [prose(number % 20, 60) + " again" * (number % 3) for number in range(80)]
-    shards = [
-        write_shard(
-            tmp_path / f"{shard}.jsonl.zst", [document(n, text) for n, text in enumerate(texts) if n % 4 == shard]
-        )
-        for shard in range(4)
-    ]
-    written = []
-    for name, settings in (("much", DedupSettings()), ("little", DedupSettings(memory_gb=1e-6))):
-        stats = dedup(shards, tmp_path / name, settings)
-        assert stats.documents_out == 20
-        written.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.zst"))])
-    assert written[0] == written[1] and len(written[0]) == 8
-
-
-def test_a_giant_cluster_is_warned_of_and_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("corpus.dedup.clusters._GIANT", 5)
+def test_the_longest_survives_and_of_equally_long_ones_the_smallest_id_whatever_their_order(tmp_path: Path) -> None:
     words = prose(3, 100).split()
     # a chain: each text has most words of the one before, the ends have little in common
-    documents = [document(number, " ".join(words[number * 7 : number * 7 + 50])) for number in range(6)]
-    source = write_shard(tmp_path / "in.jsonl.zst", documents)
-    stats = dedup([source], tmp_path / "out", DedupSettings(threshold=0.6))
-    largest = stats.extra["largest_cluster"]
-    assert largest["documents"] == 6 and largest["lowest_similarity"] < 0.4
-    assert "a cluster of 6 documents" in capsys.readouterr().err
-    assert len(read_rejects(tmp_path / "out" / "removed" / "in.jsonl.zst")) == 5
+    chain = [document(number, " ".join(words[number * 7 : number * 7 + 50])) for number in range(6)]
+    longest = max(chain, key=lambda one: len(one["text"]))
+    twins = [document(number, prose(4, 50)) for number in (9, 7, 8)]
+    for number, documents in enumerate(([*chain, *twins], [*twins[::-1], *chain[::-1]])):
+        source = write_shard(tmp_path / f"{number}.jsonl.zst", documents)
+        stats = dedup([source], tmp_path / "out", DedupSettings(threshold=0.6))
+        assert {found["id"] for found in read_shard(tmp_path / f"out/{number}.jsonl.zst")} == {
+            longest["id"],
+            f"{7:016x}",
+        }
+        removed = {found["id"]: found["reason"] for found in read_rejects(tmp_path / f"out/removed/{number}.jsonl.zst")}
+        assert len(removed) == 7 and removed[f"{9:016x}"] != removed[chain[0]["id"]]
+        assert stats.extra["largest_cluster"]["documents"] == 6
+        assert stats.extra["largest_cluster"]["lowest_similarity"] < 0.4

@@ -3,8 +3,8 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +14,8 @@ from common.files import Document
 from common.settings import DedupSettings
 from corpus.dedup.run import dedup
 from corpus.dedup.shingles import jaccard, shingles
-from tests.conftest import ROOT, Command
-from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
+from tests.conftest import ROOT
+from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 RULES = DedupSettings()
 
@@ -76,25 +76,25 @@ def test_one_document_of_every_true_cluster_survives_and_it_is_the_longest(tmp_p
         assert {survivor[name] for name in cluster} == {best}
 
 
-def test_survivors_do_not_depend_on_shards_their_order_or_workers(tmp_path: Path) -> None:
+def test_survivors_do_not_depend_on_shards_their_order_workers_or_memory(tmp_path: Path) -> None:
     documents = planted(6)
     expected = survivor_ids(run(tmp_path / "one", [documents]))
     shuffled = random.Random(5).sample(documents, len(documents))
-    assert survivor_ids(run(tmp_path / "three", [shuffled[0::3], shuffled[1::3], shuffled[2::3]])) == expected
-    for name, shards in (("workers", [shuffled]), ("shards", [shuffled[0::2], [], shuffled[1::2]])):
-        assert survivor_ids(run(tmp_path / name, shards, workers=2)) == expected
+    for name, shards, workers, memory in (
+        ("three", [shuffled[0::3], shuffled[1::3], shuffled[2::3]], 1, 1.0),
+        ("workers", [shuffled[0::2], [], shuffled[1::2]], 2, 1.0),
+        ("little", [shuffled[0::2], shuffled[1::2]], 1, 1e-6),
+    ):
+        rules = DedupSettings(memory_gb=memory)
+        assert survivor_ids(run(tmp_path / name, shards, workers, rules)) == expected, name
 
 
-def test_survivors_do_not_depend_on_pythons_hash_seed(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_workers_or_pythons_hash_seed(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", planted(3))
-    for seed in ("1", "2"):
-        subprocess.run(
-            [sys.executable, "-m", "corpus.dedup", "run", "--input", source, "--output-dir", tmp_path / seed],
-            check=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-        )
+    command = [sys.executable, "-m", "corpus.dedup", "run", "--input", source, "--workers", "2", "--output-dir"]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run([*command, tmp_path / "1"], check=True, cwd=ROOT, env=environment, capture_output=True)
+    dedup([source], tmp_path / "2", RULES)
     for name in ("in.jsonl.zst", "removed/in.jsonl.zst"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
@@ -102,7 +102,7 @@ def test_survivors_do_not_depend_on_pythons_hash_seed(tmp_path: Path) -> None:
 TEXTS = [prose(1, 30), prose(2, 30), edited(prose(1, 30), 0.05, 1), "ab", "", "AB "]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from(TEXTS), min_size=1))
 def test_any_corpus_keeps_one_document_a_cluster_and_loses_none(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
@@ -119,9 +119,8 @@ def test_the_threshold_decides(tmp_path: Path) -> None:
     similarity = jaccard(shingles(text, RULES), shingles(other, RULES))
     assert 0.6 < similarity < 0.95
     documents = [document(1, text), document(2, other)]
-    for offset, removed in ((-0.02, 1), (0.02, 0)):
-        rules = DedupSettings(threshold=similarity + offset)
-        survivor = survivor_ids(run(tmp_path / str(removed), [documents], rules=rules))
+    for threshold, removed in ((similarity, 1), (float(np.nextafter(similarity, 1)), 0)):
+        survivor = survivor_ids(run(tmp_path / str(removed), [documents], rules=DedupSettings(threshold=threshold)))
         assert sum(name != best for name, best in survivor.items()) == removed
 
 
@@ -134,48 +133,26 @@ def test_pairs_at_the_threshold_are_found_as_often_as_the_banding_promises(tmp_p
         documents += [document(2 * number, text), document(2 * number + 1, other)]
         expected += jaccard(shingles(text, RULES), shingles(other, RULES)) >= 0.8
     survivor = survivor_ids(run(tmp_path, [documents]))
-    found = sum(name != best for name, best in survivor.items())
     assert expected >= 90
-    assert found >= 0.99 * expected
+    assert sum(name != best for name, best in survivor.items()) >= 0.99 * expected
 
 
-def test_no_document_at_all_is_an_error_that_points_to_the_steps_before(tmp_path: Path) -> None:
-    source = write_shard(tmp_path / "in.jsonl.zst", [])
-    with pytest.raises(EmptyResultError, match=r"in\.jsonl\.zst.*no documents"):
-        dedup([source], tmp_path / "out", RULES)
+def test_an_empty_corpus_and_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EmptyResultError, match=r"in\.jsonl\.zst"):
+        dedup([write_shard(tmp_path / "in.jsonl.zst", [])], tmp_path / "out", RULES)
     assert not (tmp_path / "out").exists()
-
-
-def test_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [write_shard(tmp_path / folder / "a.jsonl.zst", planted(1)) for folder in ("x", "y")]
-    with pytest.raises(InputError, match="two inputs have this file name"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.zst"):
         dedup(paths, tmp_path / "out", RULES)
-
-
-def test_a_corpus_without_duplicates_is_doubted_when_it_is_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("corpus.dedup.clusters._MANY", 3)
-    run(tmp_path, [[document(number, prose(number)) for number in range(5)]])
-    assert "not one duplicate among 5 documents" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [("--threshold", "0"), ("--threshold", "1.5"), ("--threshold", "x")])
-def test_the_command_answers_a_bad_threshold_in_one_line(tmp_path: Path, command: Command, arguments: Any) -> None:
-    source = write_shard(tmp_path / "in.jsonl.zst", planted(1))
-    result = command("corpus.dedup", "run", "--input", source, "--output-dir", tmp_path / "out", *arguments)
-    assert_one_line_error(result, "dedup.threshold")
 
 
 def test_work_folders_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "in.jsonl.zst", [document(1, prose(1))])
-    own, phases = tmp_path / "out" / "work.tmp", tmp_path / "out" / "work"
-    for folder in (own, phases):
-        folder.mkdir(parents=True)
-        (folder / "thesis.tex").write_text("years")
-    with pytest.raises(InputError, match=r"thesis\.tex: was not made by this tool, and .*work\.tmp is in its way"):
-        dedup([shard], tmp_path / "out", DedupSettings())
-    assert (own / "thesis.tex").read_text() == "years"
+    own = tmp_path / "out" / "work.tmp"
+    own.mkdir(parents=True)
+    (own / "thesis.tex").write_text("years")
+    with pytest.raises(InputError, match=r"thesis\.tex"):
+        dedup([shard], tmp_path / "out", RULES)
     (own / "thesis.tex").rename(own / "in.signatures.tmp")
-    dedup([shard], tmp_path / "out", DedupSettings())  # what a killed run left
-    assert not own.exists() and (phases / "thesis.tex").read_text() == "years"
+    dedup([shard], tmp_path / "out", RULES)  # what a killed run left
+    assert not own.exists()

@@ -1,5 +1,6 @@
 import random
 
+import hypothesis
 import numpy as np
 import pytest
 from datasketch import MinHash
@@ -22,6 +23,7 @@ def text_shingles(text: str, settings: DedupSettings) -> set[object]:
 
 
 @pytest.mark.parametrize("settings", [CHARACTERS, WORDS, DedupSettings(shingle_characters=1)])
+@hypothesis.settings(max_examples=50)
 @given(st.text(), st.text())
 def test_the_similarity_is_that_of_the_sets_of_n_grams(settings: DedupSettings, one: str, other: str) -> None:
     for first, second in ((one, other), (one + other, other), (one, one)):

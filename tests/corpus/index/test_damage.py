@@ -1,6 +1,6 @@
-"""Damage every bit of every file, and cut each to every length."""
+"""Damage every byte of every file, and cut each to every length."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,19 +9,15 @@ from common.errors import InputError
 from corpus.index import IndexedDataset, Meta
 from tests.corpus.index.helpers import by_hand, contents, files, written
 
-Damage = Callable[[bytes], Iterator[bytes]]
 DOCUMENTS = [[1, 2, 3], [], [4, 50256]]
 
 
-def flipped(data: bytes) -> Iterator[bytes]:
+def damaged(data: bytes) -> Iterator[bytes]:
+    """The data with one bit flipped in each byte, another one in each, and cut to each length."""
     for position in range(len(data)):
-        for bit in range(8):
+        yield data[:position]
+        for bit in (position % 8, (position + 3) % 8):
             yield data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
-
-
-def cut(data: bytes) -> Iterator[bytes]:
-    for size in range(len(data)):
-        yield data[:size]
 
 
 def read(prefix: Path) -> tuple[list[list[list[int]]], Meta | None]:
@@ -30,13 +26,12 @@ def read(prefix: Path) -> tuple[list[list[list[int]]], Meta | None]:
     return contents(dataset), dataset.description
 
 
-@pytest.mark.parametrize("damage", [flipped, cut])
 @pytest.mark.parametrize("suffix", [".idx", ".bin", ".json"])
-def test_a_dataset_of_ours_is_itself_or_an_error(tmp_path: Path, suffix: str, damage: Damage) -> None:
+def test_a_dataset_of_ours_is_itself_or_an_error(tmp_path: Path, suffix: str) -> None:
     written(tmp_path / "a", DOCUMENTS)
     whole, path = read(tmp_path / "a"), tmp_path / f"a{suffix}"
     data = files(tmp_path / "a")[suffix]
-    for changed in damage(data):
+    for changed in damaged(data):
         path.write_bytes(changed)
         if changed == data[:-1] and suffix == ".json":  # its last line break
             assert read(tmp_path / "a") == whole
@@ -45,13 +40,11 @@ def test_a_dataset_of_ours_is_itself_or_an_error(tmp_path: Path, suffix: str, da
                 read(tmp_path / "a")
 
 
-@pytest.mark.parametrize("damage", [flipped, cut])
-def test_a_damaged_index_of_others_gives_an_error_or_the_same_tokens(tmp_path: Path, damage: Damage) -> None:
+def test_a_damaged_index_of_others_gives_an_error_or_the_same_tokens(tmp_path: Path) -> None:
     """Without a checksum, a document's border may move between sequences, but a sequence's never does."""
     by_hand(tmp_path / "a", [[tokens] for tokens in DOCUMENTS])
-    data = files(tmp_path / "a")[".idx"]
-    unseen = 0
-    for changed in damage(data):
+    data, unseen = files(tmp_path / "a")[".idx"], 0
+    for changed in damaged(data):
         (tmp_path / "a.idx").write_bytes(changed)
         try:
             dataset = IndexedDataset(tmp_path / "a")

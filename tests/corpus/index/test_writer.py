@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.files import read_json
 from corpus.index import IndexedDataset, IndexWriter, token_dtype
 from tests.conftest import ROOT
-from tests.corpus.index.helpers import META, by_hand, contents, files, written
+from tests.corpus.index.helpers import META, by_hand, files, written
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 50256), max_size=5), max_size=3), max_size=6)
 
@@ -31,82 +31,52 @@ def test_the_bytes_are_those_of_the_format_table(tmp_path: Path) -> None:
     )
     assert (tmp_path / "a.idx").read_bytes() == expected
     assert (tmp_path / "a.bin").read_bytes() == struct.pack("<4H", 1, 2, 3, 50256)
+    data = xxhash.xxh3_64_hexdigest((tmp_path / "a.bin").read_bytes())  # by any program
+    checksum = xxhash.xxh3_64_hexdigest(expected + f"50257 50256 {data}".encode())
+    told = {"vocab_size": 50257, "end_of_text": 50256, "bin": data, "checksum": checksum}
+    assert read_json(tmp_path / "a.json") == told
+    assert token_dtype(65499) == np.uint16 and token_dtype(65500) == np.int32
 
 
-@settings(max_examples=25)
-@given(DOCUMENTS, st.sampled_from(["H", "i"]), st.booleans(), st.data())
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.sampled_from(["one by one", "at once", "index"]), DOCUMENTS), max_size=5))
 def test_whatever_way_documents_are_added_the_bytes_are_the_same(
-    tmp_path_factory: pytest.TempPathFactory,
-    documents: list[list[list[int]]],
-    kind: str,
-    several: bool,
-    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, list[list[list[int]]]]]
 ) -> None:
-    """Write one by one, many at once, or as datasets; only datasets have documents of several sequences."""
-    folder = tmp_path_factory.mktemp("index")
-    if not several:
-        documents = [[[token for sequence in document for token in sequence]] for document in documents]
-    whole = by_hand(folder / "whole", documents, kind)
-    left = list(enumerate(documents))
+    folder, whole = tmp_path_factory.mktemp("index"), []
     with (
-        patch("common.files.writing.fsync"),  # hundreds of small files
         patch("corpus.index.writer.ENTRIES", 3),  # pieces so small that the few documents are several of them
         patch("corpus.index.dataset.ENTRIES", 3),
-        patch("corpus.index.dataset._TOKENS", 4),
-        IndexWriter(folder / "pieces", np.dtype(f"<{'u2' if kind == 'H' else 'i4'}")) as index,
+        IndexWriter(folder / "pieces", "<u2") as index,
     ):
-        while left:
-            count = data.draw(st.integers(0, len(left)), label="documents at once")
-            part, left = left[:count], left[count:]
-            how = "add_index" if several else data.draw(st.sampled_from(["add_document", "add_documents", "add_index"]))
-            if how == "add_index":
-                name = folder / f"part{len(left)}-{count}"
-                index.add_index(IndexedDataset(by_hand(name, [document for _, document in part], kind)))
-            elif how == "add_document":
-                for _, (tokens,) in part:
-                    index.add_document(tokens)
+        for number, (how, documents) in enumerate(parts):
+            if how == "index":
+                index.add_index(IndexedDataset(by_hand(folder / f"part{number}", documents)))
+                whole += documents
+                continue
+            flat = [[token for sequence in document for token in sequence] for document in documents]
+            whole += [[tokens] for tokens in flat]
+            if how == "at once":
+                ids = [token for tokens in flat for token in tokens]
+                index.add_documents(np.array(ids, np.uint32), [len(tokens) for tokens in flat])
             else:
-                ids = [token for _, (tokens,) in part for token in tokens]
-                index.add_documents(np.array(ids, np.uint32), [len(tokens) for _, (tokens,) in part])
-    assert files(folder / "pieces") == files(whole)
-    assert contents(IndexedDataset(folder / "pieces")) == documents
+                for tokens in flat:
+                    index.add_document(tokens)
+    assert files(folder / "pieces") == files(by_hand(folder / "whole", whole))
 
 
-def test_the_checksums_are_those_of_any_xxh3_program(tmp_path: Path) -> None:
-    written(tmp_path / "a", [[1, 2, 3], [], [50256]])
-    told, data = read_json(tmp_path / "a.json"), xxhash.xxh3_64_hexdigest((tmp_path / "a.bin").read_bytes())
-    index = (tmp_path / "a.idx").read_bytes() + f"50257 50256 {data}".encode()
-    assert told == {
-        "vocab_size": 50257, "end_of_text": 50256, "bin": data, "checksum": xxhash.xxh3_64_hexdigest(index),
-    }  # fmt: skip
-
-
-def test_large_vocabularies_take_four_bytes_a_token() -> None:
-    assert token_dtype(65499) == np.uint16
-    assert token_dtype(65500) == np.int32
-
-
-def test_a_token_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    for token in (70000, -1):
-        with pytest.raises(InputError, match="does not fit uint16"):
-            written(tmp_path / "a", [[1], [token]])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_document_longer_than_the_format_allows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a document of 2,147,483,648 tokens; the format ends at 2,147,483,647"):
-        with IndexWriter(tmp_path / "a", np.uint16) as index:
-            index.add_document(np.broadcast_to(np.uint16(1), 2**31))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_at_the_very_end_leaves_what_was_there_before(tmp_path: Path) -> None:
+def test_an_error_leaves_what_was_there_before_and_names_what_does_not_fit(tmp_path: Path) -> None:
     written(tmp_path / "a", [[1, 2]])
     before = files(tmp_path / "a")
-    with patch("corpus.index.writer.index_checksum", side_effect=OSError("disk full")):
-        with pytest.raises(OSError, match="disk full"):
-            written(tmp_path / "a", [[3]])
+    for token in (65536, -1):
+        with pytest.raises(InputError, match="uint16"):
+            written(tmp_path / "a", [[1], [token]])
+    with pytest.raises(InputError, match="2,147,483,648"), IndexWriter(tmp_path / "a", np.uint16) as index:
+        index.add_document(np.broadcast_to(np.uint16(1), 2**31))
+    with patch("corpus.index.writer.index_checksum", side_effect=OSError("disk full")), pytest.raises(OSError):
+        written(tmp_path / "a", [[3]])
     assert files(tmp_path / "a") == before and len(list(tmp_path.iterdir())) == 3
+    assert written(tmp_path / "a", [[3]], meta=None).description is None, "the older vocabulary does not stay"
 
 
 def test_a_killed_run_leaves_nothing_that_a_second_one_trips_over(tmp_path: Path) -> None:
@@ -122,11 +92,6 @@ def test_a_killed_run_leaves_nothing_that_a_second_one_trips_over(tmp_path: Path
     written(tmp_path / "b", [[1, 2], [3]])
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_the_vocabulary_of_an_older_dataset_does_not_stay(tmp_path: Path) -> None:
-    written(tmp_path / "a", [[1, 2]])
-    assert written(tmp_path / "a", [[3]], meta=None).description is None
 
 
 def test_memory_does_not_grow_with_documents(tmp_path: Path) -> None:

@@ -15,50 +15,51 @@ def findings(text: str, settings: CleanSettings | None = None) -> dict[str, str]
     return {name: finding for name, finding in found if finding is not None}
 
 
-def test_the_default_rules_are_those_of_openwebtext_in_their_order() -> None:
+def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() -> None:
     assert [rule.name for rule in filters(CleanSettings())] == ["empty", "javascript", "short", "language"]
-
-
-def test_each_rule_says_what_it_found() -> None:
     assert findings(prose(1)) == {}
-    assert findings("")["empty"] == "no text"
-    assert findings("Please enable JavaScript.")["javascript"] == "25 characters with 'javascript'"
-    assert "javascript" not in findings("Please enable JavaScript. " * 11)
+    assert findings("") == {"empty": "no text", "short": "0 characters", "language": "no letters"}
+    assert findings("JavaScript " + prose(1)[:244])["javascript"] == "255 characters with 'javascript'"
+    assert "javascript" not in findings("JavaScript " + prose(1)[:245])
     assert findings(prose(1)[:511]) == {"short": "511 characters"}
     assert findings(prose(1)[:512]) == {}
     assert findings(GERMAN) == {"language": "de"}
-    assert findings("1234 " * 200) == {"language": "no letters"}
-
-
-def test_rules_follow_the_configuration() -> None:
     assert findings(GERMAN, CleanSettings(language="de")) == findings(GERMAN, CleanSettings(language="")) == {}
-    assert findings("Too short.", CleanSettings(language="", min_characters=5)) == {}
-    assert (
-        findings("javascript, much ado", CleanSettings(language="", min_characters=5, javascript_characters=10)) == {}
-    )
 
 
-GOOD = "The work of the day was long and we have more to do with it."
+# A text at the threshold of a rule, which is kept, and one beyond it.
+EDGES = [
+    ("words", "the of " + "word " * 48, "the of " + "word " * 47),  # 50 at least
+    ("words", "the of " + "word " * 98, "the of " + "word " * 99),  # 100 at most
+    ("word_length", "the of word " + "abc " * 60, "the of " + "abc " * 60),
+    ("word_length", f"the of {'a' * 25} " + f"{'b' * 10} " * 60, f"the of {'a' * 26} " + f"{'b' * 10} " * 60),
+    (
+        "symbols",
+        "the of word word word word word word word # " * 6,
+        "the of word word word word word word word ## " * 6,
+    ),
+    (
+        "symbols",
+        "the of word word word word word word … word " * 6,
+        "the of word word word word word word …… word " * 6,
+    ),
+    ("bullets", "- words of the words\n" * 9 + "the words of the words", "- words of the words\n" * 10),
+    (
+        "ellipsis",
+        "the words of all days…\n" * 3 + "the words of all days\n" * 7,
+        "the words of days…\n" * 4 + "the words of days\n" * 9,
+    ),
+    ("alphabetic", "the of word word 1234 " * 12, "the of word word 1234 " * 12 + "1234 "),
+    ("stop_words", "the of " + "word " * 50, "the " + "word " * 51),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("with that " * 24, "words"),
-        ("with that " * 51, "words"),
-        ("a b " * 30 + "the of", "word_length"),
-        ("internationalisation " * 50 + "the of", "word_length"),
-        ("the work of ## day with " * 12, "symbols"),
-        ("the work of with... " * 20 + "day", "symbols"),
-        ("- working of that day\n" * 13 + "the end", "bullets"),
-        (f"{GOOD}\n" * 4 + "the work of the day and night…\n" * 2, "ellipsis"),
-        ("the work of 12345 " * 15, "alphabetic"),
-        ("work day house field " * 15 + "the", "stop_words"),
-    ],
-)
-def test_each_of_gophers_rules_has_its_threshold(text: str, rule: str) -> None:
-    settings = CleanSettings(language="", min_characters=0, gopher=GopherSettings(enabled=True, max_words=100))
-    assert findings(text, settings).keys() == {f"gopher_{rule}"}
+@pytest.mark.parametrize(("rule", "kept", "dropped"), EDGES)
+def test_each_of_gophers_rules_has_its_threshold(rule: str, kept: str, dropped: str) -> None:
+    rules = GopherSettings(enabled=True, max_words=100)
+    settings = CleanSettings(language="", min_characters=0, gopher=rules)
+    assert findings(kept, settings) == {}
+    assert findings(dropped, settings).keys() == {f"gopher_{rule}"}
 
 
 def test_gophers_rules_keep_prose_and_are_off_by_default() -> None:
