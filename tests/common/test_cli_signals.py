@@ -2,10 +2,12 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from common import cli
+from common.errors import InputError
 
 
 def send(*numbers: signal.Signals) -> int:
@@ -14,8 +16,8 @@ def send(*numbers: signal.Signals) -> int:
     return 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_unwinds_the_step_and_gives_its_exit_code(
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_unwinds_the_step_and_gives_its_exit_code_whatever_the_unwinding_meets(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cleaned = []
@@ -24,36 +26,22 @@ def test_a_signal_unwinds_the_step_and_gives_its_exit_code(
         try:
             return send(number)
         finally:
-            send(number, signal.SIGTERM)  # the clean-up is not cut short
-            cleaned.append(True)
-
-    assert cli.run(main) == 128 + number and cleaned
-    assert capsys.readouterr().err == f"ended by {number.name}\n"
-    assert signal.getsignal(number) is signal.SIG_DFL
-
-
-def test_a_second_signal_of_another_kind_does_not_cut_short_the_clean_up(capsys: pytest.CaptureFixture[str]) -> None:
-    def main() -> int:
-        try:
-            return send(signal.SIGINT)
-        finally:
             try:
                 raise ValueError("what a clean-up meets")
             except ValueError:
-                send(signal.SIGTERM)
+                send(signal.SIGTERM)  # the clean-up is not cut short
+            cleaned.append(True)
 
-    assert cli.run(main) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_an_error_that_the_unwinding_meets_does_not_hide_the_signal() -> None:
-    def main() -> int:
+    def fail() -> int:
         try:
             return send(signal.SIGHUP)
         finally:
             raise OSError("the terminal is gone")
 
-    assert cli.run(main) == 129
+    assert cli.run(main) == 128 + number and cleaned
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert cli.run(fail) == 129
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_signal_that_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +68,16 @@ def test_signals_that_others_ignore_or_handle_stay_theirs(handler: signal.Handle
         assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_main_that_handles_them_itself_is_left_alone() -> None:
     assert cli.run(lambda: int(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL), signals=False) == 1
+
+
+def test_a_mistake_of_the_user_is_one_line_and_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise InputError("none.txt:2: bad")
+
+    for main in (fail, lambda: len((tmp_path / "none.txt").read_bytes())):
+        assert cli.run(main) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "none.txt" in line
+    with pytest.raises(ZeroDivisionError):
+        cli.run(lambda: 1 // 0)

@@ -4,24 +4,21 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common import run_card, snakefile
 from common.config import validate
-from common.run_card import commit, seeds, versions, write_card
+from common.run_card import commit, seeds, write_card
 
 
 def git(folder: Path, *words: str) -> str:
     who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    return subprocess.run(
-        ["git", "-C", folder, *who, *words], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    command = ["git", "-C", folder, *who, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -36,38 +33,30 @@ def test_a_card_says_who_made_a_result_when_and_with_what(tmp_path: Path) -> Non
     write_card(tmp_path / "run.json", settings=settings, seeds={"dedup.seed": 1}, processes=2)
     card = read(tmp_path / "run.json")
     assert card["host"] == socket.gethostname() and card["folder"] == os.getcwd()
-    assert card["command"].split()[0].strip("'") == sys.orig_argv[0]
-    assert card["versions"]["python"] == platform.python_version()
-    assert torch.__version__.startswith(card["versions"]["torch"])  # a GPU build's package leaves +cu130 out
-    started = datetime.fromisoformat(card["started"])
-    assert abs((datetime.now(UTC) - started).total_seconds()) < 60
-    digest = hashlib.sha256(b"run: x\n").hexdigest()
-    assert card["settings"] == {"path": "settings/0.yaml", "sha256": digest}
+    assert card["versions"]["python"] == platform.python_version() and card["versions"]["torch"]
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(card["started"])).total_seconds()) < 60
+    assert card["settings"] == {"path": "settings/0.yaml", "sha256": hashlib.sha256(b"run: x\n").hexdigest()}
     assert card["seeds"] == {"dedup.seed": 1} and card["processes"] == 2 and card["inputs"] == []
 
 
 def test_small_inputs_have_a_hash_and_others_a_size_and_a_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("a", 5), ("large", 50), ("b", 7), ("c", 1)):
         (tmp_path / name).write_bytes(b"x" * size)
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(run_card, "_HASHED", 10)
-    monkeypatch.setattr(run_card, "_HASHED_IN_ALL", 11)
-    monkeypatch.setattr(run_card, "_MOST_INPUTS", 7)
-    names = ("a", "large", "b", "c", "", "pipe", "missing", "left", "out", "a")
+    for name, value in (("_HASHED", 10), ("_HASHED_IN_ALL", 11), ("_MOST_INPUTS", 5)):
+        monkeypatch.setattr(run_card, name, value)
+    names = ("a", "large", "b", "c", "missing", "left", "out", "a")
     write_card(tmp_path / "run.json", inputs=[tmp_path / name for name in names])
     card = read(tmp_path / "run.json")
     entries = {Path(entry["path"]).name: entry for entry in card["inputs"]}
     assert entries["a"]["sha256"] == hashlib.sha256(b"x" * 5).hexdigest()
     assert [name for name in entries if "sha256" in entries[name]] == ["a", "c"]
     assert entries["large"]["size"] == 50 and entries["b"]["modified"].endswith("+00:00")
-    assert entries["missing"]["error"] == "No such file or directory"
-    assert card["inputs_left_out"] == 2
+    assert entries["missing"]["error"] and card["inputs_left_out"] == 2
 
 
 def test_the_commit_is_that_of_the_code_or_of_what_it_was_copied_from(tmp_path: Path) -> None:
     assert commit(tmp_path) is None
     git(tmp_path, "init", "--quiet")
-    assert commit(tmp_path) is None, "nothing is committed"
     (tmp_path / "code.py").write_text("1\n")
     git(tmp_path, "add", "code.py")
     git(tmp_path, "commit", "--quiet", "-m", "first")
@@ -81,29 +70,20 @@ def test_the_commit_is_that_of_the_code_or_of_what_it_was_copied_from(tmp_path: 
     assert commit(copy) == "abc"
 
 
-def test_seeds_are_found_wherever_they_stand() -> None:
-    model = {"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": {"iterations": 5, "seed": 7}}
-    settings = validate({"run": "r", "urls": ["u"], "models": {"tiny": model}}, "test")
-    found = seeds(settings.model_dump())
-    assert found["models.tiny.train.seed"] == 7 and {"dedup.seed", "generate.seed"} <= found.keys()
-
-
-def test_versions_are_read_without_importing_anything() -> None:
-    code = "import sys; from common.run_card import versions; versions(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert next(iter(versions())) == "python"
-
-
-def test_a_run_that_starts_gets_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_starts_gets_a_card_with_its_seeds_and_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "texts/more").mkdir(parents=True)
-    (tmp_path / "texts/more/a.txt").write_text("a text")
-    raw = {"run": str(tmp_path / "run"), "sources": [{"path": str(tmp_path / "texts")}]}
+    text = tmp_path / "texts/more/a.txt"
+    text.write_text("a text")
+    tiny = {"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": {"iterations": 5, "seed": 7}}
+    raw = {"run": str(tmp_path / "run"), "sources": [{"path": str(tmp_path / "texts")}], "models": {"tiny": tiny}}
     monkeypatch.setattr("common.snakemake_lock.has_lock", lambda: None)
     settings = validate(raw, "test")
     snakefile.prepare_run(settings)
     card = read(tmp_path / "run" / "run.json")
     assert (tmp_path / "run" / card["settings"]["path"]) == snakefile.settings_path(settings)
     digest = hashlib.sha256(b"a text").hexdigest()
-    assert [(entry["path"], entry["sha256"]) for entry in card["inputs"]] == [
-        (str(tmp_path / "texts/more/a.txt"), digest)
-    ]
+    assert [(entry["path"], entry["sha256"]) for entry in card["inputs"]] == [(str(text), digest)]
+    assert card["seeds"]["models.tiny.train.seed"] == 7 and "dedup.seed" in card["seeds"]
+    assert card["seeds"] == seeds(settings.model_dump())

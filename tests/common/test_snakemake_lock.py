@@ -1,7 +1,6 @@
-"""Locks of real Snakemake processes that are killed, alive, of another host, and started at once."""
+"""Locks of Snakemake processes that are killed, alive, of another host, and started at once."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -26,18 +25,12 @@ if workflow.is_main_process and not workflow.output_settings.dryrun and snakemak
 onstart: snakemake_lock.has_lock()
 rule all:
     output: "x"
-    shell: "echo $$ >> runs; sleep 2; [ -e go ] || sleep 60; touch x"
+    shell: "echo $$ >> runs; until [ -e go ]; do sleep 0.1; done; touch x"
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    return tmp_path
-
-
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete", *arguments]
+def start(folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"]
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0)
 
 
@@ -48,14 +41,10 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def locks(folder: Path) -> list[Path]:
-    return list((folder / ".snakemake" / "locks").glob("*.lock"))
-
-
-def kill(process: "subprocess.Popen[str]", with_signal: signal.Signals = signal.SIGKILL) -> None:
+def kill(process: "subprocess.Popen[str]") -> None:
     """Kill Snakemake alone, then the jobs that it left."""
     jobs = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(with_signal)
+    process.kill()
     process.wait()
     for job in jobs:
         try:
@@ -65,108 +54,76 @@ def kill(process: "subprocess.Popen[str]", with_signal: signal.Signals = signal.
     process.communicate()  # jobs have its pipe open, too
 
 
-def kill_a_run(folder: Path, with_signal: signal.Signals = signal.SIGKILL) -> None:
-    process = start(folder)
-    wait_until((folder / "runs").exists)
-    kill(process, with_signal)
-    assert locks(folder), "the lock is still there"
-    (folder / "runs").unlink()
-    (folder / "go").touch()
-
-
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGHUP])
-def test_the_lock_of_a_killed_run_is_removed_by_the_next_one(folder: Path, with_signal: signal.Signals) -> None:
-    kill_a_run(folder, with_signal)
-    process = start(folder)
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
-    assert errors.count("removed the lock of a Snakemake that was killed") == 1
-    assert not locks(folder) and not list((folder / ".snakemake/owners").iterdir()), "a run that ends leaves nothing"
-
-
-def test_a_plan_leaves_the_lock_alone(folder: Path) -> None:
-    kill_a_run(folder)
-    for arguments in (("-n",), ("-np",), ("--summary",)):
-        process = start(folder, *arguments)
-        _, errors = process.communicate(timeout=100)
-        assert "removed the lock" not in errors and locks(folder), arguments
-
-
-def test_the_lock_of_a_live_run_is_left_to_snakemake(folder: Path) -> None:
-    first = start(folder)
+def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    locks, runs = tmp_path / ".snakemake/locks", tmp_path / "runs"
+    first = start(tmp_path)
     try:
-        wait_until((folder / "runs").exists)
-        second = start(folder)
+        wait_until(runs.exists)
+        second = start(tmp_path)
         _, errors = second.communicate(timeout=100)
-        assert second.returncode != 0 and "cannot be locked" in errors and "removed the lock" not in errors
-        assert locks(folder) and first.poll() is None
+        assert second.returncode != 0 and "removed the lock" not in errors
+        assert list(locks.glob("*.lock")) and first.poll() is None
     finally:
         kill(first)
-
-
-def test_of_two_starts_at_once_after_a_kill_one_runs(folder: Path) -> None:
-    kill_a_run(folder)
-    both = [start(folder), start(folder)]
+    assert list(locks.glob("*.lock")), "the lock is still there"
+    runs.unlink()
+    (tmp_path / "go").touch()
+    both = [start(tmp_path), start(tmp_path)]
     ends = [process.communicate(timeout=200)[1] for process in both]
     codes = sorted(process.returncode for process in both)
-    assert len((folder / "runs").read_text().split()) == 1, ends
+    assert len(runs.read_text().split()) == 1, ends
     # The later one is refused, or finds everything done.
     assert codes[0] == 0 and (codes[1] == 0 or any("cannot be locked" in errors for errors in ends)), ends
     assert sum("removed the lock" in errors for errors in ends) == 1
+    assert not list(locks.glob("*.lock")) and not list((tmp_path / ".snakemake/owners").iterdir())
 
 
-def record(folder: Path, host: str, pid: int, started: float) -> Path:
-    path = folder / "owners" / f"{host}.{pid}.json"
-    write_json(path, {"host": host, "pid": pid, "started": started})
-    return path
+def test_plans_and_lists_run_no_jobs() -> None:
+    assert snakemake_lock.runs_jobs(["--cores", "2", "report"])
+    assert not any(snakemake_lock.runs_jobs(["--cores", "2", word]) for word in ("-n", "--summary", "--unlock"))
 
 
-def lock(folder: Path) -> Path:
-    path = folder / "locks" / "0.output.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("x\n")
-    return path
+HERE, OURS = socket.gethostname(), os.getpid()
 
 
-def test_an_owner_on_another_host_may_be_alive(tmp_path: Path) -> None:
-    record(tmp_path, "elsewhere", 1, 0.0)
-    left = lock(tmp_path)
-    assert not snakemake_lock.remove_dead_lock(tmp_path) and left.exists()
-
-
-def test_a_lock_without_a_record_is_left_to_snakemake(tmp_path: Path) -> None:
-    left = lock(tmp_path)
-    assert not snakemake_lock.remove_dead_lock(tmp_path) and left.exists()
-    path = record(tmp_path, socket.gethostname(), os.getpid(), 0.0)
-    path.write_text("{")
-    assert not snakemake_lock.remove_dead_lock(tmp_path) and left.exists(), "nor with a damaged record"
+@pytest.mark.parametrize(
+    ("host", "age", "record", "removed"),
+    [
+        ("elsewhere", 0, None, False),  # may be alive
+        (HERE, 0, None, False),  # this process
+        (HERE, 100, None, True),  # a process that has got the number of a dead one
+        (HERE, 100, "{", False),  # a damaged record
+        (None, 0, None, False),  # no record
+    ],
+)
+def test_only_the_lock_of_a_dead_process_of_this_host_is_removed(
+    tmp_path: Path, host: str | None, age: int, record: str | None, removed: bool
+) -> None:
+    owner, lock = tmp_path / "owners/a.json", tmp_path / "locks/0.output.lock"
+    if host:
+        write_json(owner, {"host": host, "pid": OURS, "started": psutil.Process().create_time() - age})
+    if record:
+        owner.write_text(record)
+    lock.parent.mkdir()
+    lock.write_text("x\n")
+    assert snakemake_lock.remove_dead_lock(tmp_path) == removed
+    assert lock.exists() != removed and owner.exists() == (host is not None and not removed)
 
 
 def test_a_lock_older_than_the_record_belongs_to_another_workflow(tmp_path: Path) -> None:
-    left = lock(tmp_path)
-    os.utime(left, (1, 1))
-    record(tmp_path, socket.gethostname(), os.getpid(), 0.0)
-    assert not snakemake_lock.remove_dead_lock(tmp_path) and left.exists()
-
-
-def test_a_process_that_got_the_number_of_a_dead_one_owns_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dead = record(tmp_path, socket.gethostname(), os.getpid(), psutil.Process().create_time() - 100)
-    left = lock(tmp_path)
-    assert snakemake_lock.remove_dead_lock(tmp_path) and not left.exists() and not dead.exists()
-    assert f"removed the lock of a Snakemake that was killed (process {os.getpid()})" in capsys.readouterr().err
+    write_json(tmp_path / "owners/a.json", {"host": HERE, "pid": OURS, "started": 0.0})
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/0.output.lock").touch()
+    os.utime(tmp_path / "locks/0.output.lock", (1, 1))
+    assert not snakemake_lock.remove_dead_lock(tmp_path) and list((tmp_path / "locks").iterdir())
 
 
 def test_a_start_that_never_ends_is_named_after_a_while(tmp_path: Path) -> None:
     code = f"import time; from pathlib import Path; from common.snakemake_lock import *; begin(Path({str(tmp_path)!r}))"
-    other = subprocess.Popen(
-        [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE
-    )
-    try:
+    command = [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
-        with pytest.raises(InputError, match="another Snakemake has been starting here for 0 s"):
+        with pytest.raises(InputError, match="starting"):
             snakemake_lock.begin(tmp_path, wait=0)
-    finally:
         other.kill()
-        other.communicate()

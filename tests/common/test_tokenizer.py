@@ -1,7 +1,6 @@
 import pickle
 import shutil
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -86,19 +85,6 @@ def test_a_batch_is_its_texts_laid_end_to_end() -> None:
         assert ids.tolist() == [token for text in texts for token in ours.encode(text).tolist()]
         assert lengths.tolist() == [len(ours.encode(text)) for text in texts]
         assert [array.tolist() for array in ours.encode_batch([])] == [[], []]
-
-
-def test_a_text_without_a_break_is_encoded_while_other_threads_run() -> None:
-    text, results = "7" * 300_000, []
-    for ours in OURS:
-        done, moments = threading.Event(), 0
-        thread = threading.Thread(target=lambda: (results.append(ours.encode(text)), done.set()))  # noqa: B023
-        thread.start()
-        while not done.wait(0.001):
-            moments += 1
-        thread.join()
-        assert moments > 5
-    assert np.array_equal(*results) and OURS[0].decode(results[0].tolist()) == text
 
 
 @pytest.mark.parametrize(

@@ -4,43 +4,14 @@ import sys
 import pytest
 
 from common import verbs
-from common.errors import InputError
-from tests.conftest import Command
-from tests.test_commands import COMMANDS
-
-PACKAGES = ("corpus", "training", "convert", "cluster")
+from tests.common.commands import here
+from tests.helpers import assert_one_line_error
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_command_of_a_package_is_listed_with_a_sentence(package: str) -> None:
+@pytest.mark.parametrize("package", ["corpus", "training", "convert", "cluster"])
+def test_a_package_lists_its_commands_with_a_sentence_and_imports_none(package: str) -> None:
     found = verbs.commands(package)
-    assert {name.removeprefix(f"{package}.") for name in COMMANDS if name.startswith(f"{package}.")} <= set(found)
-    for name, sentence in found.items():
-        assert sentence.endswith(".") and len(sentence) > 20, name
-
-
-def test_a_list_names_first_what_is_run_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verbs.main("corpus", ("scrape", "clean"), []) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("python -m corpus.scrape  ") and lines[1].startswith("python -m corpus.clean  ")
-    assert lines[2].startswith("python -m corpus.blacklist  ") and lines[-1] == "each explains itself with --help"
-
-
-def test_a_command_that_does_not_exist_is_one_line_with_the_closest(command: Command) -> None:
-    result = command("corpus", "clena")
-    assert result.returncode == 2
-    assert result.stderr == "error: python -m corpus: no command 'clena' (did you mean 'clean'?)\n"
-    with pytest.raises(InputError, match="no command 'x'; python -m cluster lists the commands"):
-        verbs.main("cluster", (), ["x"])
-
-
-def test_a_command_may_follow_its_package_as_a_word(command: Command) -> None:
-    result = command("cluster", "status", "--help")
-    assert result.returncode == 0 and result.stdout.startswith("usage: python -m cluster.status ")
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_list_imports_no_command(package: str) -> None:
+    assert len(found) >= 3 and all(sentence.endswith(".") and len(sentence) > 20 for sentence in found.values())
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['{package}']\n"
@@ -52,4 +23,11 @@ def test_a_list_imports_no_command(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     listed = [line for line in done.stdout.splitlines() if line.startswith(f"python -m {package}.")]
-    assert len(listed) == len(verbs.commands(package))
+    assert len(listed) == len(found)
+
+
+def test_a_list_names_first_what_is_run_first_and_a_wrong_name_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verbs.main("corpus", ("scrape", "clean"), []) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines[:3]] == ["corpus.scrape", "corpus.clean", "corpus.blacklist"]
+    assert_one_line_error(here(capsys, "corpus", "clena"), "'clena'", "'clean'")

@@ -1,4 +1,3 @@
-import io
 import json
 import resource
 from pathlib import Path
@@ -88,12 +87,6 @@ def test_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:
         blacklist([tmp_path / "urls.txt"], outputs, RULES, tmp_path / f"{workers}.jsonl", workers)
         written.append([path.read_bytes() for path in (*outputs, tmp_path / f"{workers}.jsonl")])
     assert written[0] == written[1]
-
-
-def test_stdin_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"http://example.org/page\n")))
-    assert main(["--input", "-", "--output", str(tmp_path / "out.txt")]) == 0
-    assert (tmp_path / "out.txt").read_text() == "http://example.org/page\n"
 
 
 def test_a_list_without_usable_urls_is_an_error_and_leaves_nothing(

@@ -106,7 +106,7 @@ def test_bad_input_leaves_nothing(shard: Path, tmp_path: Path, capsys: pytest.Ca
     output = tmp_path / "out"
     with pytest.raises(InputError, match=r"in\.jsonl:2"):
         train_tokenizer([tmp_path / "in.jsonl"], files_in(output), TrainTokenizerSettings(vocab_size=257))
-    with pytest.raises(InputError, match="train_tokenizer.vocab_size"):
+    with pytest.raises(InputError, match=r"train_tokenizer\.vocab_size"):
         train_tokenizer([shard], files_in(output), TrainTokenizerSettings(vocab_size=32000))
     assert not list(output.glob("*"))
     arguments = ("corpus.train_tokenizer", "--input", shard, "--output-dir", output)

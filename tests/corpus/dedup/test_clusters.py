@@ -1,29 +1,8 @@
 from pathlib import Path
 
-import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from common.settings import DedupSettings
-from corpus.dedup.clusters import Forest
 from corpus.dedup.run import dedup
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60), st.integers(1, 5))
-def test_rows_joined_by_edges_have_one_root_their_smallest(
-    tmp_path_factory: pytest.TempPathFactory, edges: list[tuple[int, int]], chunk: int
-) -> None:
-    forest = Forest(31, tmp_path_factory.getbasetemp())
-    expected = list(range(31))
-    for first, second in edges:
-        low, high = sorted((expected[first], expected[second]))
-        expected = [low if root == high else root for root in expected]
-    for start in range(0, len(edges), chunk):
-        forest.join(np.array(edges[start : start + chunk], dtype=np.int64).reshape(-1, 2))
-    assert forest.roots(np.arange(31)).tolist() == expected
 
 
 def test_the_longest_survives_and_of_equally_long_ones_the_smallest_id_whatever_their_order(tmp_path: Path) -> None:

@@ -32,14 +32,6 @@ def pairs_of(signatures: list[Path], folder: Path, parts: int, settings: DedupSe
     return set(found)
 
 
-def test_pairs_do_not_depend_on_jobs_or_memory(tmp_path: Path, signatures: list[Path]) -> None:
-    expected = pairs_of(signatures, tmp_path / "one", 1, DedupSettings())
-    assert len(expected) > 100
-    assert pairs_of(signatures, tmp_path / "many", 5, DedupSettings()) == expected
-    little = DedupSettings(memory_gb=1e-5)  # 10 kB: five parts of the range of hashes
-    assert pairs_of(signatures, tmp_path / "little", 2, little) == expected
-
-
 def test_files_of_another_run_are_refused(tmp_path: Path, signatures: list[Path]) -> None:
     pairs_of(signatures, tmp_path, 1, DedupSettings())
     with Signatures(signatures[:2], DedupSettings()) as opened:

@@ -1,5 +1,3 @@
-import random
-
 import hypothesis
 import numpy as np
 import pytest
@@ -46,10 +44,3 @@ def test_equal_bands_and_only_these_have_equal_hashes() -> None:
     first, second, third = band_hashes(signatures, settings)
     assert first[0] == second[0] != third[0]
     assert first[1] == third[1] != second[1]
-
-
-def test_the_high_bits_of_band_hashes_spread_over_the_parts() -> None:
-    rng = random.Random(1)
-    signatures = np.array([[rng.randrange(64) for _ in range(6)] for _ in range(4000)], dtype=np.uint32)
-    high = band_hashes(signatures, DedupSettings(bands=1)) >> np.uint64(60)
-    assert np.bincount(high.ravel().astype(np.int64), minlength=16).min() > 150  # of 250 each

@@ -39,11 +39,6 @@ def test_the_files_of_others_are_read(tmp_path: Path, kind: str) -> None:
     assert [dataset.document(n).tolist() for n in range(4)] == [[1, 2, 3], [], [], [4, 5, 6, 7]]
 
 
-def test_a_sequence_is_a_view_into_the_file(tmp_path: Path) -> None:
-    dataset = written(tmp_path / "a", [[1, 2, 3], [4, 5]])
-    assert np.shares_memory(dataset[1], dataset.tokens) and not dataset[1].flags.writeable
-
-
 def test_the_vocabulary_travels_with_the_dataset_and_bounds_its_ids(tmp_path: Path) -> None:
     written(tmp_path / "a", [[1]])
     assert read_meta(tmp_path / "a") == META

@@ -1,21 +1,10 @@
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import DecontaminateSettings
-from corpus.text.contamination import Matches, find_matches, ngrams_of, pieces
+from corpus.text.contamination import pieces
 
 SETTINGS = DecontaminateSettings(cut_characters=10, min_characters=5, max_pieces=3)
-
-
-def test_matches_have_the_spans_of_their_words(tmp_path: Path) -> None:
-    (tmp_path / "set.txt").write_text("one two three four five six seven eight\n")
-    ngrams = ngrams_of(DecontaminateSettings(files=[str(tmp_path / "set.txt")]).model_dump_json())
-    text = "Zero. One, two; three four FIVE six seven eight, nine."
-    assert find_matches(text, ngrams, frozenset()) == Matches([0], [(6, 47)])
-    assert text[6:47] == "One, two; three four FIVE six seven eight"
-    assert find_matches(text, ngrams, frozenset({0})) == Matches([], [])
 
 
 @given(

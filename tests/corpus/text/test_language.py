@@ -3,11 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from langdetect import DetectorFactory
 
-from corpus.text import language
 from corpus.text.language import clear_language, language_of, sample, thorough_language
 from tests.helpers import prose
 
@@ -40,29 +36,10 @@ def test_texts_that_the_fast_judge_refuses_or_doubts_go_to_the_thorough_one() ->
     assert language_of("12345 67890 !!!") == language_of("") == ""
 
 
-def test_a_signal_while_the_profiles_are_read_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    language._profiles.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(DetectorFactory, "add_profile", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            thorough_language(GERMAN)
-    assert thorough_language(GERMAN) == "de"
-
-
 def test_a_long_text_is_judged_by_its_head_middle_and_end() -> None:
     text = prose(1, 3000)[:10_000] + (GERMAN * 40)[:30_000]
     assert thorough_language(text) == "en" and language_of(text) == "de"
     assert len(sample("x" * 5_000_000)) < 10_010 and sample("x" * 9_999) == "x" * 9_999
-
-
-@settings(max_examples=50)
-@given(st.text(max_size=200))
-def test_no_text_makes_it_fail(text: str) -> None:
-    found = language_of(text)
-    assert found == "" or (len(found) in (2, 3) and found.isascii() and found.islower())
 
 
 def test_the_order_of_the_texts_and_the_process_change_no_answer() -> None:
