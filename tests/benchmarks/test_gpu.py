@@ -1,9 +1,6 @@
 """benchmarks.gpu at toy size on a CPU: every table is filled, with no package that a bare GPU machine may lack."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from benchmarks.gpu.output import Report, cell
 from benchmarks.gpu.parts import FILES, PARTS
 from benchmarks.gpu.profile import best
 from benchmarks.gpu.steps import VARIANTS, Variant
-from benchmarks.gpu.worker import Message, Worker
-from tests.conftest import ROOT
+from benchmarks.gpu.worker import Worker
+from tests.conftest import Command
 from tests.training.helpers import run_main
 
 # what such a machine has, as modules: PyTorch, transformers, pytest, their needs, a few more; what is carried; ours
@@ -66,22 +63,15 @@ def test_a_part_fills_its_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_a_rehearsal_fills_every_table_without_other_packages(tmp_path: Path) -> None:
+def test_a_rehearsal_fills_every_table_without_other_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)  # Python imports it at the start of every process
     folder = tmp_path / "out"
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--out", folder, "--toy"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT))),
-            "CUDA_VISIBLE_DEVICES": "",
-            "HYPOTHESIS_NO_PLUGINS": "1",  # those of packages that are hidden
-        },
-    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HYPOTHESIS_NO_PLUGINS", "1")  # those of packages that are hidden
+    result = command("benchmarks.gpu", "--out", folder, "--toy", timeout=400)
     assert result.returncode == 0, result.stdout + result.stderr
     expected = {f"{file}.md" for file in FILES.values()} | {"tests.txt", "rows.jsonl"}
     assert {path.name for path in folder.iterdir()} == expected and len(expected) <= 8
@@ -93,27 +83,6 @@ def test_a_rehearsal_fills_every_table_without_other_packages(tmp_path: Path) ->
     assert all(row["measured GB"] > 0 and row["device"] == "cpu" for row in rows_of(folder, "planning"))
     profile = rows_of(folder, "profile")
     assert sum(row["ms per step"] for row in profile[1:17]) == pytest.approx(profile[0]["ms per step"])
-
-
-@pytest.mark.slow
-def test_an_item_that_fails_leaves_the_others_a_process_that_works() -> None:
-    def said(name: str, limit: float = 60) -> list[Message]:
-        return list(worker.run(Item("part", name, seconds=1), Context(Path(), toy=True, gpu=True), limit))
-
-    with closing(Worker(toy=True, parts="tests.benchmarks.failing_parts")) as worker:
-        (first,) = said("fine")
-        for name in ("leaves out", "takes too much"):
-            row, message = said(name)
-            assert row.row == first.row and message.kind == "left out"
-        row, message = said("raises")
-        assert message.kind == "failed" and message.text.startswith("ValueError: a bad number\n")
-        (second,) = said("fine")
-        assert second.row != first.row  # a GPU's errors stay with a process
-        row, message = said("dies")
-        assert message.kind == "failed" and "exit code 3" in message.text
-        worker.start()
-        row, message = said("hangs", limit=1)
-        assert message.kind == "failed"
 
 
 def test_nothing_begins_that_cannot_end_in_time_and_rows_are_chosen_by_their_names(tmp_path: Path) -> None:

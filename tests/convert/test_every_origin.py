@@ -134,10 +134,6 @@ def test_the_tokenizer_of_another_vocabulary_is_named_by_its_folder(
     assert (tmp_path / "merged" / "vocab.json").exists()
 
 
-def in_megatron(run: Path, touch: Touch) -> None:
-    megatron(names="core", version=3.0, edit=lambda stage, rank, content: content.update(rng_state=touch))(run)
-
-
 def in_metadata(run: Path, touch: Touch) -> None:
     torch_dist()(run)
     write_metadata(run / "iter_0000100", touch)
@@ -154,7 +150,7 @@ def in_pytorch_model(run: Path, touch: Touch) -> None:
     torch.save({"transformer.wte.weight": touch}, run / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("plant", [in_megatron, in_metadata, in_deepspeed_optimizer, in_pytorch_model])
+@pytest.mark.parametrize("plant", [in_metadata, in_deepspeed_optimizer, in_pytorch_model])
 def test_a_pickle_in_a_foreign_folder_is_never_run(
     tmp_path: Path, plant: Callable[[Path, Touch], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

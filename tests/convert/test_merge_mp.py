@@ -13,7 +13,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, pipeline
 
 from common.errors import InputError
-from common.folders import replace_folder
 from convert.assemble import assemble
 from convert.merge_mp import main, merge
 from convert.proof import prove
@@ -171,17 +170,6 @@ def test_a_result_that_appears_meanwhile_is_not_replaced(
     with pytest.raises(InputError, match="target"):
         merge(run, target)
     assert files_of(target) == files_of(older)
-
-
-def test_an_interrupted_write_leaves_the_older_result_and_its_neighbours(older: Path) -> None:
-    for name in ("merged.old", "merged.tmp"):  # foreign folders with such names stay
-        (older.parent / name).mkdir()
-        (older.parent / name / "notes.txt").write_text("mine")
-    before = files_of(older.parent)
-    with pytest.raises(KeyboardInterrupt), replace_folder(older, lambda old, new: None) as temporary:
-        (temporary / "config.json").write_text("new")
-        raise KeyboardInterrupt
-    assert files_of(older.parent) == before and len(list(older.parent.iterdir())) == 3
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}"])

@@ -28,7 +28,14 @@ SIZES = ("--num-heads", SMALL.n_head, "--vocab-size", SMALL.vocab_size)
     ],
 )
 def test_the_weights_come_back_byte_for_byte(
-    tmp_path: Path, form: str, tp: int, pp: int, dtype: torch.dtype, changes: dict[str, Any], flags: tuple[object, ...]
+    form: str,
+    tp: int,
+    pp: int,
+    dtype: torch.dtype,
+    changes: dict[str, Any],
+    flags: tuple[object, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, middle, second = (tmp_path / name for name in ("first", "megatron", "second"))
     first.mkdir()
@@ -36,6 +43,7 @@ def test_the_weights_come_back_byte_for_byte(
     write_folder(first, source_of({name: weight.to(dtype) for name, weight in truth(model).items()}, model))
     there = ("--checkpoint", first, "--output", middle, "--format", form, "--tp", tp, "--pp", pp)
     assert run_main(to_megatron.main, *there) == 0
+    assert " ".join(map(str, flags)) in capsys.readouterr().err  # what the 2019 format does not record
     assert run_main(merge_mp.main, "--checkpoint", middle, "--output", second, *flags) == 0
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (second / name).read_bytes() == (first / name).read_bytes(), name
