@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import corpus, planning, training
+from benchmarks.extract import Score, overall, score
+from benchmarks.step import ratio
 from common.files import write_json
 from demo.pages import Host, page_html
 from tests.conftest import Command
@@ -35,9 +37,7 @@ def write_articles(folder: Path) -> None:
 
 
 CASES: dict[str, tuple[Callable[[list[str]], int], str, set[str]]] = {
-    "blacklist": (corpus.main, "--count 2000 --rounds 1", {"published recipe", "corpus.blacklist"}),
     "charset": (corpus.main, "--articles pages --books books", {"windows-1252", "utf-16le", "ko", "euc-kr", "0.00%"}),
-    "clean": (corpus.main, "--texts texts --count 9 --rounds 1", {"texts", "plain recipe", "corpus.clean", "100.00 %"}),
     "dedup": (corpus.main, "--count 60 --rounds 1", {"end to end: corpus.dedup run, verified", "1.0000"}),
     "extract": (corpus.main, "--articles pages", {"tags stripped", "ours: trafilatura, newspaper3k", "newspaper3k"}),
     "merge_index": (corpus.main, "--shards 3 --documents 5", {"plain copy of the .bin", "corpus.merge_index"}),
@@ -61,14 +61,24 @@ def test_the_command_prints_a_row_for_each_contender(
     monkeypatch.setattr("benchmarks.merge_index.find_spec", lambda name: None)  # megatron-core: seconds to import
     monkeypatch.chdir(tmp_path)
     write_articles(tmp_path / "pages")
-    for folder in ("books/ko-KR", "texts"):
-        Path(folder).mkdir(parents=True)
+    Path("books/ko-KR").mkdir(parents=True)
     Path("books/ko-KR/a.html").write_text("<p>한국어로 된 문서입니다. 여러 문장이 있어야 합니다.</p>" * 3)
-    Path("texts/en.txt").write_text(prose(1, 3000))
-    Path("texts/more.txt.gz").write_bytes(gzip.compress(prose(2, 3000).encode()))
     main, options, expected = CASES[name]
     assert run_main(main, name, *options.split()) == 0
     assert expected <= cells_of(capsys.readouterr().out)
+
+
+def test_the_score_counts_word_4_grams_with_their_repetitions() -> None:
+    for gold, answer, expected in (
+        ("a b c d e", "a, b.\nc-d e!", (1, 1)),  # punctuation and white space do not matter
+        ("a b c d e", "A b c d e", (1 / 2, 1 / 2)),  # case matters
+        ("a b c d a b c d", "a b c d", (1, 1 / 5)),  # repetitions count
+        ("a b", "a b c", (0, 0)),  # a text of fewer than four words is one n-gram
+        ("a b c d", " \n", (None, 0)),
+    ):
+        assert score(gold, answer) == Score(*expected)
+    assert overall([Score(1.0, 1.0), Score(None, 0.0)]) == pytest.approx((2 * 0.5 / 1.5, 1.0, 0.5))
+    assert ratio([1.0, 4.0, 1.0], to=[2.0, 6.0, 1.0]) == 1.5  # of rounds side by side
 
 
 def test_predictions_are_within_their_mean_errors_of_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +99,8 @@ def test_a_folder_without_the_benchmark_is_named(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        ("corpus blacklist --count 2000 --rounds 1", {"published recipe", "corpus.blacklist"}),
+        ("corpus clean --count 12 --rounds 1", {"plain recipe", "corpus.clean", "100.00 %"}),
         ("corpus tokenize --count 20", {"tiktoken, encode_to_numpy", "corpus.tokenize, 1 worker, end to end"}),
         ("corpus workers --small 1 --large 3 --rounds 1", {"40 small", "4 large", "dedup run", "decontaminate run"}),
         ("corpus merge_index --shards 3 --documents 5", {"megatron-core, add_index", "corpus.merge_index"}),

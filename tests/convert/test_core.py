@@ -1,4 +1,4 @@
-"""Stored tensors, qkv orders, names, joined ranks."""
+"""Stored tensors and qkv orders."""
 
 from itertools import product
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from convert.files.stored import StoredPieces, StoredTensor
-from convert.sources.names import parse
 from convert.sources.source import QKV
 
 
@@ -41,23 +40,3 @@ def test_stored_tensors_read_rows_of_contiguous_strided_and_partitioned_data(tmp
     assert torch.equal(plain[2].read(), data.view(6, 4)[2])
     with pytest.raises(OSError, match="data"):
         StoredTensor(path, 8, torch.float32, (24,)).read()
-
-
-def test_names_of_every_age_are_understood_and_others_raise() -> None:
-    for key, name in {
-        "word_embeddings.weight": "wte.weight",
-        "language_model.embedding.position_embeddings.weight": "wpe.weight",
-        "module.language_model.encoder.layers.3.self_attention.query_key_value.bias": "h.5.attn.c_attn.bias",
-        "transformer.layers.3.attention.dense.weight": "h.5.attn.c_proj.weight",
-        "decoder.layers.3.mlp.linear_fc1.layer_norm_weight": "h.5.ln_2.weight",
-        "decoder.layers.3.self_attention.linear_qkv.layer_norm_bias": "h.5.ln_1.bias",
-        "transformer.h.3.mlp.c_proj.weight": "h.5.mlp.c_proj.weight",
-        "output_layer.weight": "lm_head.weight",
-        "decoder.layers.3.mlp.linear_fc1._extra_state": None,
-        "transformer.h.3.attn.masked_bias": None,
-    }.items():
-        found = parse(key)
-        assert (found and found.ours(first_layer=2)) == name
-    for key in ("decoder.layers.0.mlp.router.weight", "lm_head.bias", "h.attn.c_attn.weight"):
-        with pytest.raises(KeyError):
-            parse(key)

@@ -19,6 +19,7 @@ from convert.proof import prove
 from tests.conftest import Once
 from tests.training.helpers import run_main
 from training import generate
+from training.huggingface.origin import digest, read_origin
 from training.inference.load import load_model
 
 
@@ -54,10 +55,14 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     assert (theirs(tokens).logits - ours(tokens).cpu()).abs().max() <= 1e-4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
     report = json.loads((output / "merge_report.json").read_text())
-    assert report["source"]["iteration"] == 20 and "__0_0.distcp" in report["source"]["files"]
+    assert report["source"]["iteration"] == 20
+    assert report["source"]["files"]["__0_0.distcp"] == digest(run / "iter_0000020" / "__0_0.distcp")
     assert report["replicas"] == {"compared": 0, "equal": 0, "drifted": {}}
     assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
-    assert report["output"].keys() == {"config.json", "generation_config.json", "model.safetensors"}
+    names = ("config.json", "generation_config.json", "model.safetensors")
+    assert report["output"] == {name: digest(output / name) for name in names}
+    origin = read_origin(output)
+    assert origin is not None and (origin.iteration, origin.consumed_samples, origin.split) == (20, 160, "90,10,0")
     card = json.loads((output / "run.json").read_text())
     assert card["inputs"][0]["path"] == report["source"]["path"]
 

@@ -62,14 +62,9 @@ def exchanged(rows: Tensor) -> Tensor:
     return rows.view(8, 3, 4, 32)[:, [1, 0, 2]].reshape(96, 32)
 
 
-def parts_first(rows: Tensor) -> Tensor:
-    """[(q, k, v), head, dim] instead of [head, (q, k, v), dim]."""
-    return rows.view(8, 3, 4, -1).transpose(0, 1).reshape(rows.shape)
-
-
 WRONG: list[tuple[Callable[[Weights], Weights], str]] = [
     (edit("h.2.attn.c_attn.weight", exchanged), "attention of layer 2"),
-    (edit("h.3.attn.c_attn.bias", parts_first), "attention of layer 3"),
+    (edit("h.3.attn.c_attn.bias", moved), "attention of layer 3"),
     (swap("h.0.ln_1.weight", "h.0.ln_2.weight"), "attention of layer 0"),
     (swap("h.3.ln_2.weight", "ln_f.weight"), "MLP of layer 3"),
     (edit("ln_f.bias", moved), "logits"),

@@ -20,11 +20,10 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from common.errors import CheckpointError, InputError
 from common.tokenizer import Tokenizer, TokenizerJson
 from common.tokenizer_json import to_json
-from convert import ahead
 from convert.files.stored import LoadedTensor
 from convert.sources.huggingface import open_folder
 from convert.sources.options import Options
-from convert.sources.source import Architecture, Block, Sharded, Source, whole
+from convert.sources.source import Architecture, Block, Sharded, Source
 from convert.targets.huggingface import parse_size, split_into_shards, write_folder, write_weights
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import as_conv1d, source_of
@@ -170,22 +169,3 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     free = free._replace(free=free.free - 1)
     with pytest.raises(InputError):
         write_weights(tmp_path / "absent", source_of(truth()))
-
-
-@pytest.mark.parametrize(("spare", "most"), [(512 << 20, 5), (-(10**9), 0)])
-def test_tensors_are_assembled_ahead_only_if_there_is_room(
-    tmp_path: Path, spare: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Never more than five, and none if two tensors exceed the memory."""
-    monkeypatch.setattr(ahead, "_SPARE", spare)
-    written: list[int] = []
-    ahead_of_it: list[int] = []
-
-    class Spied(LoadedTensor):
-        def read(self) -> Tensor:
-            ahead_of_it.append(len(ahead_of_it) - len(written))
-            return super().read()
-
-    tensors = {name: whole(Spied(tensor)) for name, tensor in truth().items()}
-    write_weights(tmp_path, source_of({}, tensors=tensors), progress=written.append)
-    assert len(ahead_of_it) == len(truth()) and max(ahead_of_it) <= most
