@@ -50,17 +50,16 @@ def rows_of(folder: Path, part: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["part"] == part]
 
 
-@pytest.mark.filterwarnings("default")  # as in the benchmark: versions are what the machine has
 def test_a_part_fills_its_table(tmp_path: Path) -> None:
     report = Report(tmp_path, {part: module.TITLE for part, module in PARTS.items()}, FILES)
-    for item in plan(["kernels"], [], toy=True):
+    items = plan(["machine"], [], toy=True)
+    for item in items:
         for row in PARTS[item.part].run(item, Context(tmp_path, toy=True)):
             report.add(item, row)
-    assert {path.name for path in tmp_path.iterdir()} == {"machine.md", "kernels.md", "rows.jsonl"}
-    kernels = rows_of(tmp_path, "kernels")
-    assert {"cross_entropy", "adamw"} <= {row.get("kernel") for row in kernels}
-    values = {row["loss"]: row["value"] for row in kernels if "loss" in row}
-    assert values["chunked"] == pytest.approx(values["whole, eager"], rel=1e-3)
+    assert {path.name for path in tmp_path.iterdir()} == {"machine.md", "rows.jsonl"}
+    rows = rows_of(tmp_path, "machine")
+    assert {row["item"] for row in rows} == {item.name for item in items} and all(row["ms"] > 0 for row in rows)
+    assert (tmp_path / "machine.md").read_text().count("| bfloat16 product") > 4
 
 
 @pytest.mark.slow
@@ -83,6 +82,8 @@ def test_a_rehearsal_fills_every_table_without_other_packages(
     steps = rows_of(folder, "step")
     assert [row["item"] for row in steps] == list(VARIANTS) and all(5 < row["loss"] < 6 for row in steps)
     assert all(row["measured GB"] > 0 and row["device"] == "cpu" for row in rows_of(folder, "planning"))
+    values = {row["loss"]: row["value"] for row in rows_of(folder, "kernels") if "loss" in row}
+    assert values["chunked"] == pytest.approx(values["whole, eager"], rel=1e-3)
     profile = rows_of(folder, "profile")
     assert sum(row["ms per step"] for row in profile[1:17]) == pytest.approx(profile[0]["ms per step"])
 
