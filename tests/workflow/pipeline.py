@@ -11,7 +11,7 @@ import yaml
 
 from demo.build import build_site
 from tests.conftest import ROOT
-from tests.helpers import prose
+from tests.helpers import prose, read_shard
 
 # Everything but the times in the statistics and logs must be equal between two runs.
 CORPUS_FILES = (
@@ -31,6 +31,14 @@ TINY = {
 }  # fmt: skip
 
 
+CHAPTERS = 12  # with fewer, two of the odd pages would hold the same text
+
+
+def paragraphs(number: int) -> list[str]:
+    """The text of a chapter of the site."""
+    return [prose(100 * number + part, 83) for part in range(6)]
+
+
 def configure(folder: Path, **more: object) -> None:
     """Set up a working folder: our Snakefile, rules and profiles, and a configuration for the site in `site`."""
     for name in LINKED:
@@ -40,7 +48,7 @@ def configure(folder: Path, **more: object) -> None:
         "urls": ["site/urls.txt"],
         "site": "site",
         "shards": 2,
-        "scrape": {"host_delay": 0, "page_timeout": 2, "retries": 0},
+        "scrape": {"host_delay": 0, "page_timeout": 3, "retries": 0},
         "dedup": {"jobs": 1},
         "train_models": ["tiny"],
         "models": {"tiny": TINY},
@@ -52,7 +60,7 @@ def configure(folder: Path, **more: object) -> None:
 
 def build(folder: Path) -> None:
     """Set up a folder and run `python -m demo` in it; see the fixture `finished_run`."""
-    chapters = {f"Chapter {number}": "\n\n".join(prose(100 * number + p, 83) for p in range(6)) for number in range(24)}
+    chapters = {f"Chapter {number}": "\n\n".join(paragraphs(number)) for number in range(CHAPTERS)}
     build_site(chapters, folder / "site")
     configure(folder)
     (folder / "stdout").write_text(finish([sys.executable, "-m", "demo"], folder))
@@ -74,10 +82,31 @@ def finish(command: Sequence[str], folder: Path, **env: str) -> str:
     return output
 
 
+SNAKEMAKE = (sys.executable, "-m", "snakemake")
+DATASET = (*SNAKEMAKE, "dataset", "--quiet", "host")
+
+
 def make_corpus(folder: Path, *arguments: str, inside: Sequence[str] = (), **env: str) -> str:
     """Run the steps of the corpus; `inside` is a command that runs Snakemake's."""
-    command = [*inside, sys.executable, "-m", "snakemake", "dataset", "--quiet", "host", *arguments]
-    return finish(command, folder, **env)
+    return finish([*inside, *DATASET, *arguments], folder, **env)
+
+
+def snakemake(folder: Path, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run Snakemake in a working folder, whatever its exit code."""
+    environment = {**os.environ, **env}
+    return subprocess.run(
+        [*SNAKEMAKE, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def planned(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
+    """The jobs of each rule that Snakemake would run, and the output of the dry run."""
+    result = snakemake(folder, "-n", *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    if "Job stats:" not in result.stdout:
+        return {}, result.stdout
+    table = result.stdout.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
+    return {row.split()[0]: int(row.split()[1]) for row in table}, result.stdout
 
 
 def kill_tree(process: "subprocess.Popen[str]") -> None:
@@ -96,3 +125,9 @@ def corpus_bytes(folder: Path) -> dict[str, bytes]:
     """Every file of the corpus that must be equal between two runs, by its path in the run."""
     run = folder / "results" / "x"
     return {str(path.relative_to(run)): path.read_bytes() for pattern in CORPUS_FILES for path in run.glob(pattern)}
+
+
+def survivors(folder: Path) -> list[str]:
+    """The ids of the documents that no step dropped before the tokens, sorted."""
+    shards = (folder / "results/x/dedup").glob("*.zst")
+    return sorted(document["id"] for path in shards for document in read_shard(path))

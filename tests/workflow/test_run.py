@@ -1,204 +1,123 @@
-"""Whole runs of the corpus steps on small sites: their results, which a kill -9 must not change."""
+"""Whole runs of the corpus steps: what they make, and that no kill and no number of workers or shards changes it."""
 
-import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
-import yaml
 
+from common.files import read_json
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
-from demo.build import build_site
 from report.funnel import funnel
-from tests.conftest import ROOT
-from tests.helpers import prose, read_shard
+from tests.helpers import read_shard
+from tests.workflow import pipeline
+from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, make_corpus, paragraphs
 
-# Everything but the times in the statistics and logs must be equal between two runs.
-CORPUS_FILES = (
-    *("urls/*.txt", "urls/**/*.zst", "pages/**/*.zst", "clean/**/*.zst", "dedup/**/*.zst"),
-    *("tokens/*.bin", "tokens/*.idx", "tokens/rejects/*.zst"),
-    *("dataset/*.bin", "dataset/*.idx", "dataset/*_document.json"),
-)
+pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
+run = make_corpus
 
-MADE_FROM_PAGES = ("clean", "dedup", "tokens", "dataset")
-LINKED = ("Snakefile", "workflow", "profiles")
+MADE_LATER = ("clean", "dedup", "tokens", "dataset", "models", "merged", "evaluation", "samples")
 
 
-def configure(folder: Path, **more: object) -> None:
-    """Set up a working folder: our Snakefile, rules and profiles, and a configuration for the site in `site`."""
-    for name in LINKED:
-        (folder / name).symlink_to(ROOT / name)
-    config = {
-        "run": "results/x",
-        "urls": ["site/urls.txt"],
-        "site": "site",
-        "shards": 2,
-        "scrape": {"host_delay": 0, "page_timeout": 2, "retries": 0},
-        "dedup": {"jobs": 1},
-        **more,
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-
-
-def start(folder: Path, *arguments: str, inside: Sequence[str] = (), **env: str) -> "subprocess.Popen[str]":
-    """Start the corpus steps; `inside` is a command that runs Snakemake's."""
-    return subprocess.Popen(
-        [*inside, sys.executable, "-m", "snakemake", "dataset", "--quiet", "host", *arguments],
-        cwd=folder,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def run(folder: Path, *arguments: str, inside: Sequence[str] = (), **env: str) -> str:
-    """Run the corpus steps to the end; see `start`."""
-    process = start(folder, *arguments, inside=inside, **env)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    return output
-
-
-def kill_tree(process: "subprocess.Popen[str]") -> None:
-    """kill -9 a process and all its descendants."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=10)
-    process.communicate(timeout=10)
-
-
-def corpus_bytes(folder: Path) -> dict[str, bytes]:
-    run_folder = folder / "results" / "x"
-    return {
-        str(path.relative_to(run_folder)): path.read_bytes()
-        for pattern in CORPUS_FILES
-        for path in run_folder.glob(pattern)
-    }
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on a site whose texts are not the demo's."""
-    folder = tmp_path_factory.mktemp("finished")
-    chapters = {f"Chapter {number}": "\n\n".join(prose(100 * number + p, 83) for p in range(6)) for number in range(24)}
-    build_site(chapters, folder / "site")
-    configure(folder)
-    run(folder)
-    return folder
-
-
-def test_another_site_gives_another_corpus(finished: Path) -> None:
-    dataset = IndexedDataset(finished / "results/x/dataset/corpus_text_document")
+def test_every_chapter_is_in_the_corpus_and_no_navigation_or_mojibake(finished_run: Path) -> None:
+    dataset = IndexedDataset(finished_run / "results/x/dataset/corpus_text_document")
     dataset.verify()
-    assert dataset.n_documents >= 24
+    documents = [d for path in (finished_run / "results/x/dedup").glob("*.zst") for d in read_shard(path)]
+    assert dataset.n_documents == len(documents) == CHAPTERS + 5, "each chapter once, and five of the odd pages"
     text = " ".join(Tokenizer().decode(dataset.tokens.tolist()).split())
-    for number in range(24):
+    for number in range(CHAPTERS):
         # of some chapters, the slightly edited copy survives
-        found = sum(prose(100 * number + paragraph, 83)[:80] in text for paragraph in range(6))
-        assert found >= 4, f"chapter {number} is in the corpus"
-    assert "Python" not in text
+        assert sum(paragraph[:80] in text for paragraph in paragraphs(number)) >= 4, number
+    assert "Ã" not in text and "Privacy" not in text
+    assert "café’s résumé" in text or "café's résumé" in text, "repaired"
 
 
-def test_every_odd_page_meets_its_rule(finished: Path) -> None:
-    steps = {step.name: step for step in funnel(finished / "results/x")}
-    reasons = {name: dict(step.reasons) for name, step in steps.items()}
-    assert {"malformed", "scheme", "private_host", "domain", "extension", "duplicate"} <= reasons["blacklist"].keys()
-    assert {"http_404", "timeout", "content_type", "robots"} <= reasons["scrape"].keys()
-    assert {"language", "short"} <= reasons["clean"].keys()
-    assert sum(reasons["dedup"].values()) == 16, "eight exact and eight near copies"
-    order = ["blacklist", "scrape", "clean", "dedup", "tokenize", "merge_index"]
-    for earlier, later in pairwise(order):
-        assert steps[later].documents_in == steps[earlier].documents_out, "no document is lost between steps"
+def test_every_odd_page_meets_its_rule_and_no_document_is_lost_between_steps(finished_run: Path) -> None:
+    steps = funnel(finished_run / "results/x")
+    assert {step.name: dict(step.reasons) for step in steps} == {
+        "blacklist": {"duplicate": 3, "malformed": 3, "private_host": 2, "domain": 1, "extension": 1, "scheme": 1},
+        "scrape": dict.fromkeys(
+            (
+                *("content_type", "extract_empty", "http_404", "http_503"),
+                *("redirect_loop", "redirect_refused", "robots", "timeout"),
+            ),
+            1,
+        ),
+        "clean": {"language": 1, "short": 1},
+        "dedup": {"near": 16},
+        "tokenize": {},
+        "merge_index": {},
+    }
+    assert steps[0].documents_in == CHAPTERS + 16 + 26
+    for step in steps:
+        assert step.documents_in == step.documents_out + sum(count for _, count in step.reasons)
+    for earlier, later in pairwise(steps):
+        assert later.documents_in == earlier.documents_out
 
 
-def test_no_mojibake_navigation_or_comment_reaches_the_corpus(finished: Path) -> None:
-    documents = [d for path in sorted((finished / "results/x/dedup").glob("*.zst")) for d in read_shard(path)]
-    for document in documents:
-        assert "Ã" not in document["text"]
-        assert "Privacy" not in document["text"]
-
-
-def test_a_second_run_does_nothing(finished: Path) -> None:
-    before = corpus_bytes(finished)
-    assert "Nothing to be done" in run(finished)
-    assert corpus_bytes(finished) == before
-
-
-def kill_and_finish(finished: Path, folder: Path, after: float) -> None:
-    """Kill a run after some seconds, run it again, and compare every byte of the corpus."""
+def kill_and_finish(finished: Path, folder: Path, moment: Callable[[], bool], *arguments: str) -> None:
+    """Kill a run as soon as the moment has come, run it again, and compare every byte of the corpus."""
     (folder / "site").symlink_to(finished / "site")
     configure(folder)
-    process = start(folder)
-    time.sleep(after)
+    process = pipeline.start(DATASET, folder)
+    while not moment() and process.poll() is None:
+        time.sleep(0.01)
     kill_tree(process)
     if list((folder / ".snakemake" / "locks").glob("*")):
-        subprocess.run([sys.executable, "-m", "snakemake", "--unlock"], cwd=folder, check=True, capture_output=True)
-    run(folder)
+        assert pipeline.snakemake(folder, "--unlock").returncode == 0
+    make_corpus(folder, *arguments)
     assert corpus_bytes(folder) == corpus_bytes(finished)
     assert not list((folder / "results").rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("after", [pytest.param(3.0, marks=pytest.mark.slow), 6.0])
-def test_a_killed_run_ends_with_the_same_bytes(finished: Path, tmp_path: Path, after: float) -> None:
-    kill_and_finish(finished, tmp_path, after)
+def test_neither_a_kill_while_it_fetches_nor_the_number_of_workers_changes_a_byte(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    assert len(corpus_bytes(finished_run)) == 26
+    pages = tmp_path / "results/x/pages"
+    kill_and_finish(
+        finished_run, tmp_path, lambda: any(path.stat().st_size for path in pages.glob("*.journal")), "--cores", "1"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(finished: Path, tmp_path: Path, seed: int) -> None:
-    kill_and_finish(finished, tmp_path, random.Random(seed).uniform(0.5, 14))
+def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(finished_run: Path, tmp_path: Path, seed: int) -> None:
+    end = time.monotonic() + random.Random(seed).uniform(0.5, 14)
+    kill_and_finish(finished_run, tmp_path, lambda: time.monotonic() > end)
 
 
-def test_the_number_of_workers_changes_no_byte(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "site").symlink_to(finished / "site")
-    configure(tmp_path)
-    run(tmp_path, "--cores", "1")
-    assert corpus_bytes(tmp_path) == corpus_bytes(finished)
-
-
-def test_the_number_of_shards_changes_no_survivor(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "site").symlink_to(finished / "site")
+def test_the_number_of_shards_changes_no_survivor(finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").symlink_to(finished_run / "site")
     configure(tmp_path, shards=1)
-    run(tmp_path)
-    one, two = (
-        sorted(d["id"] for path in (folder / "results/x/dedup").glob("*.zst") for d in read_shard(path))
-        for folder in (tmp_path, finished)
-    )
-    assert one == two
+    pipeline.finish([*pipeline.SNAKEMAKE, "corpus"], tmp_path)
+    assert pipeline.survivors(tmp_path) == pipeline.survivors(finished_run)
 
 
 @pytest.mark.parametrize(
-    ("change", "step", "message"),
+    ("change", "step"),
     [
-        ({"clean": {"language": "fr"}}, "dedup_bands", "no documents in 2 shard(s)"),
-        ({"tokenize": {"min_tokens": 100000}}, "merge_index", "no documents in 2 shard(s)"),
+        pytest.param({"clean": {"language": "fr"}}, "dedup_bands_0", marks=pytest.mark.slow),
+        ({"tokenize": {"min_tokens": 100000}}, "merge_index"),
     ],
 )
 def test_a_corpus_that_ends_empty_stops_the_run_with_the_reason(
-    finished: Path, tmp_path: Path, change: dict[str, object], step: str, message: str
+    finished_run: Path, tmp_path: Path, change: dict[str, object], step: str
 ) -> None:
     folder = tmp_path / "pages"
-    shutil.copytree(finished, folder, symlinks=True, ignore=shutil.ignore_patterns(*LINKED, *MADE_FROM_PAGES))
+    made = MADE_LATER if "clean" in change else MADE_LATER[2:]
+    shutil.copytree(finished_run, folder, symlinks=True, ignore=shutil.ignore_patterns(*pipeline.LINKED, *made))
     configure(folder, **change)
-    process = start(folder)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode != 0
-    assert f"Error in rule {step}" in output and message in output and "Traceback" not in output
+    result = pipeline.snakemake(folder, *DATASET[3:])
+    output = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert f"Error in rule {step}" in output and "no documents in 2 shard(s)" in output and "Traceback" not in output
     assert "rule scrape" not in output
     assert not list((folder / "results/x").rglob("dataset/*_document.*"))
-    statistics = json.loads((folder / "results/x/clean/0000.stats.json").read_text())
-    assert statistics["documents_in"] == statistics["documents_out"] + sum(statistics["reasons"].values())
+    (name,) = {"clean": "clean", "tokenize": "tokens"}[next(iter(change))].split()
+    statistics = read_json(folder / f"results/x/{name}/0000.stats.json")
+    assert statistics["documents_in"] == sum(statistics["reasons"].values()) > 0
