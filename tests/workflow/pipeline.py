@@ -103,10 +103,8 @@ def planned(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
     """The jobs of each rule that Snakemake would run, and the output of the dry run."""
     result = snakemake(folder, "-n", *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
-    if "Job stats:" not in result.stdout:
-        return {}, result.stdout
     table = result.stdout.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
-    return {row.split()[0]: int(row.split()[1]) for row in table}, result.stdout
+    return {row.split()[0]: int(row.split()[1]) for row in table}, result.stdout + result.stderr
 
 
 def kill_tree(process: "subprocess.Popen[str]") -> None:

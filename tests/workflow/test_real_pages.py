@@ -2,16 +2,19 @@
 
 from pathlib import Path
 
+import pytest
+
 from corpus.index import IndexedDataset
 from report.funnel import funnel
 from tests.real_site import write_real_site
-from tests.workflow.test_run import configure, run
+from tests.workflow.pipeline import configure, make_corpus
 
 
+@pytest.mark.slow
 def test_real_pages_become_a_corpus_and_every_lost_one_has_a_reason(tmp_path: Path, shared_data: Path) -> None:
     assert write_real_site(shared_data, tmp_path / "site") == 181
     configure(tmp_path, shards=4, scrape={"host_delay": 0})
-    run(tmp_path)
+    make_corpus(tmp_path)
     steps = {step.name: step for step in funnel(tmp_path / "results/x")}
     for step in steps.values():
         assert step.documents_in == step.documents_out + sum(count for _, count in step.reasons)

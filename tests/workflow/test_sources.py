@@ -10,51 +10,51 @@ from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
 from report.funnel import funnel
 from tests.helpers import prose, read_shard
-from tests.workflow.test_run import configure, run
+from tests.workflow.pipeline import configure, make_corpus, snakemake
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
+ODD = 'o\'d "q" $HOME *[x]? ü;&#~!\\b --x'
 
 
-def test_existing_text_becomes_tokens(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "one.txt").write_text(prose(1))
-    lines = [{"text": prose(n), "url": f"https://site.example/{n}"} for n in range(2, 40)]
-    (tmp_path / "texts" / "more.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    (tmp_path / "set.txt").write_text(ITEM)
-    (tmp_path / "texts" / "contaminated.txt").write_text(f"{prose(90, 800)} {ITEM}. {prose(91, 800)}")
-    configure(tmp_path, urls=[], site=None, sources=[{"path": "texts"}], decontaminate={"files": ["set.txt"]})
-    run(tmp_path)
-    steps = {step.name: step for step in funnel(tmp_path / "results/x")}
-    assert list(steps) == ["ingest", "clean", "dedup", "decontaminate", "tokenize", "merge_index"]
-    assert {step.name: step.documents_out for step in steps.values()} == dict.fromkeys(steps, 40)
-    dataset = IndexedDataset(tmp_path / "results/x/dataset/corpus_text_document")
+def test_existing_text_becomes_tokens_whatever_the_names_of_run_and_inputs(tmp_path: Path) -> None:
+    run, texts = f"{ODD}/my run", tmp_path / "texts [y]"
+    texts.mkdir()
+    (texts / "one $t.txt").write_text(prose(1))
+    lines = [{"text": prose(n), "url": f"https://site.example/{n}"} for n in range(2, 12)]
+    (texts / "more.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    (texts / "contaminated.txt").write_text(f"{prose(90, 800)} {ITEM}. {prose(91, 800)}")
+    (tmp_path / "set [z] $t.txt").write_text(ITEM)
+    names = {"sources": [{"path": texts.name}], "decontaminate": {"files": ["set [z] $t.txt"]}}
+    configure(tmp_path, run=run, shards=1, urls=[], site=None, dedup={"jobs": 2}, **names)
+    before = {path.name for path in tmp_path.iterdir()}
+    make_corpus(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == before | {".snakemake", ODD}, "nothing beside it"
+    steps = {step.name: step.documents_out for step in funnel(tmp_path / run)}
+    order = ["ingest", "clean", "dedup", "decontaminate", "tokenize", "merge_index"]
+    assert list(steps.items()) == [(step, 12) for step in order]
+    dataset = IndexedDataset(tmp_path / run / "dataset/corpus_text_document")
     dataset.verify()
     text = Tokenizer().decode(dataset.tokens.tolist())
-    assert all(prose(n) in text for n in range(1, 40))
+    assert all(prose(n) in text for n in range(1, 12))
     assert ITEM not in text and prose(90, 800)[:400] in text
+    again = snakemake(tmp_path, "dataset", "-n")
+    assert "Nothing to be done" in again.stdout + again.stderr
 
 
 @pytest.mark.slow
 def test_fewer_shards_read_and_leave_nothing_of_the_run_before(tmp_path: Path) -> None:
-    lines = [
-        {"text": f"{prose(2 * n, 300)} {ITEM}. {prose(2 * n + 1, 300)}"} for n in range(9)
-    ]  # fewer than max_count, 10
+    lines = [{"text": f"{prose(2 * n, 300)} {ITEM}. {prose(2 * n + 1, 300)}"} for n in range(9)]  # below max_count, 10
     (tmp_path / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
     (tmp_path / "set.txt").write_text(ITEM)
     more = {"urls": [], "site": None, "sources": [{"path": "texts.jsonl"}], "decontaminate": {"files": ["set.txt"]}}
     configure(tmp_path, **more, shards=3)
-    run(tmp_path)
+    make_corpus(tmp_path)
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"shards": 1}))
-    output = run(tmp_path)
+    make_corpus(tmp_path)
     folder = tmp_path / "results/x"
-    assert "files of shards from 0001 on" in output
-    assert not [
-        path
-        for path in folder.rglob("000[12]*")
-        if not path.is_relative_to(folder / "logs") and not path.is_relative_to(folder / "benchmarks")
-    ]
-    documents = [
-        document for path in sorted(folder.glob("decontaminate/000?.jsonl.zst")) for document in read_shard(path)
-    ]
+    left = {path.relative_to(folder).parts[0] for path in folder.rglob("000[12]*")}
+    assert left <= {"logs", "benchmarks"}
+    shards = sorted(folder.glob("decontaminate/000?.jsonl.zst"))
+    documents = [document for path in shards for document in read_shard(path)]
     assert len(documents) == 9 and not any(ITEM in document["text"] for document in documents)
