@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import gzip
-import importlib
 import io
 import lzma
 import os
@@ -12,11 +11,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -24,14 +21,12 @@ import yaml
 import zstandard
 
 from convert.targets.megatron import write_v3
-from demo.articles import python_articles
-from demo.build import build_site
 from demo.serve import serve
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import document, prose, write_shard
-from tests.test_commands import PACKAGES
+from tests.test_commands import called
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "report", "demo")
@@ -39,12 +34,12 @@ SKIPPED = {
     r".*(max_repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
     r"python -m tests\.training\.parity": "takes minutes; tests/training/test_parity.py runs it",
-    r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture runs it",
+    r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",
     r"python -m demo$": "runs everything; tests/workflow/test_all.py does that",
     r"python -m demo\.serve --site \S+$": "serves until Ctrl-C; tests/demo/test_serve.py does that",
     r".*--resolve '\*=127\.0\.0\.1:8080'": "port 8080 may be taken; tests/corpus/scrape/test_main.py uses a free one",
     r"python -m corpus\.merge_index .*--shards 1000": "needs 1,000 shards; tests/corpus/test_merge_index.py has three",
-    r"python -m corpus\.train_tokenizer .*(32000|8000)": "the demo's text is too short; the fixture trains 2,048",
+    r"python -m corpus\.train_tokenizer .*(32000|8000)": "too little text; tests/corpus/test_train_tokenizer.py",
     r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",
     r"python -m cluster\.submit --config config\.yaml": "two processes; tests/workflow/test_all.py starts them",
     r"python -m tests\.slurm\.lab": "needs Slurm; tests/slurm/test_lab.py does that",
@@ -52,22 +47,28 @@ SKIPPED = {
     r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_logs.py has some",
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
-    r"python -m demo\.build --output /tmp/site": "writes outside the folder; its twin runs",
+    r"python -m demo\.build": "takes seconds; tests/demo/test_build.py runs it",
     r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_main.py has a stand-in",
-    r"python -m training\.(probe|plan) --config run\.yaml": "needs GPUs; tests/training/test_probe.py has CPUs",
+    r"python -m training\.plan --config run\.yaml": "needs GPUs; tests/training/test_probe.py has CPUs",
+    r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
+    r"python -m cluster\.preflight": "two processes; tests/training/parallel/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus clean": "becomes another process; tests/common/test_verbs.py does that",
+    r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
-MADE = {"convert.merge_mp": "merged", "convert.to_megatron": "megatron-tp2", "corpus.tokenize": "tokens"}
-VOCABULARY = 2048  # of the small demo run
-"""What examples of a command write: they begin without it."""
-OWN_PROCESS = (
-    "training.train",
-    "cluster.submit",
-    "cluster.preflight",
-    "training.probe",
-)  # they set up process groups and signal handlers
+OWN_PROCESS = ("training.train", "cluster.submit")
+"""They set up process groups and signal handlers."""
+SMALLER = {
+    "--iteration 400": "--iteration 8",
+    "train.iterations=300": "train.iterations=13",
+    "--workers 8": "--workers 2",
+}
+"""What the small run in the folder needs instead."""
+
+
+SHARED = ("results", "megatron", "merged")
+"""Folders that the commands of all pages use."""
 
 
 def _commands(text: str) -> list[str]:
@@ -92,146 +93,115 @@ def _skipped(command: str) -> bool:
     return any(re.match(pattern, command) for pattern in SKIPPED)
 
 
-def _words(command: str) -> list[str]:
-    """A command's words as a shell passes them on: names that match are filled in for a pattern."""
-    words: list[str] = []
-    for word in shlex.split(command):
-        words += sorted(glob(word)) or [word]
-    return words
-
-
 def call(command: str) -> None:
     """Run `python -m MODULE …` in the current folder; fails with what it said when its exit code is not 0."""
-    if "&&" in command:
-        for part in command.split(" && "):
-            if not _skipped(part):
-                call(part)
-        return
-    words = _words(command)
-    if words[0] == "torchrun" or words[2] in OWN_PROCESS:
-        program = Path(sys.executable).with_name(words[0])
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([program, *words[1:]], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return
-    _, _, module, *words = words
-    main: Any = importlib.import_module(f"{module}.__main__" if module in PACKAGES else module).main
-    try:
-        code = main(words)
-    except SystemExit as leave:
-        code = leave.code
-    assert not code, command
+    for full, small in SMALLER.items():
+        command = command.replace(full, small)
+    for part in command.split(" && "):
+        if _skipped(part):
+            continue
+        words = [name for word in shlex.split(part) for name in sorted(glob(word)) or [word]]  # as a shell does
+        if words[0] == "torchrun" or words[2] in OWN_PROCESS:
+            program, environment = Path(sys.executable).with_name(words[0]), {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run([program, *words[1:]], env=environment, capture_output=True, text=True)
+        else:
+            if words[2].startswith("convert."):
+                shutil.rmtree(words[words.index("--output") + 1], ignore_errors=True)
+            done = called(*words[2:])
+        if done.returncode:
+            raise RuntimeError(done.stderr)
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a small demo run and the files that examples name, made by the commands themselves."""
-    folder = tmp_path_factory.mktemp("workshop")
+def _workshop(finished: Path, address: str) -> None:
+    """Fill the current folder with a finished run, results/demo, and the files that examples name."""
     for name in ("Snakefile", "workflow", "profiles", "configs", "slurm"):
-        (folder / name).symlink_to(ROOT / name)
-    site = folder / "results/demo/site"
-    build_site(dict(list(python_articles().items())[:60]), site)
-    urls = (site / "urls.txt").read_text().splitlines()[:60]
-    with contextlib.chdir(folder), serve(site) as address:
-        _write_inputs(urls, address)
-        _run_the_steps()
-        yield folder
-
-
-def _write_inputs(urls: list[str], address: str) -> None:
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    config["scrape"]["resolve"] = {"*": address}
-    config["sources"] = [{"path": "texts"}]
-    small = {"n_layer": 1, "n_head": 2, "n_embd": 16, "seq_len": 32, "vocab_size": VOCABULARY}
-    config["models"]["tiny"]["model"] |= small
-    config["train_tokenizer"] = {"vocab_size": VOCABULARY}
-    config["models"]["tiny"]["train"] |= {"iterations": 400, "micro_batch_size": 1, "global_batch_size": 1}
-    Path("config.yaml").write_text(yaml.safe_dump(config))
-    mine = yaml.safe_load((ROOT / "configs/openwebtext.yaml").read_text()) | {"run": "results/mine"}
-    mine["scrape"] = {"contact": "crawler@my-university.example", "resolve": {"*": address}, "host_delay": 0}
-    Path("my.yaml").write_text(yaml.safe_dump(mine))
-
+        Path(name).symlink_to(ROOT / name)
+    run = Path("results/demo")
+    shutil.copytree(finished / "results/x", run)
+    urls = (finished / "site/urls.txt").read_text().splitlines()[:12]
+    config = yaml.safe_load((finished / "config.yaml").read_text()) | {"run": "results/demo"}
+    scrape = {"contact": "crawler@my-university.example", "resolve": {"*": address}, "host_delay": 0}
+    config |= {"scrape": scrape, "sources": [{"path": "texts"}]}
+    mine = yaml.safe_load((ROOT / "configs/openwebtext.yaml").read_text()) | {"run": "results/mine", "scrape": scrape}
+    for file, content in (("config.yaml", config), ("my.yaml", mine)):
+        Path(file).write_text(yaml.safe_dump(content))
+    for name in (
+        "more",
+        "data/urls",
+        "texts",
+        "wiki/AA",
+        "pages",
+        "clean",
+        "dedup",
+        "work",
+        "megatron/gpt2-345m",
+        "merged",
+    ):
+        Path(name).mkdir(parents=True)
     listed = "".join(f"{url}\n" for url in urls).encode()
     submissions = (orjson.dumps({"url": url, "score": 9, "over_18": False, "is_self": False}) for url in urls)
-    for name in ("more", "data/urls", "texts", "wiki/AA"):
-        Path(name).mkdir(parents=True)
-    Path("urls.txt").write_bytes(listed)
-    Path("data/urls/list.txt").write_bytes(listed)
-    Path("more/list.xz").write_bytes(lzma.compress(listed))
-    Path("RS_2019-12.zst").write_bytes(zstandard.compress(b"\n".join(submissions)))
-    Path("dump.jsonl.gz").write_bytes(gzip.compress(orjson.dumps({"content": prose(1)})))
-    Path("texts/one.txt").write_text(prose(2))
-    Path("wiki/AA/wiki_00").write_text(f'<doc id="1" url="http://w.example/1" title="One">\n{prose(3)}\n</doc>\n')
-    Path("book.txt").write_text(prose(4))
+    files = {
+        **dict.fromkeys(("urls.txt", "data/urls/list.txt"), listed),
+        "more/list.xz": lzma.compress(listed),
+        "RS_2019-12.zst": zstandard.compress(b"\n".join(submissions)),
+        "dump.jsonl.gz": gzip.compress(orjson.dumps({"content": prose(1)})),
+        "texts/one.txt": prose(2).encode(),
+        "wiki/AA/wiki_00": f'<doc id="1" url="http://w.example/1" title="One">\n{prose(3)}\n</doc>\n'.encode(),
+        "book.txt": prose(4).encode(),
+        "wiki.test.tokens": f" = One = \n \n {prose(6, 60)} \n".encode(),
+        **dict.fromkeys(("lambada.jsonl", "lambada_test.jsonl"), b'{"text": "The value of the list is the value"}\n'),
+        "prompts.txt": b"The list of\nA string\n",
+    }
+    for name, data in files.items():
+        Path(name).write_bytes(data)
     write_shard(Path("poems.jsonl"), [document(5, prose(5))])
-    Path("wiki.test.tokens").write_text(f" = One = \n \n {prose(6, 60)} \n")
-    for name in ("lambada.jsonl", "lambada_test.jsonl"):
-        Path(name).write_bytes(orjson.dumps({"text": "The value of the list is the value"}) + b"\n")
-    Path("prompts.txt").write_text("The list of\nA string\n")
-
-
-def _run_the_steps() -> None:
-    """From the URLs to a merged model, in the demo's folders and under the names that single examples use."""
-    pages = "pages/0000.jsonl.zst"
-    call(f"python -m corpus.scrape --urls urls.txt --output {pages} --config config.yaml --archive raw.warc.gz")
-    shutil.copy(pages, "pages.jsonl.zst")
+    call("python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml --archive raw.warc.gz")
+    Path("pages.jsonl.zst.settings.json").unlink()  # *.json are other files in an example
     shutil.copy("raw.warc.gz", "CC-MAIN-1.warc.gz")
-    call("python -m corpus.clean --input pages.jsonl.zst --output clean/0000.jsonl.zst")
-    call("python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup")
-    for name in ("dedup/0.jsonl.zst", "dedup/clean.jsonl.zst"):
-        shutil.copy("dedup/0000.jsonl.zst", name)
+    shutil.copy("pages.jsonl.zst", "pages/0000.jsonl.zst")
+    for name in ("clean/0000", "dedup/0000", "dedup/0", "dedup/clean"):
+        shutil.copy(run / name.split("/")[0] / "0000.jsonl.zst", f"{name}.jsonl.zst")
     call("python -m corpus.dedup signatures --input clean/0000.jsonl.zst --output work/0000.signatures")
-    for part in range(8):  # a phase reads the files of all parts
-        call(f"python -m corpus.dedup bands --signatures work --part {part}/8 --output work/{part}.pairs")
-    for part in range(8):
-        call(
-            f"python -m corpus.dedup verify --signatures work --pairs work --block {part}/8 --output work/{part}.edges"
-        )
-    run = "results/demo"
-    words = f"--input dedup/0000.jsonl.zst --output-dir {run}/tokenizer --vocab-size {VOCABULARY}"
-    call(f"python -m corpus.train_tokenizer {words}")
-    for shard in ("0000", "0001"):
-        words = f"--input dedup/0000.jsonl.zst --output-prefix tokens/{shard} --config config.yaml"
-        call(f"python -m corpus.tokenize {words}")
-    call(f"python -m corpus.merge_index --inputs tokens/ --output-prefix {run}/dataset/corpus_text_document")
+    for phase, part, inputs, kind in (("bands", "part", "", "pairs"), ("verify", "block", "--pairs work", "edges")):
+        for number in range(8):  # a phase reads the files of all parts
+            words = f"--signatures work {inputs} --{part} {number}/8 --output work/{number}.{kind}"
+            call(f"python -m corpus.dedup {phase} {words}")
+    shutil.copytree(run / "tokens", "tokens")
     for suffix in ("bin", "idx", "json"):
-        shutil.copy(f"{run}/dataset/corpus_text_document.{suffix}", f"data/books_text_document.{suffix}")
-    call("python -m training.train --config config.yaml --model tiny parallel.tensor=1")
-    for name in ("results/demo/merged/tiny", "merged/tiny"):
-        call(f"python -m convert.merge_mp --checkpoint {run}/models/tiny --output {name}")
+        shutil.copy(run / f"dataset/corpus_text_document.{suffix}", f"data/books_text_document.{suffix}")
     small = replace(SMALL, n_layer=1, n_head=2, n_embd=8, n_inner=32, vocab_size=50257)
-    Path("megatron/gpt2-345m").mkdir(parents=True)
     write_v3(source_of(truth(small), small), Path("megatron/gpt2-345m"), tp=2, pp=1)
-    call("python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m")
     for name in ("models", "merged"):
-        shutil.copytree(f"{run}/{name}/tiny", f"results/mine/{name}/gpt2_345m")
-    shutil.copytree(f"{run}/merged/tiny", f"{run}/merged/small")
-    shutil.copytree(f"{run}/dataset", "results/mine/dataset")
-    for folder in ("results/demo/pages", "results/mine/pages"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        shutil.copy(pages, folder)
+        shutil.copytree(run / name / "tiny", f"results/mine/{name}/gpt2_345m")
+    shutil.copytree(run / "merged/tiny", run / "merged/small")
+    for name in ("pages", "dataset"):
+        shutil.copytree(run / name, f"results/mine/{name}")
 
 
-@pytest.fixture
-def copy(workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the prepared folder, which is the current folder while the test runs."""
-    folder = tmp_path / "copy"
-    shutil.copytree(workshop, folder, symlinks=True)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The list of\nstop\n"))  # prompts from the terminal
-    return folder
-
-
-@pytest.mark.parametrize("name", [name for name, found in DOCUMENTED.items() if not all(map(_skipped, found))])
-def test_the_examples_run(name: str, copy: Path) -> None:
-    for module, made in MADE.items():
-        if any(f"-m {module} " in command and not _skipped(command) for command in DOCUMENTED[name]):
-            shutil.rmtree(made, ignore_errors=True)
-    for command in DOCUMENTED[name]:
-        if " curl " in command and not shutil.which("curl"):
-            pytest.skip("curl is not installed")
-        if not _skipped(command):
-            call(command)
+@pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
+def test_the_examples_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, seen, prepared = [], set[str](), tmp_path / "prepared"
+    prepared.mkdir()
+    with serve(finished_run / "site") as address:
+        with contextlib.chdir(prepared):
+            _workshop(finished_run, address)
+        for number, (page, commands) in enumerate(DOCUMENTED.items()):
+            folder, ignored = tmp_path / str(number), shutil.ignore_patterns(*SHARED)
+            shutil.copytree(prepared, folder, symlinks=True, ignore=ignored)
+            for name in SHARED:
+                (folder / name).symlink_to(prepared / name)
+            monkeypatch.chdir(folder)
+            for command in commands:
+                cheap = " corpus." in command  # and they follow each other in a page
+                if (command in seen and not cheap) or _skipped(command):
+                    continue
+                seen.add(command)
+                monkeypatch.setattr(sys, "stdin", io.StringIO("The list of\nstop\n"))  # prompts from the terminal
+                try:
+                    call(command)
+                except Exception as error:
+                    failed.append(f"{page}: {command}: {error}")
+    assert not failed, "\n".join(failed)
 
 
 def test_every_reason_to_skip_is_needed() -> None:
