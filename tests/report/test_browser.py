@@ -27,6 +27,7 @@ OFFLINE = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost",
     "--proxy-server=127.0.0.1:9",
 )
+pytestmark = pytest.mark.slow
 LOOKS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
 

@@ -4,8 +4,8 @@ from common.files import write_json
 from common.settings import Settings
 from common.stats import Stats
 from report.funnel import configured_steps, funnel
-from tests.conftest import Command
 from tests.helpers import assert_one_line_error
+from tests.test_commands import called
 
 
 def run_folder(folder: Path) -> Path:
@@ -41,28 +41,23 @@ def test_files_of_an_earlier_configuration_are_not_counted(tmp_path: Path) -> No
     assert (scrape.name, scrape.documents_in, merged.name) == ("scrape", 10, "merge_index")
 
 
-def test_the_report_shows_funnel_curve_evaluation_and_sample(tmp_path: Path, command: Command) -> None:
-    result = command("report", "--run", run_folder(tmp_path / "run"), "--output", tmp_path / "report.html")
-    assert result.returncode == 0, result.stderr
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+def test_the_report_shows_funnel_evaluation_and_sample_of_the_configuration_that_is_named(tmp_path: Path) -> None:
+    folder, output = run_folder(tmp_path / "run"), tmp_path / "report.html"
+    arguments = ("--run", str(folder), "--output", str(output))
+    assert called("report", *arguments).returncode == 0
+    page = output.read_text(encoding="utf-8")
     for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "perplexity 2697.30", "The &lt;b&gt;value"):
-        assert part in page
-
-
-def test_overrides_change_the_configuration_that_is_named(tmp_path: Path, command: Command) -> None:
-    folder = run_folder(tmp_path / "run")
+        assert part in page, part
     (tmp_path / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\nshards: 2\n")
-    arguments = ("report", "--run", folder, "--output", tmp_path / "report.html")
-    assert command(*arguments, "--config", tmp_path / "config.yaml", "shards=1").returncode == 0
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert called("report", *arguments, "--config", str(tmp_path / "config.yaml"), "shards=1").returncode == 0
+    page = output.read_text(encoding="utf-8")
     assert "2 timeout, 1 http_404" in page and "shards: 1" in page
-    assert_one_line_error(command(*arguments, "shards=1"), "shards=1", "--config FILE")
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path, command: Command) -> None:
-    missing = command("report", "--run", tmp_path / "none", "--output", tmp_path / "report.html")
-    assert_one_line_error(missing, "none", "no such folder")
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
     (tmp_path / "empty").mkdir()
-    empty = command("report", "--run", tmp_path / "empty", "--output", tmp_path / "report.html")
-    assert_one_line_error(empty, "empty", "no stats.json")
-    assert not (tmp_path / "report.html").exists()
+    for name in ("none", "empty"):
+        assert_one_line_error(called("report", "--run", str(tmp_path / name), "--output", str(output)), name)
+    assert_one_line_error(called("report", "--run", str(tmp_path), "--output", str(output), "shards=1"), "shards=1")
+    assert not output.exists()
