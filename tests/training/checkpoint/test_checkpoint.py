@@ -12,7 +12,6 @@ import pytest
 import torch
 import xxhash
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from common.config import load_settings
 from common.errors import CheckpointError
@@ -89,14 +88,6 @@ def test_weights_moments_and_position_come_back_bit_for_bit(
     assert torch.equal(checkpoint.load_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
     stored = FileSystemReader(manifest.path).read_metadata().state_dict_metadata
     assert {stored[f"{part}.wte.weight"].size for part in ("model", "exp_avg", "exp_avg_sq")} == {torch.Size((257, 32))}
-
-
-def test_the_reader_of_dcp_reads_the_files(session: Session, tmp_path: Path) -> None:
-    found = {"exp_avg.wpe.weight": torch.empty(16, 32)}
-    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
-        load(found, checkpoint_id=save(session, tmp_path).path, no_dist=True)
-    moment = session.optimizer.state[session.parameters["wpe.weight"]]["exp_avg"]
-    assert torch.equal(found["exp_avg.wpe.weight"], moment) and moment.any()
 
 
 def test_every_byte_is_on_the_disk_and_the_manifest_written_last_before_a_checkpoint_gets_its_name(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -141,14 +141,6 @@ def test_a_record_outside_the_folder_or_its_file_is_refused(folder: Path) -> Non
         write_metadata(folder / "changed", metadata)
         with pytest.raises(CheckpointError, match=r"\.metadata"):
             read_metadata(folder / "changed")
-
-
-def test_transformed_records_of_ours_are_refused(folder: Path) -> None:
-    metadata = metadata_of(folder)
-    metadata.storage_data[MetadataIndex("step", torch.Size([]))].transform_descriptors = ["stream.zstd"]
-    write_metadata(folder, metadata)
-    with pytest.raises(CheckpointError, match="'step'"):
-        checkpoint.load_weights(checkpoint.resolve(folder))
 
 
 @pytest.mark.parametrize("content", [b"", b"cut", pickle.dumps([1, 2]), pickle.dumps(Metadata({}, None, None))])

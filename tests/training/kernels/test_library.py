@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from common.errors import KernelError
 from tests.training.kernels.helpers import write_nvcc
 from training.kernels import library
-from training.kernels.library import call, dtype_code, select, selected
+from training.kernels.library import call, dtype_code
 
 CPU = torch.device("cpu")
 
@@ -37,31 +36,6 @@ def test_a_wrong_call_is_refused_before_it_can_do_harm(host_library: Path) -> No
             call("cross_entropy_statistics", CPU, *arguments, *sizes, dtype_code(torch.float32))
     finally:
         library.use_host_library(None)
-
-
-@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
-def test_compiled_code_follows_the_selection_without_a_graph_break(host_library: Path) -> None:
-    def function(x: Tensor) -> Tensor:
-        return x + 1 if selected("a", x) else x - 1
-
-    compiled = torch.compile(function, backend="eager", fullgraph=True)
-    x = torch.zeros(2)
-    library.use_host_library(host_library)
-    with library.using(()):
-        assert compiled(x).tolist() == [-1, -1]
-        select(["a"])
-        assert compiled(x).tolist() == [1, 1]
-        select(["b"])
-        assert compiled(x).tolist() == [-1, -1]
-    library.use_host_library(None)
-
-
-def test_without_a_gpu_nothing_is_built_and_nothing_is_said(
-    unprepared: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert library.prepare() != ""
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_failed_build_is_one_warning(

@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from tests.training.helpers import Session, make_run, open_session, settings_of, step_batches
-from tests.training.kernels.helpers import draw
 from tests.training.kernels.test_choice import SMALL
 from training.kernels import choice, library
 from training.kernels.cases import cases, runner
 from training.parallel.process_group import World
 from training.run_plan import make_plan
 from training.step import train_step
-
-VECTOR, SEED = torch.ones(8), torch.tensor([1, 2])
 
 
 @pytest.fixture
@@ -81,34 +78,3 @@ def test_an_op_runs_its_own_kernel_where_it_is_selected_and_takes_its_type(
     if device.type == "cpu":
         library.use_host_library(None)
         assert not library.selected(choice.KERNELS[0], torch.zeros(1))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    ("op", "arguments"),
-    [
-        ("bias_gelu", (draw(3, 8, seed=1), VECTOR)),
-        ("add_dropout", (draw(3, 8, seed=1), draw(3, 8, seed=2), VECTOR, 0.3, SEED)),
-        ("add_dropout", (draw(3, 8, seed=1), draw(3, 8, seed=2), None, 0.0, None)),
-        ("add_dropout_norm", (draw(3, 8, seed=1), draw(3, 8, seed=2), VECTOR, 0.3, SEED, VECTOR + 1, VECTOR + 2, 1e-5)),
-        ("causal_softmax", (draw(2, 3, 5, seed=1), 0.5)),
-        ("cross_entropy_statistics", (draw(3, 9, seed=1), torch.tensor([1, 8, 2]), 0, 9)),
-        ("cross_entropy_backward_", (draw(3, 9, seed=1), torch.tensor([1, 8, 2]), VECTOR[:3], VECTOR[:3] + 1, 0, 9)),
-        ("sum_of_squares", ([draw(3, seed=1), draw(2, 5, seed=2)],)),
-        (
-            "adamw_",
-            (*([draw(6, seed=n).abs()] for n in range(4)), 1e-3, 0.9, 0.95, 1e-8, [0.1], 1, torch.tensor(0.5)),
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_the_ops_are_well_behaved(op: str, arguments: tuple[Any, ...], device: torch.device) -> None:
-    def there(value: Any) -> Any:
-        if isinstance(value, list):
-            return [each.to(device, copy=True) if isinstance(each, torch.Tensor) else each for each in value]
-        if not isinstance(value, torch.Tensor):
-            return value
-        leaf = value.is_floating_point() and not op.startswith("cross_entropy")
-        return value.to(device, copy=True).requires_grad_(leaf)
-
-    torch.library.opcheck(getattr(torch.ops.gpt2, op).default, tuple(map(there, arguments)))

@@ -44,9 +44,3 @@ def test_the_share_and_the_scale_fit_p(p: float) -> None:
     assert abs(share - (1 - p)) < 4 * (p * (1 - p) / count) ** 0.5
     assert kept(p) / 65536 * scale(p) == 1
     assert scale(p) == pytest.approx(1 / (1 - p), rel=2**-17 / (1 - p))
-
-
-def test_a_probability_that_keeps_nothing_is_refused() -> None:
-    for p in (-0.1, 1.0, 0.999999, float("nan")):
-        with pytest.raises(ValueError):
-            kept(p)

@@ -124,19 +124,6 @@ def test_the_limit_of_a_draw_is_exact(device: torch.device) -> None:
         assert torch.equal(total.cpu() > 0, dropout_mask(torch.Size([8]), 1 - keeps / 65536, seed.cpu()))
 
 
-def test_any_memory_format_and_no_rows_are_taken(device: torch.device) -> None:
-    x, branch = draw(8, 6, seed=1).to(device).T, draw(8, 6, seed=2).to(device).T
-    vector = torch.ones(8, device=device)
-    assert_near(add_dropout(x, branch, None, 0.0, None), (x + branch).double())
-    total, normed = add_dropout_norm(x, branch, None, 0.0, None, vector, vector, EPS)
-    assert_near(total, (x + branch).double())
-    assert_near(normed, F.layer_norm((x + branch).double(), (8,), eps=EPS) + 1, absolute=1e-5)
-    empty, weight = torch.zeros(0, 8, device=device), torch.ones(8, device=device, requires_grad=True)
-    total, normed = add_dropout_norm(empty, empty, weight, 0.0, None, weight, weight, EPS)
-    (add_dropout(total, normed, weight, 0.0, None).sum() + normed.sum()).backward()
-    assert weight.grad is not None and torch.equal(weight.grad, torch.zeros_like(weight))
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,7 +1,6 @@
 """What kernels need of a GPU, as the compiler reports it: no kernel spills registers to memory."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,23 +9,6 @@ from tests.conftest import ROOT
 from tests.training.kernels.conftest import built
 from training.kernels.build import log_of, nvcc
 from training.kernels.resources import read_log
-
-LOG = """\
-ptxas info    : Compiling entry function 'two' for 'sm_90'
-    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem, 416 bytes cmem[0]
-ptxas info    : Compiling entry function 'two' for 'sm_80'
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 256 bytes smem, 416 bytes cmem[0]
-ptxas info    : Compiling entry function 'one' for 'sm_80'
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 4 registers, used 0 barriers, 352 bytes cmem[0]
-"""
-
-
-def test_a_log_becomes_a_row_per_kernel(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(LOG)
-    assert read_log(tmp_path / "log") == [("one", "4", "0", "0"), ("two", "40/255", "256", "0/20")]
 
 
 @pytest.mark.slow

@@ -48,21 +48,18 @@ with started(read_launch(), Path("."), ClusterSettings(cpus_per_task=3)):
     assert json.loads(found) == [3, "3", "3"]
 
 
-def test_gpus_asked_for_and_none_visible_is_an_error_that_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_gpus_than_asked_for_is_an_error_that_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("SLURMD_NODENAME", "node7")
     with pytest.raises(JobError, match=r"node7.*gpus_per_node is 8"):
         choose_device(SLURM, 8)
     assert choose_device(SLURM, 0).type == "cpu"
-
-
-def test_more_processes_than_gpus_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     assert choose_device(SLURM).index == 1
-    with pytest.raises(JobError, match=r"4 .* 2"):
+    with pytest.raises(JobError, match=r"4 .* 2"):  # processes, GPUs
         choose_device(Launch("torchrun", 2, 4, 2, 4, 1, "torchrun"))
 
 

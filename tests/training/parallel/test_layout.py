@@ -52,9 +52,8 @@ def test_two_by_two_processes_equal_one_with_separated_documents(tmp_path: Path)
     [
         ({"tensor": 2, "pipeline": 2, "sequence_parallel": True}, {"data": 2, "zero_stage": 3}),
         pytest.param({"data": 2, "zero_stage": 1}, {"tensor": 4, "pipeline": 2}, marks=pytest.mark.slow),
-        pytest.param({"data": 2, "zero_stage": 3}, {"tensor": 2, "data": 2, "zero_stage": 1}, marks=pytest.mark.slow),
     ],
-    ids=["four ranks to two", "two ranks to eight", "two ranks to four"],
+    ids=["four ranks to two", "two ranks to eight"],
 )
 def test_a_checkpoint_continues_on_any_other_layout(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
@@ -70,20 +69,10 @@ def test_a_checkpoint_continues_on_any_other_layout(
             assert_same_course(seen, single, first=2)
 
 
-@pytest.mark.parametrize(
-    ("parallel", "recompute"),
-    [
-        ({"tensor": 2}, "full"),
-        pytest.param({"pipeline": 2, "data": 2, "zero_stage": 3}, "selective", marks=pytest.mark.slow),
-    ],
-    ids=["tensor", "pipeline and data"],
-)
-def test_dropout_is_repeatable_bit_for_bit_with_and_without_recompute(
-    tmp_path: Path, parallel: dict[str, Any], recompute: str
-) -> None:
+def test_dropout_is_repeatable_bit_for_bit_with_and_without_recompute(tmp_path: Path) -> None:
     courses = []
-    for kind in ("none", recompute):
-        seen = run_layout(tmp_path / kind, parallel, dropout=0.2, recompute=kind, iterations=2)
+    for kind in ("none", "full"):
+        seen = run_layout(tmp_path / kind, {"tensor": 2}, dropout=0.2, recompute=kind, iterations=2)
         assert all(rank["loss"] == seen[0]["loss"] for rank in seen)
         courses.append(seen[0]["loss"])
     assert courses[0] == courses[1]

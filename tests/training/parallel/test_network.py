@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from tests.training.helpers import launch, launch_ok, make_run
+from tests.training.helpers import launch, make_run
 from training.parallel.launch import Launch
 from training.parallel.network import address_of, listening_address, published_host, set_interface
 
@@ -67,9 +67,3 @@ def test_a_job_with_a_wrong_interface_ends_in_one_line(tmp_path: Path) -> None:
     results = launch(2, "training.train", "--config", config, "--model", "tiny")
     assert [result.returncode for result in results] == [2, 2]
     assert "'wrong'" in results[0].stderr and results[0].stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_job_runs_over_the_interface_of_its_settings(tmp_path: Path) -> None:
-    config = make_run(tmp_path, cluster={"interface": "lo"}, parallel={"data": 2}, train={"iterations": 1})
-    launch_ok(2, "training.train", "--config", config, "--model", "tiny")

@@ -21,9 +21,7 @@ def test_layers_are_spread_evenly_and_in_order(n_layer: int, stages: int) -> Non
 
 
 def test_the_bubble_is_as_in_the_papers() -> None:
-    assert bubble_share(1, 1, 8) == 0
-    assert bubble_share(4, 1, 8) == pytest.approx(3 / 11)
-    assert bubble_share(4, 2, 8) == pytest.approx(3 / 19)
+    assert [bubble_share(*sizes) for sizes in ((1, 1, 8), (4, 1, 8), (4, 2, 8))] == pytest.approx([0, 3 / 11, 3 / 19])
 
 
 def test_stages_in_sequence_equal_the_model() -> None:
@@ -37,11 +35,8 @@ def test_stages_in_sequence_equal_the_model() -> None:
         model.head = LossHead(settings.vocab_size)
         model.load_state_dict(whole.state_dict())
         stages.append(Stage(model, layers, number == 0, number == 2).eval())
-    assert [sorted(dict(stage.model.named_children())) for stage in stages] == [
-        ["h", "wpe", "wte"],
-        ["h"],
-        ["h", "head", "ln_f", "wte"],
-    ]
+    held = [["h", "wpe", "wte"], ["h"], ["h", "head", "ln_f", "wte"]]
+    assert [sorted(dict(stage.model.named_children())) for stage in stages] == held
     assert [list(stage.model.h) for stage in stages] == [["0"], ["1"], ["2"]]
     tokens, targets = torch.randint(20, (2, 2, 6)).unbind()
     x = tokens

@@ -11,6 +11,7 @@ from training.model import GPT2, AttentionCore
 from training.parallel.randomness import RandomStreams, rank_uniform
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=32, dropout=0.5)
+ON_EVERY_DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
 def draws(
@@ -25,7 +26,7 @@ def draws(
     return torch.cat(inside), torch.rand(4, device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@ON_EVERY_DEVICE
 def test_tensor_ranks_share_the_outside_and_differ_inside(device: str) -> None:
     (inside_0, outside_0), (inside_1, outside_1) = draws(0, 0, 5, device=device), draws(0, 1, 5, device=device)
     assert torch.equal(outside_0, outside_1)
@@ -49,7 +50,7 @@ def attached(tensor_rank: int, dropout: float = 0.5, device: str = "cpu") -> GPT
     return model
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@ON_EVERY_DEVICE
 def test_a_recomputed_layer_draws_the_same_numbers_in_its_split_region(device: str) -> None:
     gradients = []
     for run in (lambda block, x: block(x), partial(checkpoint, use_reentrant=False)):
@@ -60,7 +61,7 @@ def test_a_recomputed_layer_draws_the_same_numbers_in_its_split_region(device: s
     assert torch.equal(*gradients)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@ON_EVERY_DEVICE
 def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) -> None:
     core = attached(1, device=device).h["0"].attn.core
     generator = torch.Generator().manual_seed(0)
@@ -70,7 +71,4 @@ def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) ->
     assert (found[:, :, :, 0] == 0).all(dim=-1).float().mean() == pytest.approx(0.5, abs=0.03)  # attends to itself only
     assert torch.allclose(found.mean(dim=0).mean(), expected.mean(), atol=0.01)
     assert torch.allclose(core.eval()(q, k, v), expected, atol=1e-5)
-
-
-def test_without_dropout_attention_is_left_as_it_is() -> None:
-    assert type(attached(1, dropout=0.0).h["0"].attn.core) is AttentionCore
+    assert type(attached(1, dropout=0.0).h["0"].attn.core) is AttentionCore  # left as it is

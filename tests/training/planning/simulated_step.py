@@ -14,6 +14,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from common.settings import Experiment
 from training import trainer
@@ -119,6 +121,20 @@ def _real(method: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _forward_flops(q: Any, k: Any, v: Any, *_: object, **__: object) -> int:
+    return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
+
+
+def _backward_flops(gradient: Any, q: Any, k: Any, v: Any, *_: object, **__: object) -> int:
+    return int(sdpa_backward_flop_count(gradient, q, k, v))  # type: ignore[no-untyped-call]
+
+
+_CPU_ATTENTION = {  # the counter knows only the kernels of GPUs
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flops,
+}
+
+
 def _static_shapes(_schedule: Any, stages: Any, *_: Any) -> None:
     """What the first exchange between the pipeline's ranks finds out."""
     for stage in stages:
@@ -132,7 +148,7 @@ def _large_parts(logits: Tensor) -> list[slice]:
 
 
 def simulate(case: dict[str, Any]) -> dict[str, Any]:
-    """Bytes at the peak of a step, and of its parameters, gradients and moments.
+    """Bytes at the peak of a step and of its parameters, gradients and moments, and operations of its passes.
 
     A case has `model`, `parallel` and `train` as in a configuration, and `rank`.
     """
@@ -177,15 +193,17 @@ def _measure(experiment: Experiment, world: World, mesh: Any, storages: Storages
     tokens = torch.zeros((experiment.train.micro_batch_size, experiment.model.seq_len), dtype=torch.long)
     batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
     found: dict[str, Any] = {}
-    for _ in range(2):  # the first step allocates buffers
+    counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+    for counting in (counter, nullcontext()):  # the first step allocates buffers, and a counter keeps tensors
         gc.collect()
         storages.peak = storages.held
-        run_micro_batches(session, batches, 1.0, train=True)
+        with counting:
+            run_micro_batches(session, batches, 1.0, train=True)
         found |= _allocated(session)
         sync_gradients(session.parameters, mesh)
         take_step(session.optimizer, 1e-4, torch.ones(()))
         session.optimizer.zero_grad()
-    return found | {"peak": storages.peak}
+    return found | {"peak": storages.peak, "flops": counter.get_total_flops()}
 
 
 def _allocated(session: Session) -> dict[str, int]:

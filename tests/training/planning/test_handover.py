@@ -1,14 +1,10 @@
 """The planner's command line becomes that of the command which measures."""
 
-import os
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
 
 from common.errors import InputError
-from tests.conftest import ROOT
 from training.planning.handover import autotune_command, probe_command
 
 QUESTION = "--config c.yaml --model tiny --gpus 8 --autotune 3 --global-batch-size 64 --write best.yaml train.lr=1"
@@ -47,16 +43,3 @@ def test_every_option_of_a_handed_over_command_exists(monkeypatch: pytest.Monkey
     for command in (probe_command([*asked, *batch, "--probe"]), autotune_command([*asked, *batch, *machine])):
         with pytest.raises(Parsed):
             import_module(command[0]).main(command[1:])
-
-
-def test_the_process_is_replaced() -> None:
-    code = (
-        "import os; print(os.getpid()); from common.verbs import replace_process;"
-        "replace_process(['training.probe', '--no-such-option'])"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    output, errors = process.communicate(timeout=60)
-    assert output == f"{process.pid}\n" and process.returncode == 2 and "training.probe" in errors

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.settings import GpuSettings
-from training.planning.machines import GIB, cpu_machine, find_gpu, gpu_of_device, known_gpus, machine
+from training.planning.machines import GIB, find_gpu, gpu_of_device, known_gpus, machine
 
 NAMES = {  # by each name that a driver gives
     "NVIDIA GB200": "gb200",
@@ -84,18 +84,3 @@ def test_a_machine_has_its_kinds_memory_and_usual_node_and_options_replace_them(
     assert (given.memory, given.peak_flops("bfloat16"), given.peak_flops("float32")) == (60 * GIB, 800e12, 67e12)
     given = machine("v100-16g", {}, 8, peak_tflops=100)
     assert (given.precision, given.peak_flops("float16"), given.peak_flops("float32")) == ("float32", 100e12, 15.7e12)
-
-
-def test_a_gpu_without_a_name_has_the_figures_of_the_kind_with_the_nearest_peak() -> None:
-    custom = machine("", {}, memory_bytes=60 * GIB, peak_tflops=300)
-    assert (custom.name, custom.memory, custom.peak_flops("bfloat16")) == ("custom", 60 * GIB, 300e12)
-    assert custom.gpu.node_gb_per_s == known_gpus()["a100-80g"].node_gb_per_s
-    with pytest.raises(ConfigError, match="--peak-tflops"):
-        machine("", {}, memory_bytes=60 * GIB)
-
-
-def test_processes_share_a_cpu_machine() -> None:
-    laptop = cpu_machine(processes=4, memory=16 * GIB, flops=200e9)
-    assert (laptop.name, laptop.device, laptop.precision) == ("cpu", "cpu", "float32")
-    assert (laptop.memory, laptop.per_node) == (4 * GIB, 4)
-    assert laptop.peak_flops("float32") == pytest.approx(50e9)
