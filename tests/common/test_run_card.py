@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from common import run_card, snakefile
+from common import snakefile
 from common.config import validate
 from common.run_card import commit, seeds, write_card
 
@@ -37,21 +37,6 @@ def test_a_card_says_who_made_a_result_when_and_with_what(tmp_path: Path) -> Non
     assert abs((datetime.now(UTC) - datetime.fromisoformat(card["started"])).total_seconds()) < 60
     assert card["settings"] == {"path": "settings/0.yaml", "sha256": hashlib.sha256(b"run: x\n").hexdigest()}
     assert card["seeds"] == {"dedup.seed": 1} and card["processes"] == 2 and card["inputs"] == []
-
-
-def test_small_inputs_have_a_hash_and_others_a_size_and_a_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("a", 5), ("large", 50), ("b", 7), ("c", 1)):
-        (tmp_path / name).write_bytes(b"x" * size)
-    for name, value in (("_HASHED", 10), ("_HASHED_IN_ALL", 11), ("_MOST_INPUTS", 5)):
-        monkeypatch.setattr(run_card, name, value)
-    names = ("a", "large", "b", "c", "missing", "left", "out", "a")
-    write_card(tmp_path / "run.json", inputs=[tmp_path / name for name in names])
-    card = read(tmp_path / "run.json")
-    entries = {Path(entry["path"]).name: entry for entry in card["inputs"]}
-    assert entries["a"]["sha256"] == hashlib.sha256(b"x" * 5).hexdigest()
-    assert [name for name in entries if "sha256" in entries[name]] == ["a", "c"]
-    assert entries["large"]["size"] == 50 and entries["b"]["modified"].endswith("+00:00")
-    assert entries["missing"]["error"] and card["inputs_left_out"] == 2
 
 
 def test_the_commit_is_that_of_the_code_or_of_what_it_was_copied_from(tmp_path: Path) -> None:

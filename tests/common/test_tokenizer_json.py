@@ -70,12 +70,3 @@ def test_a_tokenizer_that_would_give_other_ids_is_refused_by_what_differs(
         path.write_text(content)
         with pytest.raises(InputError, match=rf"tokenizer\.json: .*{says if content == json.dumps(raw) else ''}"):
             Tokenizer(TokenizerJson(path)).encode("text")
-
-
-def test_tokens_added_behind_end_of_text_change_nothing(tmp_path: Path) -> None:
-    raw = small()
-    raw["added_tokens"].append({"id": 258, "content": "[PAD]", "special": True})
-    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
-    read = Tokenizer(TokenizerJson(tmp_path / "tokenizer.json"))
-    assert (read.vocab_size, read.end_of_text) == (258, 257)
-    assert read.decode(read.encode("[PAD] in").tolist()) == "[PAD] in" and len(read.encode("[PAD] in")) == 7

@@ -8,7 +8,7 @@ from tests.common.commands import here
 from tests.helpers import assert_one_line_error
 
 
-@pytest.mark.parametrize("package", ["corpus", "training", "convert", "cluster"])
+@pytest.mark.parametrize("package", ["corpus", "cluster"])
 def test_a_package_lists_its_commands_with_a_sentence_and_imports_none(package: str) -> None:
     found = verbs.commands(package)
     assert len(found) >= 3 and all(sentence.endswith(".") and len(sentence) > 20 for sentence in found.values())

@@ -1,4 +1,3 @@
-import os
 import struct
 from pathlib import Path
 
@@ -94,20 +93,3 @@ def test_the_command_takes_prefixes_index_files_and_folders_in_the_order_of_thei
         assert_one_line_error(here(capsys, "corpus.merge_index", "--inputs", *inputs, *output), str(inputs[0]))
     names = [prefix.name for prefix in expand_prefixes([tmp_path], 10_002)]
     assert names[999:1001] == ["0999_text_document", "1000_text_document"] and names[-1] == "10001_text_document"
-
-
-@pytest.mark.slow
-def test_more_than_four_gigabytes_are_merged(tmp_path: Path) -> None:
-    """A sequence of 2^31 - 1 tokens in a sparse file, and what follows it; written in full."""
-    longest = 2**31 - 1
-    with open(tmp_path / "a.bin", "wb") as file:
-        file.seek(2 * longest)
-        file.write(struct.pack("<2H", 8, 9))
-    index = struct.pack("<QBQQ", 1, 8, 2, 3) + struct.pack("<2i2q3q", longest, 2, 0, 2 * longest, 0, 1, 2)
-    (tmp_path / "a.idx").write_bytes(b"MMIDIDX\x00\x00" + index)
-    merge_index([tmp_path / "a", by_hand(tmp_path / "b", [[[1, 2, 3]], [[4], [5]]])], tmp_path / "all")
-    merged = IndexedDataset(tmp_path / "all")
-    assert merged.pointers.tolist() == [0, 2**32 - 2, 2**32 + 2, 2**32 + 8, 2**32 + 10]
-    assert merged.document_index.tolist() == [0, 1, 2, 3, 5]
-    assert [merged[n].tolist() for n in range(1, 5)] == [[8, 9], [1, 2, 3], [4], [5]]
-    os.truncate(tmp_path / "all.bin", 0)  # four gigabytes that no later test needs

@@ -2,8 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import InputError
 from corpus.dedup.__main__ import main
+from corpus.dedup.pairs import read_pairs
 from corpus.dedup.run import dedup
+from corpus.dedup.signatures import Signatures
 from tests.common.commands import here
 from tests.conftest import Command
 from tests.corpus.dedup.test_run import RULES, planted
@@ -33,7 +36,9 @@ def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int) 
         main(["filter", "--input", str(shard), "--clusters", str(work / "all.clusters"), "--output-dir", str(output)])
 
 
-def test_the_phases_one_by_one_write_what_run_writes(tmp_path: Path, shards: list[Path], command: Command) -> None:
+def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
+    tmp_path: Path, shards: list[Path], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     stats = dedup(shards, tmp_path / "run", RULES)
     assert stats.reasons.total() > 7
     work = tmp_path / "work"
@@ -44,11 +49,28 @@ def test_the_phases_one_by_one_write_what_run_writes(tmp_path: Path, shards: lis
         phases(shards, work, tmp_path / str(parts), parts, jobs)
         for path in sorted((tmp_path / "run").rglob("*.zst")):
             assert (tmp_path / str(parts) / path.relative_to(tmp_path / "run")).read_bytes() == path.read_bytes()
-    (tmp_path / "1" / shards[0].name).unlink()
+    clusters, (first, *_) = work / "all.clusters", shards
+    (tmp_path / "1" / first.name).unlink()
+    arguments = ["filter", "--input", first, "--clusters", clusters, "--output-dir", tmp_path / "1"]
+    whole = clusters.read_bytes()
+    for place in range(0, len(whole), len(whole) // 20):
+        for damaged in (whole[:place], bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]])):
+            clusters.write_bytes(damaged)
+            result = here(capsys, "corpus.dedup", *arguments)
+            if result.returncode == 0:  # the damage is in what belongs to other shards
+                assert (tmp_path / "1" / first.name).read_bytes() == (tmp_path / "run" / first.name).read_bytes()
+                (tmp_path / "1" / first.name).unlink()
+            else:
+                assert_one_line_error(result, "all.clusters")
+    clusters.write_bytes(whole)
+    with (
+        Signatures(sorted(work.glob("000[01].signatures")), RULES) as other,
+        pytest.raises(InputError, match=r"0\.pairs"),
+    ):
+        read_pairs([work / "0.pairs"], other, "near", 0)
     write_shard(shards[0], read_shard(shards[0])[:1])  # changed meanwhile
-    arguments = ["--input", shards[0], "--clusters", work / "all.clusters", "--output-dir", tmp_path / "1"]
-    assert_one_line_error(command("corpus.dedup", "filter", *arguments), "0000.jsonl.zst")
-    assert not (tmp_path / "1" / shards[0].name).exists()
+    assert_one_line_error(command("corpus.dedup", *arguments), "0000.jsonl.zst")
+    assert not (tmp_path / "1" / first.name).exists()
 
 
 def test_bad_arguments_are_one_line(tmp_path: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,4 @@
 import struct
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from unittest.mock import patch
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import read_json
 from corpus.index import IndexedDataset, IndexWriter, token_dtype
-from tests.conftest import ROOT
 from tests.corpus.index.helpers import META, by_hand, files, written
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 50256), max_size=5), max_size=3), max_size=6)
@@ -77,21 +74,6 @@ def test_an_error_leaves_what_was_there_before_and_names_what_does_not_fit(tmp_p
         written(tmp_path / "a", [[3]])
     assert files(tmp_path / "a") == before and len(list(tmp_path.iterdir())) == 3
     assert written(tmp_path / "a", [[3]], meta=None).description is None, "the older vocabulary does not stay"
-
-
-def test_a_killed_run_leaves_nothing_that_a_second_one_trips_over(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path; from corpus.index import IndexWriter, Meta\n"
-        "with IndexWriter(Path(sys.argv[1]), 'u2', Meta(50257, 50256)) as index:\n"
-        "    index.add_documents([9] * 50_000, [10] * 5_000)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "a"], check=False, timeout=60, cwd=ROOT)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin.tmp", "a.idx.tmp", "a.json.tmp"]
-    written(tmp_path / "a", [[1, 2], [3]])
-    written(tmp_path / "b", [[1, 2], [3]])
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_memory_does_not_grow_with_documents(tmp_path: Path) -> None:
