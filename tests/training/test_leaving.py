@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import ROOT
 from tests.training.helpers import make_run, wait_for
 from training.leaving import RESUME_ME
@@ -30,10 +28,8 @@ def running(*words: object, **env: str) -> Iterator["subprocess.Popen[str]"]:
     """`python WORDS…`, killed at the end."""
     command = [sys.executable, *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **{f"SUBMITIT_{key}": value for key, value in env.items()}}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environment, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True
-    ) as process:
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=nowhere, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
@@ -64,23 +60,6 @@ def test_a_time_limit_announced_during_the_start_saves_after_the_first_step(tmp_
         _, said = process.communicate(timeout=60)
     assert process.returncode == RESUME_ME, said
     assert [path.name for path in (tmp_path / "models/tiny").glob("iter_*")] == ["iter_0000001"]
-
-
-@pytest.mark.slow
-def test_a_signal_at_any_moment_of_the_start_ends_it_to_be_resumed(tmp_path: Path) -> None:
-    """SIGTERM at once; SIGUSR2 after a step and a checkpoint."""
-    config = make_run(tmp_path, train=LONG)
-    for tenths in range(1, 60):
-        number = (signal.SIGTERM, signal.SIGUSR2)[tenths % 2]
-        with running(*training(config)) as process:
-            time.sleep(tenths / 10)
-            process.send_signal(number)
-            _, said = process.communicate(timeout=30)
-        # before our first line Python has no handlers, and the signal is deadly by itself
-        assert process.returncode in (RESUME_ME, -number), (tenths, said)
-        assert "Traceback" not in said and said.count("\n") <= 1, (tenths, said)
-        if number == signal.SIGUSR2 and process.returncode == RESUME_ME:
-            assert list((tmp_path / "models/tiny").glob("iter_*/*")), tenths
 
 
 def test_a_process_that_is_failing_already_keeps_its_code() -> None:

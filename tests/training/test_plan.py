@@ -165,12 +165,6 @@ def test_every_term_is_explained_with_its_formula(plan: Plan, answer: Answer) ->
         assert not term["value"] or (term["name"] in text and term["formula"] in text and term["source"] in text)
 
 
-def test_the_kinds_of_gpus_are_listed_with_those_of_the_configuration(plan: Plan, mine: tuple[object, ...]) -> None:
-    assert "\nh100 " in plan("--list-gpus") and "\nours " not in plan("--list-gpus")
-    line = next(line for line in plan("--list-gpus", *mine[:2]).splitlines() if line.startswith("ours"))
-    assert line.split() == ["ours", "47.5", "300", "300", "30", "900", "32", "12", "8"]
-
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -69,12 +69,6 @@ def test_a_wrong_number_of_processes_is_one_line_and_the_result(
     assert "tensor 2 = 2 processes" in line and read_json(tmp_path / "out.json")["failed"] in line
 
 
-def test_the_planner_may_choose_the_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(main, *options(tmp_path, {"micro_batch_size": 0}, auto=True)) == 0
-    assert "chosen by the planner" in capsys.readouterr().err
-    assert read_json(tmp_path / "out.json")["layout"]["tensor"] == 1
-
-
 def test_random_tokens_are_of_the_vocabulary_and_repeatable() -> None:
     tokens = RandomTokens(seq_len=1000, vocab_size=5)
     assert tokens.sample(1).shape == (1001,) and {*tokens.sample(1)} == {*range(5)} and tokens.end_of_text == 4

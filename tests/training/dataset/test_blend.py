@@ -26,14 +26,6 @@ def test_every_prefix_of_a_period_is_exact_to_one_sample(weights: list[int]) -> 
         assert abs(lag).max() < period  # of one sample
 
 
-def test_weights_of_any_size_are_exact_to_one_sample_over_many_samples() -> None:
-    weights = [1000, 0.001, 3.3, 2 / 3, 0.25, 12.5]
-    blend = Blend([samples_of(9, number) for number in range(len(weights))], weights)
-    for samples in (1, 7, 1000, 54321):
-        for corpus, weight in enumerate(weights):
-            assert abs(blend.taken(samples, corpus) - samples * weight / sum(weights)) < 1
-
-
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=5), st.integers(0, 300))
 @settings(max_examples=30)
 def test_the_stream_takes_each_corpus_samples_in_order_from_any_start(weights: list[int], start: int) -> None:

@@ -103,19 +103,6 @@ def test_permutations_are_uniform_and_are_what_existing_runs_expect() -> None:
     assert (counts.sum(0) == 2000).all() and abs(counts - 400).max() < 90  # five standard deviations
 
 
-def test_the_next_epoch_is_ready_before_the_last_sample_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = Samples(corpus_of([5] * 40), range(40), 1, seed=1)  # 199 samples
-    made: list[int] = []
-    make_epoch = samples.make_epoch
-    monkeypatch.setattr(samples, "make_epoch", lambda epoch: (made.append(epoch), make_epoch(epoch))[1])
-    for number in range(190):
-        samples.sample(number)
-    assert made == [0]
-    samples.sample(198)
-    assert samples.sample(199).tolist() != samples.sample(0).tolist()  # each epoch has an order of its own
-    assert made[:2] == [0, 1]
-
-
 def test_threads_read_the_same_samples_as_one_thread_across_epochs() -> None:
     corpus = corpus_of([5, 9, 2, 0, 30])
     numbers = list(range(200))

@@ -10,9 +10,7 @@ import yaml
 from transformers import GPT2LMHeadModel
 
 from common.errors import ConfigError
-from common.files import read_rows, write_json
-from common.tokenizer import Tokenizer
-from common.tokenizer_json import to_json
+from common.files import read_rows
 from tests.training.helpers import (
     BYTE_VOCABULARY,
     byte_documents,
@@ -24,7 +22,6 @@ from tests.training.helpers import (
     write_corpus,
 )
 from tests.training.reference import random_gpt2
-from training.inference.load import load_model
 from training.run_plan import make_plan
 from training.train import main
 
@@ -123,25 +120,6 @@ def test_padding_rows_of_a_foreign_model_are_left_out_with_a_note_in_the_plan(tm
     trimmed.weight = torch.nn.Parameter(theirs.transformer.wte.weight[:257].detach())
     theirs.lm_head = trimmed
     assert_first_loss(run, theirs)
-
-
-def test_a_folders_tokenizer_decides_how_many_rows_are_tokens(tmp_path: Path) -> None:
-    """Following one message never leads to its opposite: the data decide vocab_size."""
-    theirs = random_gpt2(**SIZES, vocab_size=50304)
-    theirs.save_pretrained(tmp_path / "padded")
-    write_json(tmp_path / "padded" / "tokenizer.json", to_json(Tokenizer().vocabulary))
-    config = finetuned(tmp_path / "run", tmp_path / "padded", model={"vocab_size": 50257})
-    write_corpus(settings_of(config).dataset_prefix, byte_documents(60), 50257)
-    assert "47 of 50,304 embedding rows" in str(make_plan(settings_of(config), "tiny"))
-    ours, tokenizer = load_model(tmp_path / "padded")
-    assert tokenizer is not None and ours.settings.vocab_size == tokenizer.vocab_size == 50257
-    tokens = torch.randint(50257, (2, 16), generator=torch.Generator().manual_seed(1))
-    expected, found = theirs(tokens).logits[..., :50257], ours(tokens).cpu()
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    other = finetuned(tmp_path / "other", tmp_path / "padded", model={"vocab_size": 50304})
-    write_corpus(settings_of(other).dataset_prefix, byte_documents(60), 50304)
-    with pytest.raises(ConfigError, match=r"vocab_size is 50304, but .* has 50257"):
-        make_plan(settings_of(other), "tiny")
 
 
 def test_a_missing_or_incomplete_folder_gives_one_line(

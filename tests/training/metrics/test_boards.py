@@ -5,8 +5,8 @@ import sys
 import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -41,62 +41,35 @@ def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "warning: no TensorBoard" in capsys.readouterr().err
 
 
-class Service(ModuleType):
-    """A fake of the package `wandb` that records its calls."""
-
-    class Error(Exception):
-        """The package's own error class."""
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.__spec__ = ModuleSpec("wandb", None)
-        self.started: list[dict[str, Any]] = []
-        self.shown: list[dict[str, float]] = []
-        self.ended: list[int] = []
-        self.refusal = ""
-
-    def init(self, **options: Any) -> "Service":
-        if self.refusal:
-            raise self.Error(self.refusal)
-        self.started.append(options)
-        return self
-
-    def define_metric(self, name: str, step_metric: str) -> None:
-        assert (name, step_metric) == ("*", "iteration")
-
-    def log(self, figures: dict[str, float]) -> None:
-        self.shown.append(figures)
-
-    def finish(self, exit_code: int) -> None:
-        self.ended.append(exit_code)
-
-
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Service:
-    service = Service()
+def service(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A fake of the package `wandb`."""
+    service = Mock(Error=type("Error", (Exception,), {}), __spec__=ModuleSpec("wandb", None))
+    service.init.return_value = service
     monkeypatch.setitem(sys.modules, "wandb", service)
     return service
 
 
-def test_a_resumed_run_continues_its_run_in_weights_and_biases(tmp_path: Path, service: Service) -> None:
+def test_a_resumed_run_continues_its_run_in_weights_and_biases(tmp_path: Path, service: Mock) -> None:
     config = make_run(tmp_path, train={"iterations": 2})
     assert train_tiny(config, "log.wandb=toys") == 0
     assert train_tiny(config, "log.wandb=toys", "train.iterations=3") == 0
-    first, second = service.started
+    first, second = (call.kwargs for call in service.init.call_args_list)
     assert first["id"] == second["id"] == (tmp_path / "models/tiny/wandb.id").read_text().strip()
     assert (first["project"], first["name"], first["resume"]) == ("toys", "tiny", "allow")
     losses = [float(row["lm_loss"]) for row in read_rows(tmp_path / "models/tiny/train.csv")]
-    shown = [(entry["iteration"], entry["train/lm_loss"]) for entry in service.shown if "train/lm_loss" in entry]
+    entries = [call.args[0] for call in service.log.call_args_list]
+    shown = [(entry["iteration"], entry["train/lm_loss"]) for entry in entries if "train/lm_loss" in entry]
     assert shown == list(zip([1, 2, 3], losses, strict=True))
     WeightsAndBiases(tmp_path, settings_of(config).experiment("tiny"), "tiny").close(success=False)
-    assert service.ended == [0, 0, 1]
+    assert [call.kwargs["exit_code"] for call in service.finish.call_args_list] == [0, 0, 1]
 
 
 def test_a_missing_login_or_package_stops_before_training(
-    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, service: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_run(tmp_path, train={"iterations": 1})
-    service.refusal = "No API key\nconfigured."
+    service.init.side_effect = service.Error("No API key\nconfigured.")
     assert train_tiny(config, "log.wandb=toys") == 2
     assert "models.tiny.log.wandb: No API key configured." in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "wandb", None)  # not installed
