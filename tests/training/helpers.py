@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import yaml
 
@@ -31,6 +32,8 @@ from training.dataset.batches import Batch
 from training.parallel.process_group import World
 from training.run_plan import Plan, make_plan
 
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
 
 
@@ -186,7 +189,7 @@ def train_tiny(config: Path, *overrides: str) -> int:
     return run_main(main, "--config", config, "--model", "tiny", *overrides)
 
 
-def refusal(capsys: Any, main: Callable[[list[str]], int], *arguments: object) -> str:
+def refusal(capsys: Capsys, main: Callable[[list[str]], int], *arguments: object) -> str:
     """The one line on stderr with which a command exits with 2."""
     capsys.readouterr()
     assert run_main(main, *arguments) == 2

@@ -13,20 +13,11 @@ from convert.merge_mp import merge
 from tests.conftest import Once
 from tests.convert.helpers import write_pretrained
 from tests.helpers import document, write_shard
-from tests.training.helpers import (
-    byte_documents,
-    make_run,
-    refusal,
-    run_main,
-    train_tiny,
-    write_corpus,
-)
+from tests.training.helpers import Capsys, byte_documents, make_run, refusal, run_main, train_tiny, write_corpus
 from tests.training.reference import tiny_model
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import main
 from training.evaluation.loss import evaluate
-from training.generate import main as generate_main
-from training.inference.load import load_model
 from training.model import GPT2
 
 
@@ -68,9 +59,7 @@ def test_a_text_file_and_a_shard_of_documents_are_encoded(gpt2_folder: Path, tmp
         assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / np.log(2) / size)
 
 
-def test_several_datasets_have_a_line_each_and_all_tokens_have_the_same_weight(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_datasets_have_a_line_each_and_all_tokens_have_the_same_weight(tmp_path: Path, capsys: Capsys) -> None:
     model = tiny_model(257)
     (tmp_path / "model").mkdir()
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -110,7 +99,7 @@ def trained(once: Once) -> Path:
 
 @pytest.mark.parametrize("checkpoint", ["models/tiny/iter_0000001", "merged"])
 def test_a_part_follows_the_training_split_and_another_split_gives_a_note(
-    trained: Path, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, checkpoint: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     data, output = trained / "dataset/corpus_text_document", tmp_path / "result.json"
     asked = ("--checkpoint", trained / checkpoint, "--data", data, "--output", output, "--part", "valid")
@@ -127,19 +116,6 @@ def test_a_part_follows_the_training_split_and_another_split_gives_a_note(
     assert run_main(main, *asked, "--split", "60,30,10") == 0
     assert "trained on 8 of the 12 documents of --part valid" in capsys.readouterr().err
     assert "--split '1e308,0,0'" in refusal(capsys, main, *asked, "--split", "1e308,0,0")
-
-
-def test_a_model_of_another_vocabulary_has_no_tokenizer_and_merges_without_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_run(tmp_path, train={"iterations": 1})
-    assert train_tiny(config) == 0
-    merge(tmp_path / "models/tiny", tmp_path / "merged")
-    assert not (tmp_path / "merged/vocab.json").exists() and load_model(tmp_path / "merged")[1] is None
-    sample = ("--checkpoint", tmp_path / "merged", "--prompt", "x", "--output", tmp_path / "sample.txt")
-    assert "no tokenizer" in refusal(capsys, generate_main, *sample)
-    assert run_main(generate_main, *sample, "--allow-no-tokenizer") == 0  # as in the workflow
-    assert (tmp_path / "sample.txt").read_text() == capsys.readouterr().out.splitlines(keepends=True)[-1]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +135,7 @@ def test_wrong_data_gives_one_line(
     data: str,
     more: tuple[object, ...],
     names: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
 ) -> None:
     write_corpus(tmp_path / "bytes", byte_documents(3))
     write_corpus(tmp_path / "gpt2", byte_documents(40), 50257)

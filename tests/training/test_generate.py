@@ -10,7 +10,7 @@ import pytest
 
 from common.settings import GenerateSettings
 from common.tokenizer import Tokenizer
-from tests.training.helpers import refusal, run_main
+from tests.training.helpers import Capsys, Patch, refusal, run_main
 from training.generate import main
 from training.inference.load import load_model
 from training.inference.prompts import read_prompts
@@ -37,7 +37,7 @@ def test_prompts_are_lines_or_json_objects(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_prompts_give_one_line_and_write_nothing(
-    gpt2_folder: Path, tmp_path: Path, name: str, content: bytes, names: str, capsys: pytest.CaptureFixture[str]
+    gpt2_folder: Path, tmp_path: Path, name: str, content: bytes, names: str, capsys: Capsys
 ) -> None:
     (tmp_path / name).write_bytes(content)
     output = tmp_path / "out.jsonl"
@@ -46,22 +46,7 @@ def test_unusable_prompts_give_one_line_and_write_nothing(
     assert not output.exists()
 
 
-def test_the_command_continues_a_file_of_prompts(
-    gpt2_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "texts.jsonl"
-    prompts.write_text('{"id": 1, "prompt": "The"}\n{"id": 2, "prompt": "A list"}\n')
-    arguments = ("--checkpoint", gpt2_folder, "--prompts", prompts, "--max-tokens", 4, "--output", output)
-    assert run_main(main, *arguments) == 0
-    assert output.read_text() == capsys.readouterr().out
-    first, second = map(json.loads, output.read_text().splitlines())
-    assert (first["id"], first["prompt"], second["id"]) == (1, "The", 2)
-    assert first["text"].startswith("The") and second["text"].startswith("A list")
-
-
-def test_without_a_prompt_lines_are_continued_until_stop(
-    gpt2_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_prompt_lines_are_continued_until_stop(gpt2_folder: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("One\n" + "too long " * 20 + "\nTwo\nstop\nnever\n"))
     assert run_main(main, "--checkpoint", gpt2_folder, "--max-tokens", 3) == 0
     out, error = capsys.readouterr()
@@ -78,9 +63,7 @@ def test_without_a_prompt_lines_are_continued_until_stop(
     assert first == second and "(seed " not in first
 
 
-def test_samples_differ_and_their_seeds_reproduce_them(
-    gpt2_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_differ_and_their_seeds_reproduce_them(gpt2_folder: Path, tmp_path: Path, capsys: Capsys) -> None:
     model, tokenizer = load_model(gpt2_folder)[0], Tokenizer()
     seeds = [2**64 - 1, 0, 1]  # the second one wraps around
     options = GenerateSettings(max_tokens=6, temperature=3, seed=seeds[0], top_k=0)
@@ -89,13 +72,13 @@ def test_samples_differ_and_their_seeds_reproduce_them(
     for sample, seed in enumerate(seeds):
         alone = options.model_copy(update={"seed": seed})
         assert list(generate(model, tokenizer, ["The", "A list"], alone)) == [texts[sample], texts[3 + sample]]
-    (tmp_path / "prompts.txt").write_text("The\nA list\n")
+    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "prompt": "The"}\n{"id": 2, "prompt": "A list"}\n')
     asked = ("--checkpoint", gpt2_folder, "--max-tokens", 6, "--temperature", 3, "--top-k", 0, "--samples", 3)
     asked += ("--seed", seeds[0])
-    assert run_main(main, *asked, "--prompts", tmp_path / "prompts.txt") == 0
+    assert run_main(main, *asked, "--prompts", tmp_path / "prompts.jsonl") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == texts
-    assert [(line["sample"], line["seed"]) for line in lines[2:4]] == [(3, 1), (1, seeds[0])]
+    assert [(line["id"], line["sample"], line["seed"]) for line in lines[2:4]] == [(1, 3, 1), (2, 1, seeds[0])]
     assert run_main(main, *asked, "--prompt", "The", "--output", tmp_path / "out.txt") == 0
     printed = capsys.readouterr().out
     assert (tmp_path / "out.txt").read_text() == printed
@@ -116,7 +99,5 @@ def test_samples_differ_and_their_seeds_reproduce_them(
         ((), "no such folder"),
     ],
 )
-def test_wrong_options_give_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], names: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_options_give_one_line(tmp_path: Path, arguments: tuple[str, ...], names: str, capsys: Capsys) -> None:
     assert names in refusal(capsys, main, "--checkpoint", tmp_path / "absent", "--prompt", "x", *arguments)

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.files import read_rows
 from common.settings import Experiment, GenerateSettings
-from tests.training.helpers import BYTE_VOCABULARY, make_run, settings_of, train_tiny
+from tests.training.helpers import BYTE_VOCABULARY, Patch, make_run, settings_of, train_tiny
 from training import attention, checkpoint
 from training.evaluation.scoring import sum_of_losses
 from training.inference.load import model_from_weights
@@ -73,18 +73,18 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return found
 
 
-FLOAT32 = {"precision": "float32"}
 WAYS: list[dict[str, Any]] = [
-    *({"precision": precision, "compile": compiled} for precision in NEAR for compiled in ("none", "blocks")),
-    *({"precision": precision, "compile": "model"} for precision in ("float32", "bfloat16")),
-    *({"precision": "bfloat16", "compile": "none", "attention": kernel} for kernel in attention.KERNELS),
-    *({**FLOAT32, "compile": compiled, "loss": "chunked"} for compiled in ("none", "blocks")),
-    *({**FLOAT32, "compile": compiled, "accumulation": 4} for compiled in ("none", "blocks")),
-    *({**FLOAT32, "compile": compiled, "recompute": "selective"} for compiled in ("none", "blocks")),
-    *({**FLOAT32, "compile": compiled, "recompute": "full"} for compiled in ("none", "blocks")),
-    *({"precision": "bfloat16", "compile": compiled, "kernels": "on"} for compiled in ("none", "blocks")),
-    *({**FLOAT32, "compile": compiled, "kernels": "on"} for compiled in ("none", "blocks")),
+    {"precision": precision, "compile": compiled, **more}
+    for compiled in ("none", "blocks")
+    for precision, more in (
+        *((precision, {}) for precision in NEAR),
+        *(("float32", {"loss": "chunked"}), ("float32", {"accumulation": 4})),
+        *(("float32", {"recompute": recompute}) for recompute in ("selective", "full")),
+        *(("bfloat16", {"attention": kernel}) for kernel in attention.KERNELS),
+        *((precision, {"kernels": "on"}) for precision in ("float32", "bfloat16")),
+    )
 ]
+WAYS += [{"precision": precision, "compile": "model"} for precision in ("float32", "bfloat16")]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
@@ -146,7 +146,7 @@ def first_losses(experiment: Experiment, plan: Any, mesh: DeviceMesh | None = No
 )
 @pytest.mark.parametrize("compiled", ["none", "blocks"])
 def test_nccl_on_one_rank_changes_nothing(
-    tmp_path: Path, parallel: dict[str, Any] | None, compiled: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, parallel: dict[str, Any] | None, compiled: str, mesh: DeviceMesh, monkeypatch: Patch
 ) -> None:
     config = make_run(tmp_path, model=MODEL, train={"precision": "bfloat16", "compile": compiled})
     plan = make_plan(settings_of(config), "tiny")

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.training.helpers import Patch
 from training.loss import LossHead
 from training.model import IGNORED
 
@@ -35,7 +36,7 @@ def expected(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 @pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
 def test_each_form_gives_the_loss_and_its_gradients(
-    monkeypatch: pytest.MonkeyPatch, form: str, dtype: torch.dtype, near: float
+    monkeypatch: Patch, form: str, dtype: torch.dtype, near: float
 ) -> None:
     head = LossHead(TRUE, chunks=4 if "chunked" in form else 1)
     if form == "formula":

@@ -8,7 +8,7 @@ import torch
 
 from common.errors import ConfigError
 from common.files import read_json
-from tests.training.helpers import ALONE, make_run, settings_of
+from tests.training.helpers import ALONE, Capsys, Patch, make_run, settings_of
 from training import attention, operations
 from training.attention import fastest
 from training.kernels import library
@@ -19,7 +19,7 @@ GPU = World(0, 1, torch.device("cuda", 0))
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fake_gpu(monkeypatch: Patch) -> list[str]:
     """A GPU of which only the name is known and attention is timed by a table; returns what was put to use."""
     used: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "GPU")
@@ -38,7 +38,7 @@ def choose(folder: Path, world: World = GPU, **train: Any) -> None:
 
 
 def test_the_fastest_attention_is_recorded_and_used_again(
-    tmp_path: Path, fake_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake_gpu: list[str], monkeypatch: Patch
 ) -> None:
     (tmp_path / "operations.json").write_text("{")  # damaged: replaced
     choose(tmp_path)
@@ -67,9 +67,7 @@ def test_a_deterministic_run_chooses_among_kernels_that_repeat() -> None:
         fastest({"cudnn": 1.0}, deterministic=True)
 
 
-def test_on_a_cpu_nothing_is_chosen_and_keys_without_effect_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_cpu_nothing_is_chosen_and_keys_without_effect_are_noted(tmp_path: Path, capsys: Capsys) -> None:
     choose(tmp_path, ALONE)
     assert not (tmp_path / "operations.json").exists() and capsys.readouterr().err == ""
     choose(tmp_path, ALONE, attention="flash", kernels="on")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from common.settings import ModelSettings, TrainSettings
 from training.model import GPT2
-from training.optimizer import learning_rate, make_optimizer, rate_change
+from training.optimizer import learning_rate, make_optimizer
 
 TINY = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=4, vocab_size=16)
 
@@ -75,22 +75,6 @@ def test_rates_that_contradict_each_other_are_refused(given: dict[str, Any], nam
     with pytest.raises(ValueError, match=names):
         TrainSettings(iterations=100, **given)
     TrainSettings(iterations=100, warmup=0.1, decay_iterations=10, lr=1e-5)
-
-
-@given(schedules, st.integers(1, 3), st.integers(0, 300))
-def test_the_suggested_keys_keep_the_rate_of_an_extended_run(before: TrainSettings, longer: int, taken: int) -> None:
-    assume(before.warmup_end <= before.iterations)
-    given = {key: getattr(before, key) for key in before.model_fields_set} | {"iterations": before.iterations * longer}
-    now, taken = TrainSettings(**given), min(taken, before.iterations)
-    message = rate_change(before, now, taken)
-    if not message:
-        assert learning_rate(taken, now) == pytest.approx(learning_rate(taken, before))
-        return
-    offered = dict(word.removeprefix("train.").split("=") for word in message.partition("to hold that: ")[2].split())
-    held = TrainSettings(**(given | {key: float(value) for key, value in offered.items()}))
-    assert not rate_change(before, held, taken)
-    for step in range(taken, held.iterations):
-        assert learning_rate(step, held) == pytest.approx(learning_rate(step, before)), step
 
 
 def test_biases_and_layer_norms_do_not_decay() -> None:

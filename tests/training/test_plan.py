@@ -12,7 +12,7 @@ import yaml
 
 from common.config import load_settings, validate
 from common.yaml_text import merged
-from tests.training.helpers import refusal, run_main
+from tests.training.helpers import Capsys, refusal, run_main
 from training.plan import main
 from training.planning.layout import Layout
 from training.planning.machines import GIB
@@ -37,7 +37,7 @@ Answer = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
+def plan(capsys: Capsys) -> Plan:
     """Run the command; returns what it printed."""
 
     def run(*words: object) -> str:
@@ -61,17 +61,6 @@ def mine(tmp_path: Path) -> tuple[object, ...]:
     """The options that choose our model of a configuration file."""
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     return ("--config", tmp_path / "config.yaml", "--model", "mine")
-
-
-def test_the_best_ten_are_two_tables_of_at_most_120_columns(plan: Plan) -> None:
-    words = ("--model", "gpt2_175b", "--gpus", "1024", "--gpu", "h100")
-    lines = plan(*words).splitlines()
-    assert max(map(len, lines)) <= 120
-    heads = [number for number, line in enumerate(lines) if "tokens/s" in line or "headroom" in line]
-    assert len(heads) == 2
-    for head in heads:
-        assert [line.split()[0] for line in lines[head + 1 : head + 11]] == [str(rank) for rank in range(1, 11)]
-    assert plan(*words).splitlines() == lines
 
 
 def test_torch_is_not_imported() -> None:
@@ -119,18 +108,8 @@ def test_the_configuration_gives_model_machine_and_batch(answer: Answer, mine: t
     assert (other["model"]["n_layer"], other["question"]["gpus"], other["machine"]["name"]) == (12, 8, "h100")
 
 
-def test_what_is_assumed_or_not_predicted_is_said(plan: Plan, answer: Answer, mine: tuple[object, ...]) -> None:
-    assert "(assumed: --gpu" in plan("--model", "gpt2_345m")
-    assert "assumed" not in plan("--model", "gpt2_345m", "--gpu", "h100") + plan(*mine)
-    words = ("--model", "gpt2_124m", "--precision", "float32", "--top", "1", "--gpu")
-    assert "uncalibrated" in plan(*words, "v100-32g") and "uncalibrated" not in plan(*words, "h100")
-    assert "not predicted" in plan(*words, "cpu", "--gpus", "2")
-    layout = answer(*words, "cpu", "--gpus", "2")["layouts"][0]
-    assert {layout[key] for key in ("step_seconds", "tokens_per_second", "mfu", "hours", "gpu_hours")} == {None}
-
-
 def test_only_the_given_layout_is_judged_and_what_would_fit_is_named(
-    answer: Answer, mine: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+    answer: Answer, mine: tuple[object, ...], capsys: Capsys
 ) -> None:
     (only,) = answer(*mine, "--given")["layouts"]
     expected = Layout.of(load_settings(Path(str(mine[1]))).experiment("mine"))
@@ -143,7 +122,7 @@ def test_only_the_given_layout_is_judged_and_what_would_fit_is_named(
 
 
 def test_what_is_written_replaces_the_layout_of_a_configuration(
-    plan: Plan, answer: Answer, mine: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Plan, answer: Answer, mine: tuple[object, ...], tmp_path: Path, capsys: Capsys
 ) -> None:
     best, page, words = tmp_path / "best.yaml", tmp_path / "plan.html", (*mine, "--gpus", "8")
     plan(*words, "--write", best, "--html", page)
@@ -155,14 +134,6 @@ def test_what_is_written_replaces_the_layout_of_a_configuration(
     for option in ("--write", "--html"):
         assert "config.yaml" in refusal(capsys, main, *words, option, mine[1])
     assert yaml.safe_load(Path(str(mine[1])).read_text()) == CONFIG
-
-
-def test_every_term_is_explained_with_its_formula(plan: Plan, answer: Answer) -> None:
-    words = ("--model", "gpt2_7b", "--gpus", "64")
-    text = plan(*words, "--explain")
-    best = answer(*words)["layouts"][0]
-    for term in (*best["terms"]["memory"], *best["terms"]["time"]):
-        assert not term["value"] or (term["name"] in text and term["formula"] in text and term["source"] in text)
 
 
 @pytest.mark.parametrize(
@@ -181,5 +152,5 @@ def test_every_term_is_explained_with_its_formula(plan: Plan, answer: Answer) ->
         (["--global-batch-size", "8"], "--model"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], names: str) -> None:
+def test_what_cannot_be_answered_is_one_line(capsys: Capsys, words: list[str], names: str) -> None:
     assert names in refusal(capsys, main, *words)

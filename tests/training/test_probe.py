@@ -8,7 +8,7 @@ import torch
 
 from common.files import read_json
 from common.settings import ModelSettings
-from tests.training.helpers import BYTE_VOCABULARY, launch, launch_ok, refusal, run_main, write_config
+from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch, launch_ok, refusal, run_main, write_config
 from training.leaving import RESUME_ME
 from training.parallel.vocabulary import with_padded_vocabulary
 from training.planning.flops import flops_per_token
@@ -24,9 +24,7 @@ def options(tmp_path: Path, train: dict[str, Any] | None = None, **parallel: obj
     return ["--config", config, "--model", "tiny", "--steps", 3, "--output", tmp_path / "out.json"]
 
 
-def test_a_probe_alone_prints_and_writes_predicted_and_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_probe_alone_prints_and_writes_predicted_and_measured(tmp_path: Path, capsys: Capsys) -> None:
     assert run_main(main, *options(tmp_path)) == 0
     result = read_json(tmp_path / "out.json")
     measured, predicted = result["measured"], result["predicted"]
@@ -62,9 +60,7 @@ def test_a_rank_that_runs_out_of_memory_is_the_result_and_one_that_dies_says_not
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_wrong_number_of_processes_is_one_line_and_the_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_number_of_processes_is_one_line_and_the_result(tmp_path: Path, capsys: Capsys) -> None:
     line = refusal(capsys, main, *options(tmp_path, tensor=2))
     assert "tensor 2 = 2 processes" in line and read_json(tmp_path / "out.json")["failed"] in line
 

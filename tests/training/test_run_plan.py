@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from common.config import load_settings
-from common.errors import ConfigError, ToolkitError
+from common.errors import ToolkitError
 from corpus.index import IndexWriter, Meta
 from tests.training.helpers import byte_documents, make_run, settings_of, write_corpus
 from training.run_plan import Plan, make_plan
@@ -89,14 +88,3 @@ def test_corpora_that_do_not_fit_stop_before_anything_is_computed(
             writer.add_document(np.append(document[:-1], 3))
     with pytest.raises(ToolkitError, match=names):
         blended(tmp_path, *((tmp_path / name, weight) for name, weight in data), **train)
-
-
-def test_a_run_needs_no_urls_when_every_model_brings_its_data(tmp_path: Path, corpora: tuple[Path, Path]) -> None:
-    config = tmp_path / "config.yaml"
-    models = yaml.safe_load(make_run(tmp_path).read_text())["models"]
-    config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
-    with pytest.raises(ConfigError, match="`urls`"):
-        load_settings(config)
-    models["tiny"]["data"] = [{"prefix": str(corpora[0]), "weight": 1}]
-    config.write_text(yaml.safe_dump({"run": str(tmp_path), "models": models}))
-    assert make_plan(settings_of(config), "tiny").data.train.parts[0].corpus.prefix == corpora[0]

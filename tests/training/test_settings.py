@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from common.config import validate
 from common.errors import ConfigError, ToolkitError
 from common.settings import Experiment, ParallelSettings
-from tests.training.helpers import BYTE_VOCABULARY, byte_documents, write_corpus
+from tests.training.helpers import BYTE_VOCABULARY, Patch, byte_documents, write_corpus
 from training.dataset.corpus import split_documents
 from training.optimizer import learning_rate
 from training.parallel.device import check_offload
@@ -82,13 +82,7 @@ def test_a_wrong_value_is_one_line_that_names_its_key(prefix: Path, sections: di
     assert names in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("written", "read"), [(True, "blocks"), ("no", "none"), (None, "auto"), ("model", "model")])
-def test_compile_was_a_switch(prefix: Path, written: object, read: str) -> None:
-    raw = configuration(prefix, train={"compile": written})
-    assert validate(raw, "config.yaml").models["m"].train.compile == read
-
-
-def test_what_depends_on_data_or_device_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_depends_on_data_or_device_is_refused_before_anything_starts(monkeypatch: Patch) -> None:
     with pytest.raises(ConfigError, match="1e308,0,0"):
         split_documents("1e308,0,0", 10)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -14,7 +14,7 @@ from common.config import load_settings
 from common.errors import InputError
 from common.files import read_json, read_rows
 from common.settings import Experiment, ModelSettings, Settings
-from tests.training.helpers import copy_run, course, launch_ok, make_run, refusal, train_tiny
+from tests.training.helpers import Capsys, Patch, copy_run, course, launch_ok, make_run, refusal, train_tiny
 from training import train
 from training.checkpoint.storage import without_process_group_warning
 from training.leaving import RESUME_ME, TO_CURE
@@ -84,9 +84,7 @@ def test_ten_iterations_a_resume_and_ten_more_equal_twenty_bit_for_bit(tiny_run:
     assert [key for key in expected if not torch.equal(resumed[key], expected[key])] == []
 
 
-def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(tmp_path: Path, capsys: Capsys) -> None:
     config, folder = make_run(tmp_path), tmp_path / "models/tiny"
     assert train_tiny(config) == 0
     plan = capsys.readouterr().out.partition("iteration ")[0]  # printed before training
@@ -115,9 +113,7 @@ def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(
     assert float(read_rows(folder / "train.csv")[-1]["learning_rate"]) == 1e-5
 
 
-def test_a_run_that_would_take_months_on_cpus_is_refused_unless_it_is_allowed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_would_take_months_on_cpus_is_refused_unless_it_is_allowed(tmp_path: Path, capsys: Capsys) -> None:
     config = make_run(tmp_path, train={"warmup_iterations": 1})
     assert "allow_slow" in refusal(capsys, main, "--config", config, "--model", "tiny", "train.iterations=10000000000")
     assert not list((tmp_path / "models/tiny").glob("iter_*"))
@@ -129,9 +125,7 @@ def test_a_run_that_would_take_months_on_cpus_is_refused_unless_it_is_allowed(
     assert digits[0] == digits[1]
 
 
-def test_a_finished_run_stays_finished_whatever_fails_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_stays_finished_whatever_fails_afterwards(tmp_path: Path, monkeypatch: Patch) -> None:
     config, done = make_run(tmp_path), tmp_path / "models/tiny/done.json"
     for tidying in ("metrics.boards.TensorBoard.close", "monitoring.run_claim.RunClaim.release"):
         monkeypatch.setattr(f"training.{tidying}", Mock(side_effect=OSError(5, "Input/output error")))
@@ -154,23 +148,19 @@ def test_a_finished_run_stays_finished_whatever_fails_afterwards(
     ],
 )
 def test_a_model_that_does_not_fit_stops_in_one_line_before_anything_is_written(
-    tmp_path: Path, override: str, names: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, override: str, names: str, capsys: Capsys
 ) -> None:
     assert names in refusal(capsys, main, "--config", make_run(tmp_path), "--model", "tiny", override)
     assert not list(tmp_path.glob("models/tiny/*.*"))
 
 
-def test_a_checkpoint_of_another_model_is_refused(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tiny_run: Path, tmp_path: Path, capsys: Capsys) -> None:
     config = make_run(tmp_path, model={"n_layer": 1})
     shutil.copytree(tiny_run / "models/tiny/iter_0000010", tmp_path / "models/tiny/iter_0000010")
     assert "models.tiny.model.n_layer is 1" in refusal(capsys, main, "--config", config, "--model", "tiny")
 
 
-def test_each_rank_of_a_slurm_job_leaves_the_error_that_a_person_must_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_of_a_slurm_job_leaves_the_error_that_a_person_must_cure(tmp_path: Path, monkeypatch: Patch) -> None:
     mark = failed_mark(tmp_path / "models", "slurm-7.0-0")
     mark.parent.mkdir()
     monkeypatch.setattr(train, "read_launch", lambda: Launch("slurm", 1, 2, 1, 2, 1, "slurm-7.0-0"))
@@ -185,9 +175,7 @@ def test_each_rank_of_a_slurm_job_leaves_the_error_that_a_person_must_cure(
         )
 
 
-def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(tmp_path: Path, capsys: Capsys) -> None:
     train = {"micro_batch_size": 0, "iterations": 2}
     config = make_run(tmp_path, parallel={"auto": True}, train=train, cluster={"tasks_per_node": 2})
 
@@ -207,9 +195,7 @@ def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(
     assert (layout().world_size, layout().train.recompute) == (2, "none")
 
 
-def test_a_job_of_another_size_than_was_asked_for_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_of_another_size_than_was_asked_for_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     config = make_run(tmp_path, parallel={"auto": True, "gpus": 4}, train={"micro_batch_size": 0})
     assert "models.tiny.parallel: auto over 4 processes, but 1" in refusal(
         capsys, main, "--config", config, "--model", "tiny"

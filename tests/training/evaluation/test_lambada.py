@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.files import read_json
-from tests.training.helpers import refusal, run_main
+from tests.training.helpers import Capsys, refusal, run_main
 from tests.training.reference import SEQ_LEN, write_reference
 from training.evaluate import main
 
@@ -24,9 +24,7 @@ def texts() -> list[str]:
     return [f"{context} {LAST[number % 3]}" for number, context in enumerate(contexts)]
 
 
-def test_accuracy_and_perplexity_equal_those_of_transformers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accuracy_and_perplexity_equal_those_of_transformers(tmp_path: Path, capsys: Capsys) -> None:
     folder, model, tokenizer = write_reference(tmp_path, likely=" foxes")
     file, output = tmp_path / "lambada.jsonl", tmp_path / "result.json"
     file.write_text("".join(json.dumps({"text": line}) + "\n" for line in texts()))
@@ -65,7 +63,7 @@ def test_accuracy_and_perplexity_equal_those_of_transformers(
     ],
 )
 def test_a_line_without_a_last_word_to_predict_is_named(
-    gpt2_folder: Path, tmp_path: Path, lines: str, says: str, capsys: pytest.CaptureFixture[str]
+    gpt2_folder: Path, tmp_path: Path, lines: str, says: str, capsys: Capsys
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(lines and lines + "\n")

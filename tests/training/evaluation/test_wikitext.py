@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
 from common.files import read_json
-from tests.training.helpers import refusal, run_main
+from tests.training.helpers import Capsys, refusal, run_main
 from tests.training.reference import SEQ_LEN, write_reference
 from training.evaluate import main
 from training.evaluation.scoring import sliding_windows
@@ -48,11 +48,6 @@ def test_detokenization_follows_the_published_rules(words: str, text: str) -> No
     assert detokenize(words) == text
 
 
-def test_line_ends_count_as_words_as_in_a_split_at_spaces() -> None:
-    assert count_words(TEXT) == len(TEXT.strip().split(" "))
-    assert count_words("two words\n") == 2
-
-
 def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int) -> float:
     """The mean loss, token by token, each with the context of the first window that reaches it."""
     total = 0.0
@@ -64,7 +59,7 @@ def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int)
     return total / (len(tokens) - 1)
 
 
-def test_the_measures_equal_those_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_measures_equal_those_of_transformers(tmp_path: Path, capsys: Capsys) -> None:
     folder, model, tokenizer = write_reference(tmp_path)
     file, output = tmp_path / "wiki.test.tokens", tmp_path / "result.json"
     file.write_text(TEXT)
@@ -112,7 +107,7 @@ def test_wrong_wikitext_options_give_one_line(
     content: bytes | None,
     options: tuple[object, ...],
     names: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
 ) -> None:
     if content is not None:
         (tmp_path / "text").write_bytes(content)

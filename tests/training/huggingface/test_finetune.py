@@ -13,6 +13,7 @@ from common.errors import ConfigError
 from common.files import read_rows
 from tests.training.helpers import (
     BYTE_VOCABULARY,
+    Capsys,
     byte_documents,
     launch_ok,
     make_run,
@@ -61,7 +62,7 @@ def assert_first_loss(config: Path, model: GPT2LMHeadModel) -> None:
 
 
 def test_the_first_loss_is_the_initial_models_and_a_resumed_run_does_not_need_its_folder(
-    tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: Capsys
 ) -> None:
     start = tmp_path / "start"
     shutil.copytree(model[0], start)
@@ -123,7 +124,7 @@ def test_padding_rows_of_a_foreign_model_are_left_out_with_a_note_in_the_plan(tm
 
 
 def test_a_missing_or_incomplete_folder_gives_one_line(
-    tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: Capsys
 ) -> None:
     start = tmp_path / "start"
     words = (capsys, main, "--config", finetuned(tmp_path / "run", start), "--model", "tiny")

@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.files import read_rows
-from tests.training.helpers import make_run, settings_of, train_tiny
+from tests.training.helpers import Capsys, Patch, make_run, settings_of, train_tiny
 from training.metrics.boards import WeightsAndBiases
 
 
@@ -32,7 +32,7 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path) -> None:
     assert "train/mfu" not in events.Tags()["scalars"]  # a CPU has no known peak
 
 
-def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: Patch, capsys: Any) -> None:
     config = make_run(tmp_path, train={"iterations": 1})
     assert train_tiny(config, "log.tensorboard=false") == 0
     assert not (tmp_path / "models/tiny/tensorboard").exists()
@@ -42,7 +42,7 @@ def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def service(monkeypatch: Patch) -> Mock:
     """A fake of the package `wandb`."""
     service = Mock(Error=type("Error", (Exception,), {}), __spec__=ModuleSpec("wandb", None))
     service.init.return_value = service
@@ -66,7 +66,7 @@ def test_a_resumed_run_continues_its_run_in_weights_and_biases(tmp_path: Path, s
 
 
 def test_a_missing_login_or_package_stops_before_training(
-    tmp_path: Path, service: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, service: Mock, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     config = make_run(tmp_path, train={"iterations": 1})
     service.init.side_effect = service.Error("No API key\nconfigured.")

@@ -64,13 +64,6 @@ def test_the_log_line_has_the_fields_of_the_reference_runs_in_order() -> None:
     assert [(key, float(value)) for key, value in figures.items()] == [*expected.items()]
 
 
-def test_a_device_without_a_known_peak_has_no_mfu_in_the_log_and_an_empty_cell(tmp_path: Path) -> None:
-    unknown = {**ROW, "mfu": None}
-    assert "MFU" not in log_line(unknown, 320000, 8, seconds_left=0)
-    Curve(tmp_path / "train.csv", TRAIN_COLUMNS, 0).append(unknown)
-    assert read_rows(tmp_path / "train.csv")[0]["mfu"] == ""
-
-
 def test_a_curve_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "valid.csv"
     curve = Curve(path, VALID_COLUMNS, 0)

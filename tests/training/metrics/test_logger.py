@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from common.files import read_json, read_rows
-from tests.training.helpers import Session, make_run, make_session, train_tiny
+from tests.training.helpers import Capsys, Patch, Session, make_run, make_session, train_tiny
 from training.metrics.logger import MetricsLogger
 
 
@@ -28,9 +28,7 @@ def logger_of(
     return MetricsLogger(folder, "tiny", session.experiment, session.world, session.timers, iteration, state, **options)
 
 
-def test_a_report_covers_the_steps_that_were_taken(
-    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_covers_the_steps_that_were_taken(session: Session, tmp_path: Path, capsys: Capsys) -> None:
     # the fourth is a spike that was left out
     steps = [(4.0, 1.5, True), (nan, nan, False), (2.0, 0.5, True), (9.0, 7.0, False), (3.0, inf, False)]
     with logger_of(session, tmp_path / "run") as logger:
@@ -58,20 +56,6 @@ def test_a_report_covers_the_steps_that_were_taken(
     assert last.startswith("time (ms)")
 
 
-def test_early_losses_are_shown_until_the_first_report(
-    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with logger_of(session, tmp_path / "run", iteration=30) as logger:
-        for iteration in range(31, 85):
-            logger.record_step(4.0, 1.5, True, 1e-3, 0.0)
-            if iteration == 60:
-                logger.report(iteration, 8 * iteration, 1.0)
-            else:
-                logger.report_early(iteration, 4.0)
-    early = [line for line in capsys.readouterr().out.splitlines() if "loss of this step: 4.0" in line]
-    assert [line.partition("/")[0] for line in early] == ["iteration       40", "iteration       50"]
-
-
 def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Session, tmp_path: Path) -> None:
     steps = [(4.1, 1.5, True), (nan, inf, False), (2.3, 0.5, True), (7.7, 9.0, False)]
     rows = []
@@ -95,7 +79,7 @@ def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Sess
 
 
 def test_a_board_that_cannot_write_is_dropped_and_a_job_that_lost_its_folder_writes_nothing(
-    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    session: Session, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     board = Mock(**{"show.side_effect": OSError(28, "No space left on device")})
     monkeypatch.setattr("training.metrics.logger.open_boards", lambda *_arguments, **_options: [board])
@@ -118,7 +102,7 @@ def test_a_test_loss_has_its_own_file_and_a_huge_loss_is_reported(session: Sessi
     assert test == {"iteration": 3, "consumed_samples": 24, "loss": 2.0, "perplexity": pytest.approx(7.389, abs=1e-3)}
 
 
-def test_a_run_continues_after_its_output_pipe_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_after_its_output_pipe_is_closed(tmp_path: Path, monkeypatch: Patch) -> None:
     config = make_run(tmp_path)
     reader, writer = os.pipe()
     os.close(reader)

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import TrainingError
 from common.settings import Experiment
-from tests.training.helpers import make_run, train_tiny
+from tests.training.helpers import Capsys, make_run, train_tiny
 from training.monitoring.guard import Guard
 
 
@@ -122,9 +122,7 @@ def test_a_resumed_run_judges_like_one_that_was_never_stopped() -> None:
     assert refused == 3
 
 
-def test_a_run_whose_weights_explode_stops_in_one_line_with_its_last_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_weights_explode_stops_in_one_line_with_its_last_checkpoint(tmp_path: Path, capsys: Capsys) -> None:
     config = make_run(tmp_path, train={"iterations": 9, "save_interval": 1, "lr": 1e30, "min_lr": 0, "warmup": 0})
     assert train_tiny(config) == 2
     error = capsys.readouterr().err

@@ -3,14 +3,12 @@
 import time
 from pathlib import Path
 
-import pytest
-
 from common.files import read_json
-from tests.training.helpers import Job, make_run, wait_for
+from tests.training.helpers import Capsys, Job, make_run, wait_for
 from training.monitoring.heartbeat import Heartbeat, describe, read_heartbeats
 
 
-def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: Capsys) -> None:
     stacks, told = tmp_path / "heartbeat/a/rank_00000.stacks", ""
     with Heartbeat(tmp_path, 0, 0.2, "a") as heartbeat:
         heartbeat.beat(7, "save")

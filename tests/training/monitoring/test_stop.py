@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.files import read_json, read_rows
-from tests.training.helpers import Job, copy_run, course, launch_ok, make_run, train_tiny, wait_for
+from tests.training.helpers import Capsys, Job, Patch, copy_run, course, launch_ok, make_run, train_tiny, wait_for
 from training.leaving import RESUME_ME, TAKEN_OVER
 from training.model_folder import stopped_mark
 from training.monitoring.run_claim import RunClaim
@@ -39,9 +39,7 @@ def interrupted(config: Path, interrupt: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGUSR2", "SIGINT", "SIGHUP", "stop"])
-def test_a_run_that_is_asked_to_stop_saves_and_exits_to_be_resumed(
-    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_asked_to_stop_saves_and_exits_to_be_resumed(tmp_path: Path, way: str, capsys: Capsys) -> None:
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
     ways = {"stop": lambda: (folder / "stop").touch()}
     assert interrupted(config, ways.get(way, lambda: os.kill(os.getpid(), signal.Signals[way]))) == RESUME_ME
@@ -71,7 +69,7 @@ def test_a_second_interrupt_ends_the_process_at_once_and_an_ignored_signal_does_
 
 
 def test_a_job_whose_folder_was_taken_over_ends_without_saving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("training.monitoring.run_claim._INTERVAL", 0.01)
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
