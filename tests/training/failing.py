@@ -66,16 +66,13 @@ def spoil(where: str) -> None:
         trainer.open_session = raises(ConfigError("no such layer on this device"))
     elif where == "data":
         before_the_third_step(raises(InputError("corpus.bin: holds token id 999, outside the vocabulary of 257")))
-    elif where == "memory":
-        trainer.train_step = step.train_step = raises(OUT_OF_MEMORY)
-    elif where == "defect":
-        trainer.train_step = raises(ZeroDivisionError("division by zero"))
-    elif where == "save":
-        writing._write_tensors = raises(OSError(errno.ENOSPC, "No space left on device", "__1_0.distcp"))
-    elif where == "dies":
-        step.train_step = lambda *_: os._exit(9)  # type: ignore[assignment, misc]
     elif where == "hangs":
         before_the_third_step(rank_1_hangs_here)
+    elif where == "save":
+        writing._write_tensors = raises(OSError(errno.ENOSPC, "No space left on device", "__1_0.distcp"))
+    else:
+        in_a_step = {"memory": raises(OUT_OF_MEMORY), "defect": raises(ZeroDivisionError("division by zero"))}
+        trainer.train_step = step.train_step = in_a_step.get(where, lambda *_: os._exit(9))
 
 
 def main(argv: list[str]) -> int:

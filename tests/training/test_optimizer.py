@@ -1,13 +1,10 @@
 """The learning-rate schedules, the weight-decay groups, and AdamW's step."""
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from common.settings import ModelSettings, TrainSettings
@@ -15,17 +12,6 @@ from training.model import GPT2
 from training.optimizer import learning_rate, make_optimizer
 
 TINY = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=4, vocab_size=16)
-
-schedules = st.fixed_dictionaries(
-    {
-        "iterations": st.integers(1, 300),
-        "lr": st.floats(1e-6, 1.0),
-        "min_lr": st.sampled_from([0.0, 1e-7, 1e-6]),
-        "warmup": st.floats(0, 1),
-        "warmup_iterations": st.integers(0, 60),
-        "lr_decay": st.sampled_from(["cosine", "linear", "constant", "inverse_sqrt"]),
-    }
-).map(lambda values: TrainSettings(**values))
 
 
 def rates(count: int, **train: Any) -> list[float]:
@@ -42,25 +28,11 @@ def test_each_schedule_has_the_published_values() -> None:
     root = rates(1000, min_lr=0.25, warmup_iterations=10, lr_decay="inverse_sqrt")
     assert (root[9], root[10], root[39]) == (1.0, pytest.approx(math.sqrt(10 / 11)), 0.5)
     assert set(root[159:]) == {0.25}
+    assert set(rates(50, warmup_iterations=5, lr_decay="constant")[4:]) == {1.0}
     held = rates(100, min_lr=0.1, warmup_iterations=10, decay_iterations=40)
     assert held[38] > held[39] == 0.1 and set(held[39:]) == {0.1}
     assert rates(100, warmup=0.5, warmup_iterations=4)[:4] == [0.25, 0.5, 0.75, 1.0]  # the number wins over the share
     assert rates(1, warmup=0.0) == [1.0]
-
-
-@given(schedules)
-def test_every_schedule_rises_to_the_peak_and_never_again(train: TrainSettings) -> None:
-    rates = [learning_rate(iteration, train) for iteration in range(2 * train.iterations + 100)]
-    rise, fall = rates[: train.warmup_end], rates[train.warmup_end :]
-    assert rise == pytest.approx([train.lr * (place + 1) / train.warmup_end for place in range(len(rise))])
-    assert all(earlier >= later for earlier, later in pairwise(fall))
-    assert all(train.min_lr <= rate <= train.lr * (1 + 1e-12) for rate in fall)
-    if train.lr_decay == "constant":
-        assert set(fall) == {train.lr}
-        return
-    assert set(rates[max(train.iterations, train.warmup_end) :]) == {train.min_lr}
-    if train.lr_decay != "inverse_sqrt" and train.iterations > train.warmup_end + 1:
-        assert (fall[0], rates[train.iterations - 1]) == (pytest.approx(train.lr), train.min_lr)
 
 
 @pytest.mark.parametrize(

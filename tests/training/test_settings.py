@@ -1,7 +1,6 @@
 """Every wrong value of a key is one line before anything starts; every message names values that are accepted."""
 
 import copy
-import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,34 +87,6 @@ def test_what_depends_on_data_or_device_is_refused_before_anything_starts(monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"models\.m\.parallel\.offload"):
         check_offload(ParallelSettings(data=2, zero_stage=1, offload=True), "m")
-
-
-batches = st.fixed_dictionaries(
-    {"micro_batch_size": st.integers(0, 5), "accumulation": st.integers(0, 9), "global_batch_size": st.integers(0, 40)}
-)
-layouts = st.one_of(st.just(INTERLEAVED), st.fixed_dictionaries({"data": st.integers(1, 3)}))
-
-
-@given(batches, layouts)
-def test_following_the_messages_about_batches_leads_to_valid_settings(
-    given: dict[str, Any], parallel: dict[str, Any]
-) -> None:
-    train = {"iterations": 1, **given}
-    for _ in range(3):
-        try:
-            run = Experiment.model_validate({"model": MODEL, "parallel": parallel, "train": train})
-        except ValueError as error:
-            found = re.search(r"; set (.*)", str(error).split(" [type=")[0])
-            assert found, error
-            cures = re.findall(r"(?:train\.(\w+)|it) to (\d+)", found[1])
-            train |= {key or "global_batch_size": int(value) for key, value in cures}
-        else:
-            break
-    else:
-        pytest.fail("three messages were not enough")
-    assert run.train.micro_batch_size * run.accumulation * run.parallel.data == run.train.global_batch_size
-    assert run.parallel.takes(run.accumulation)
-    assert Experiment.model_validate(run.model_dump()) == run
 
 
 ODD = st.one_of(

@@ -36,7 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GPT2LMHeadMod
     model = random_gpt2(**SIZES, vocab_size=BYTE_VOCABULARY, attn_pdrop=0.3)
     folder = tmp_path_factory.mktemp("gpt2")
     model.save_pretrained(folder, max_shard_size="40KB")
-    assert len(list(folder.glob("*.safetensors"))) > 2
     return folder, model
 
 
