@@ -22,7 +22,6 @@ from training.run_plan import make_plan
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY}
 AUTO = {"auto": True}
-INTERLEAVED = {"pipeline": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}
 
 
 @pytest.fixture(scope="module")
