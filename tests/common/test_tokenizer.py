@@ -1,4 +1,3 @@
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -71,11 +70,6 @@ def test_half_a_surrogate_pair_is_an_error_that_says_where() -> None:
     for ours in OURS:
         with pytest.raises(InputError, match=r"D83D\) at character 2"):
             ours.encode("ab\ud83d")
-
-
-def test_a_copy_for_another_process_carries_the_files_alone() -> None:
-    assert len(pickle.dumps(OURS[0])) < 1000
-    assert pickle.loads(pickle.dumps(OURS[0])).encode("Hello world").tolist() == [15496, 995]
 
 
 def test_a_batch_is_its_texts_laid_end_to_end() -> None:

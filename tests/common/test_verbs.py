@@ -5,6 +5,7 @@ import pytest
 
 from common import verbs
 from tests.common.commands import here
+from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 
 
@@ -26,8 +27,11 @@ def test_a_package_lists_its_commands_with_a_sentence_and_imports_none(package: 
     assert len(listed) == len(found)
 
 
-def test_a_list_names_first_what_is_run_first_and_a_wrong_name_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_names_first_what_is_run_first_and_a_name_runs_its_command_or_names_the_closest(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert verbs.main("corpus", ("scrape", "clean"), []) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in lines[:3]] == ["corpus.scrape", "corpus.clean", "corpus.blacklist"]
+    assert command("cluster", "status", "--help").stdout.startswith("usage: python -m cluster.status ")
     assert_one_line_error(here(capsys, "corpus", "clena"), "'clena'", "'clean'")

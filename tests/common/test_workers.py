@@ -1,8 +1,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,11 +104,6 @@ def test_workers_of_a_command_that_fails_remove_their_temporary_files(tmp_path: 
         raise InputError("stop")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.started", "b.started"]
     assert not multiprocessing.active_children()
-
-
-def test_a_worker_that_a_signal_leaves_without_an_owner_ends_with_its_command() -> None:
-    code = "from common.child_process import *; WorkerProcess(fork_or_spawn()).call(len, ''); raise SystemExit(143)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 143
 
 
 def test_threads_give_results_in_order_and_make_a_bounded_number_ahead_of_their_use() -> None:

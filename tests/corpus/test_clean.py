@@ -1,10 +1,7 @@
 from pathlib import Path
 
-import orjson
 import pytest
-import zstandard
 
-from common.errors import InputError
 from common.files import read_json
 from common.settings import CleanSettings
 from corpus.clean import clean
@@ -76,22 +73,6 @@ def test_statistics_tell_languages_sizes_and_the_same_few_examples_of_each_reaso
     assert sum(stats["sizes_out"].values()) == 30 and min(map(int, stats["sizes_out"])) == 512
     assert [found["id"] for found in stats["examples"]["language"]] == [f"{n:016x}" for n in range(1, 20, 2)]
     assert {found["finding"] for found in read_rejects(tmp_path / "rejects.jsonl.zst")} == {"de", "10 characters"}
-
-
-def test_bad_lines_are_counted_and_located_and_cost_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = [orjson.dumps(document(n, prose(n))) for n in range(15)]
-    bad = [b"{not json", b"[1]", b'{"id": "1"}', b'{"id": "1", "text": 7}', b"\xff"]
-    source = tmp_path / "in.jsonl.zst"
-    source.write_bytes(zstandard.compress(b"\n".join([*good[:10], *bad, *good[10:]]) + b"\n"))
-    stats = clean([source], tmp_path / "out.jsonl.zst", CleanSettings(), max_bad_share=0.25)
-    assert stats.extra["bad_lines"] == 5 and stats.documents_out == 15
-    warnings = capsys.readouterr().err
-    assert all(f"in.jsonl.zst:{number}: " in warnings for number in range(11, 16))
-    with pytest.raises(InputError, match=r"in.jsonl.zst:11: .*5 of 20"):
-        clean([source], tmp_path / "no.jsonl.zst", CleanSettings(), max_bad_share=0.249)
-    assert not (tmp_path / "no.jsonl.zst").exists()
 
 
 def test_explain_prints_what_every_rule_finds_and_writes_nothing(

@@ -9,7 +9,7 @@ import pytest
 from common.errors import EmptyResultError, InputError
 from common.files import Document, fingerprint, short_hash
 from common.settings import SourceSettings
-from corpus.ingest import format_of, ingest
+from corpus.ingest import ingest
 from corpus.urls.url import document_id
 from tests.common.commands import here
 from tests.conftest import Command
@@ -69,14 +69,6 @@ def test_both_forms_of_wikiextractor_are_read_and_titles_are_no_text(tmp_path: P
         ("14", "C", "See."),
     ]
     assert [d["id"] for d in found] == [document_id(f"https://en.wikipedia.org/wiki?curid={n}") for n in (12, 13, 14)]
-
-
-def test_names_tell_formats_and_the_configuration_overrules_them(tmp_path: Path) -> None:
-    assert format_of(Path("a/wiki_07.gz")) == "wikiextractor"
-    assert format_of(Path("a.txt")) == format_of(Path("a.txt.zst")) == "text"
-    assert format_of(Path("a.jsonl")) == format_of(Path("part-0001")) == "jsonl"
-    (tmp_path / "lines.txt").write_text('{"text": "One."}\n{"text": "Two."}\n')
-    assert len(take(tmp_path, tmp_path / "lines.txt", format="jsonl")) == 2
 
 
 def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

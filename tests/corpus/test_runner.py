@@ -4,8 +4,7 @@ import pytest
 
 from common.errors import EmptyResultError, InputError
 from common.files import Document, document_writer, read_json
-from common.workers import Workers
-from corpus.runner import Drop, Outcome, Step, map_shards
+from corpus.runner import Drop, Outcome, Step
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 
@@ -33,13 +32,6 @@ def test_a_step_is_a_function_and_the_runner_does_the_rest_whatever_the_workers(
     assert rejects[1] == document(9, ".", reason="short", finding="1 characters")
     assert (stats["documents_in"], stats["documents_out"], stats["reasons"]) == (180, 160, {"short": 20})
     assert stats["examples"]["short"] == rejects[:10]
-
-
-def test_many_shards_stream_through_one_pool(tmp_path: Path) -> None:
-    shards = [[document(100 * shard + n, prose(n)) for n in range(40 * shard)] for shard in range(3)]
-    with Workers(2) as pool:
-        for shard, outcomes in zip(shards, map_shards(shout, shards, pool), strict=True):
-            assert list(outcomes) == [shout(document) for document in shard]
 
 
 def test_bad_lines_are_counted_and_limited(tmp_path: Path) -> None:

@@ -55,13 +55,6 @@ def test_padding_and_skippable_frames_are_no_damage(tmp_path: Path) -> None:
         list(read_lines(path))
 
 
-def test_a_compressed_file_that_grows_a_thousandfold_is_read_in_small_pieces(tmp_path: Path) -> None:
-    for suffix in ("gz", "bz2", "xz"):
-        path = tmp_path / f"a.{suffix}"
-        path.write_bytes(PACK[suffix]((b"x" * 99 + b"\n") * 40_000))
-        assert max(map(len, read_blocks(path))) <= 2 << 20
-
-
 @settings(max_examples=50)
 @given(st.lists(st.binary().map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))))
 def test_lines_are_split_at_line_feeds_only(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:

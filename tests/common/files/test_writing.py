@@ -143,17 +143,6 @@ def test_pipes_descriptors_and_devices_are_written_through(tmp_path: Path) -> No
             pass
 
 
-@pytest.mark.parametrize("name", [".", "/", "folder", "file/below", "/dev/fd/99", "circle"])
-def test_what_is_no_output_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("folder").mkdir()
-    Path("file").write_text("old")
-    Path("circle").symlink_to("circle")
-    with pytest.raises(InputError, match=f"^{name}: "):
-        write_text(Path(name), "x")
-    assert Path("file").read_text() == "old" and sorted(os.listdir()) == ["circle", "file", "folder"]
-
-
 def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_path: Path) -> None:
     documents = [document(number, prose(number)) for number in range(300)]
     for name in ("a.jsonl", "a.jsonl.zst"):

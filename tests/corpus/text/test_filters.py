@@ -17,7 +17,7 @@ def findings(text: str, settings: CleanSettings | None = None) -> dict[str, str]
 
 def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() -> None:
     assert [rule.name for rule in filters(CleanSettings())] == ["empty", "javascript", "short", "language"]
-    assert findings(prose(1)) == {}
+    assert findings(prose(1)) == findings("work day house field " * 30, CleanSettings(language="")) == {}
     assert findings("") == {"empty": "no text", "short": "0 characters", "language": "no letters"}
     assert findings("JavaScript " + prose(1)[:244])["javascript"] == "255 characters with 'javascript'"
     assert "javascript" not in findings("JavaScript " + prose(1)[:245])
@@ -60,8 +60,3 @@ def test_each_of_gophers_rules_has_its_threshold(rule: str, kept: str, dropped: 
     settings = CleanSettings(language="", min_characters=0, gopher=rules)
     assert findings(kept, settings) == {}
     assert findings(dropped, settings).keys() == {f"gopher_{rule}"}
-
-
-def test_gophers_rules_keep_prose_and_are_off_by_default() -> None:
-    assert findings(prose(1), CleanSettings(gopher=GopherSettings(enabled=True))) == {}
-    assert findings("work day house field " * 30, CleanSettings(language="")) == {}
