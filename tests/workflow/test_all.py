@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.files import read_json
 from tests.workflow import pipeline
-from tests.workflow.pipeline import TINY, configure, kill_tree
+from tests.workflow.pipeline import configure, kill_tree
 from training.inference.load import load_model
 
-__all__ = ["TINY"]
 pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
 DEMO = (sys.executable, "-m", "demo")
 

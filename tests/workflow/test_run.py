@@ -18,8 +18,6 @@ from tests.workflow import pipeline
 from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, make_corpus, paragraphs
 
 pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
-run = make_corpus
-
 MADE_LATER = ("clean", "dedup", "tokens", "dataset", "models", "merged", "evaluation", "samples")
 
 
