@@ -44,14 +44,6 @@ def test_every_folder_of_the_packages_is_in_the_tree() -> None:
     assert [str(folder) for folder in sorted(folders) if f"`{folder}/`" not in tree] == []
 
 
-def test_at_least_twenty_changes_have_their_file() -> None:
-    rows = [row for row in _section("To change X, open Y").splitlines() if row.startswith("| ")]
-    assert len(rows) > 20
-    for row in rows[1:]:
-        change, where, _ = (cell.strip() for cell in row.strip("|").split("|"))
-        assert "`" in where or where.startswith("the `raise`"), change
-
-
 def test_every_link_leads_to_a_file_and_the_readme_links_the_quick_start_first() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))

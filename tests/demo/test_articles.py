@@ -1,12 +1,8 @@
 import re
-from pathlib import Path
 
 import pytest
 
-from demo.articles import docstrings, paragraphs, plain_texts, python_articles, sentence, split_articles
-
-PARAGRAPH = "A paragraph that is long enough for an article and that has the number {0}. " * 4
-NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
+from demo.articles import paragraphs, python_articles, sentence
 
 
 def test_python_carries_hundreds_of_articles_of_plain_sentences_that_repeat_nothing() -> None:
@@ -22,33 +18,6 @@ def test_python_carries_hundreds_of_articles_of_plain_sentences_that_repeat_noth
     ordinary = [word for word in words if re.fullmatch(r"\W*[A-Za-z][a-z]*(?:['’-][a-z]+)*\W*", word)]
     assert len(ordinary) > 0.93 * len(words), "names in capitals, numbers and dotted names are rare"
     assert len(set(re.findall(r"[a-z']+", text.lower()))) < 3500, "the words are common"
-
-
-def test_an_article_ends_after_enough_text_and_repeats_nothing() -> None:
-    texts = [PARAGRAPH.format(number).strip() for number in NUMBERS]
-    articles = dict(split_articles("Title", [*texts[:5], *texts[3:]], set()))
-    assert list(articles) == ["Title", "Title, part 2"]
-    assert "\n\n".join(articles.values()).split("\n\n") == texts[:10], "the rest is too short"
-    assert list(split_articles("Again", texts, set(texts))) == []
-
-
-def test_a_sentence_with_a_word_that_is_rare_in_all_texts_is_left_out() -> None:
-    plain, rare = "This sentence has common words only.", "This sentence has a peculiar word."
-    texts = [f"{plain} {plain}\n\n{plain} {rare}\n\n{rare}"] * 20 + [f"{plain} This sentence has an odd word."]
-    named = dict(plain_texts([("many", texts[:20]), ("last", texts[20:])]))
-    assert named["many"] == [f"{plain} {plain}", f"{plain} {rare}", rare] * 20
-    assert named["last"] == [plain]
-
-
-def test_docstrings_are_read_without_running_the_module(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
-    module.write_text('#!/usr/bin/python\n\nr"""One.\n\n    Two.\n    """\nraise SystemExit\n')
-    assert list(docstrings(module)) == ["One.\n\n    Two.\n    "]
-    module.write_text('class A:\n    """Class."""\n    text = """\nText.\n"""\n')
-    assert list(docstrings(module)) == ["Class.", "\nText.\n"]
-    for source in (b"import os\n", b"b'bytes'\n", b'"""unclosed', b"\xff\xfe"):
-        module.write_bytes(source)
-        assert not any(docstrings(module))
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,12 @@ SECTIONS = {"overview", "funnel", "corpus", "curves", "layout", "time", "results
 CHARTS = 14
 # the browser's own services stay silent, too: every name but localhost is unknown
 OFFLINE = (
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-domain-reliability",
-    "--disable-sync",
-    "--no-first-run",
-    "--no-pings",
+    *("--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync"),
+    *("--disable-domain-reliability", "--no-first-run", "--no-pings", "--proxy-server=127.0.0.1:9"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost",
-    "--proxy-server=127.0.0.1:9",
 )
 pytestmark = pytest.mark.slow
-LOOKS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+LOOKS = [(1280, "light"), (390, "dark")]
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +45,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of $REPORT_RUN, or of a made-up run with two models."""
     folder = tmp_path_factory.mktemp("report")
-    given = os.environ.get("REPORT_RUN")
-    run = Path(given) if given else finished_run(folder / "run", rows=60, models=("small", "tiny"))
+    run = finished_run(folder / "run", rows=60, models=("small", "tiny"))
     (folder / "report.html").write_text(render(run), encoding="utf-8")
     return folder / "report.html"
 
@@ -91,26 +83,16 @@ def test_every_section_is_there_and_every_chart_has_marks(browser: Any, page: Pa
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_page_is_no_wider_than_the_screen(
-    browser: Any, page: Path, tmp_path: Path, width: int, scheme: str
-) -> None:
-    """And its pictures are kept, in $REPORT_SCREENSHOTS or with pytest's other files."""
+def test_the_page_is_no_wider_than_the_screen(browser: Any, page: Path, width: int, scheme: str) -> None:
     show(browser, page, width, scheme)
-    for opened in (False, True):
-        browser.execute_script(f"document.querySelectorAll('details').forEach(one => one.open = {str(opened).lower()})")
+    for opened in ("false", "true"):
+        browser.execute_script(f"document.querySelectorAll('details').forEach(one => one.open = {opened})")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     dark = browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(26, 26, 25)"
     assert dark == (scheme == "dark")
-    browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = false)")
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    folder = Path(os.environ.get("REPORT_SCREENSHOTS", tmp_path))
-    folder.mkdir(parents=True, exist_ok=True)
-    assert browser.save_screenshot(str(folder / f"report-{width}-{scheme}.png"))
 
 
-@pytest.mark.parametrize(("width", "scheme"), [LOOKS[0], LOOKS[3]])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_axe_finds_no_serious_fault(browser: Any, page: Path, width: int, scheme: str) -> None:
     pytest.importorskip("axe_core_python", reason="axe-core-python is not installed (extra: test)")
     axe = (resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
@@ -121,19 +103,3 @@ def test_axe_finds_no_serious_fault(browser: Any, page: Path, width: int, scheme
     assert found["passes"]
     faults = [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
     assert not [fault for fault in faults if fault[1] in ("serious", "critical")], faults
-
-
-def test_every_box_and_details_is_reached_by_the_keyboard(browser: Any, page: Path) -> None:
-    from selenium.webdriver import ActionChains, Keys
-
-    show(browser, page, 1280, "light")
-    count = browser.execute_script("return document.querySelectorAll('a, summary, [tabindex=\"0\"]').length")
-    reached = set()
-    for _ in range(count + 2):
-        ActionChains(browser).send_keys(Keys.TAB).perform()
-        reached.add(browser.execute_script("return document.activeElement.outerHTML.slice(0, 200)"))
-        if "config.yaml" in browser.execute_script("return document.activeElement.textContent"):
-            break
-    assert any("<summary>" in element for element in reached)
-    ActionChains(browser).send_keys(Keys.ENTER).perform()
-    assert browser.execute_script("return document.activeElement.parentElement.open")

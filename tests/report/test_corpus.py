@@ -20,20 +20,14 @@ def run_folder(folder: Path) -> Path:
             else:
                 stats.keep({"text": "x" * size})
         stats.finish(folder / "clean" / f"000{shard}.stats.json")
-    Stats("dedup", documents_in=14, documents_out=12, sizes_out=Counter({9: 12})).finish(
-        folder / "dedup/0000.stats.json"
-    )
+    stats = Stats("dedup", documents_in=14, documents_out=12, sizes_out=Counter({9: 12}))
+    stats.finish(folder / "dedup/0000.stats.json")
     largest = {"documents": 9, "lowest_similarity": 0.7123, "ids": ["a"]}
-    write_json(
-        folder / "dedup/clusters.json", {"cluster_sizes": {"1": 3, "2": 2, "6": 1, "9": 1}, "largest_cluster": largest}
-    )
-    write_json(
-        folder / "decontaminate/0000.stats.json",
-        {
-            **Stats("decontaminate", documents_in=12, documents_out=12).as_dict(),
-            "evaluation_sets": {"lambada": {"hits": 3, "documents": 2, "ngrams": 9, "ignored": 0}},
-        },
-    )
+    sizes = {"1": 3, "2": 2, "6": 1, "9": 1}
+    write_json(folder / "dedup/clusters.json", {"cluster_sizes": sizes, "largest_cluster": largest})
+    sets = {"lambada": {"hits": 3, "documents": 2, "ngrams": 9, "ignored": 0}}
+    figures = Stats("decontaminate", documents_in=12, documents_out=12).as_dict()
+    write_json(folder / "decontaminate/0000.stats.json", {**figures, "evaluation_sets": sets})
     return folder
 
 
