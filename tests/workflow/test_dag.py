@@ -62,12 +62,6 @@ def test_every_target_and_every_optional_step_is_planned(folder: Path) -> None:
     assert jobs == expected | {"total": sum(expected.values()) - DEMO["total"]}
 
 
-def test_text_alone_needs_no_scrape(folder: Path) -> None:
-    (folder / "texts").mkdir()
-    jobs, _ = planned(folder, "all", "--config", "sources=[{path: texts}]", "urls=[]")
-    assert jobs["ingest"] == 1 and jobs["clean"] == 2 and not {"scrape", "blacklist", "demo_site"} & jobs.keys()
-
-
 def test_a_model_with_data_of_its_own_needs_no_corpus_and_one_that_starts_from_another_waits_for_its_merge(
     folder: Path,
 ) -> None:
