@@ -2,6 +2,7 @@ import gzip
 import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import brotli
 import pytest
@@ -12,9 +13,7 @@ from hypothesis import strategies as st
 from common.errors import PageError
 from corpus.scrape.content_coding import decode_body
 
-
-def brotlied(body: bytes) -> bytes:
-    return brotli.compress(body, quality=1)
+brotlied = partial(brotli.compress, quality=1)
 
 
 def zstd(body: bytes) -> bytes:

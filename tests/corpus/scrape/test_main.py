@@ -24,6 +24,8 @@ from tests.corpus.scrape.shards import BUSY, URLS, Shard, article, run_command
 from tests.helpers import assert_one_line_error, prose, read_shard
 from tests.rude_server import Behaviour, Server, reply, rude_server
 
+PATIENT = ("scrape.page_timeout=600", "scrape.read_timeout=600")
+
 
 def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_path: Path, server: Server) -> None:
     shards = [Shard(tmp_path, name) for name in "ab"]
@@ -95,12 +97,24 @@ def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
     process.wait()
 
 
-def large_site(count: int) -> dict[str, Behaviour]:
-    """Short pages, a few of them HTML, on hosts of 40, the fourth of which starts to fail; some URLs are dead links."""
+def once(released: threading.Event, behaviour: Behaviour) -> Behaviour:
+    """A behaviour that waits for an event."""
+
+    async def late(writer: asyncio.StreamWriter) -> object:
+        while not released.is_set():
+            await asyncio.sleep(0.01)
+        return await behaviour(writer)
+
+    return late
+
+
+def large_site(count: int, released: threading.Event) -> dict[str, Behaviour]:
+    """Short pages, a few HTML, on hosts of 40: the fourth starts to fail, the last one waits; some are dead links."""
     plain = rude.kept(b"A story, in a few words.")
     pages = {f"site{n // 40}.example/{n}": plain if n % 40 else reply(article(n)) for n in range(count)}
     gone, busy = reply(status="404 Not Found"), list(pages)[140:160]
-    return pages | dict.fromkeys(list(pages)[22::23], gone) | dict.fromkeys(busy, BUSY)
+    pages |= dict.fromkeys(list(pages)[22::23], gone) | dict.fromkeys(busy, BUSY)
+    return pages | {f"site{count // 40 - 1}.example/{count - 40}": once(released, reply(article(0)))}
 
 
 @pytest.mark.parametrize(("kills", "count"), [(2, 400), pytest.param(20, 2000, marks=pytest.mark.slow)])
@@ -111,16 +125,18 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
     print(f"seed {seed}")  # pytest shows it when the test fails
     rng = random.Random(seed)
     whole, cut = Shard(tmp_path, "whole"), Shard(tmp_path, "cut")
-    pages = large_site(count)
+    released = threading.Event()
+    pages = large_site(count, released)
     urls = [f"http://{name}" for name in pages]
     finished: set[str] = set()
     with rude_server(pages) as server:
+        released.set()
         undisturbed = whole.run(server.address, urls)
+        released.clear()
         cut.urls.write_text("".join(f"{url}\n" for url in urls))
-        # even the last kill must come before the end
-        for moment in sorted(rng.sample(range(1, count - 100), kills)):
+        for moment in sorted(rng.sample(range(1, count - 60), kills)):
             server.requested.clear()
-            with started(*cut.arguments(server.address)) as process:
+            with started(*cut.arguments(server.address), *PATIENT) as process:
                 wait_for_lines(cut.journal, max(moment, len(finished) + 1), process)
                 time.sleep(rng.uniform(0, 0.02))
                 kill_all(process, rng)
@@ -131,6 +147,7 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
                 file.write(b'{"url":')
                 torn.write(b"\x1f\x8b\x08 torn")
         server.requested.clear()
+        released.set()
         stats = cut.run(server.address, urls, archive=True)
         assert stats.extra["resumed"] == len(finished) > 0 and not finished & set(server.requested)
     assert cut.bytes() == whole.bytes() and stats.extra["hosts"] == undisturbed.extra["hosts"]
@@ -145,18 +162,14 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signals, code: int, tmp_path: Path) -> None:
     shard, released = Shard(tmp_path), threading.Event()
-
-    async def late(writer: asyncio.StreamWriter) -> None:
-        while not released.is_set():
-            await asyncio.sleep(0.01)
-        await reply(article(1))(writer)
-
     pages: dict[str, Behaviour] = {f"site{n}.example/": reply(article(n)) for n in range(5)}
-    pages |= {f"late{n}.example/": late for n in range(5)} | {f"hanging{n}.example/": rude.silence for n in range(5)}
+    pages |= {f"late{n}.example/": once(released, reply(article(1))) for n in range(5)} | {
+        f"hanging{n}.example/": rude.silence for n in range(5)
+    }
     urls = [f"http://{name}" for name in pages]
     shard.urls.write_text("".join(f"{url}\n" for url in urls))
     with rude_server(pages) as server:
-        with started(*shard.arguments(server.address), "scrape.page_timeout=600", "scrape.read_timeout=600") as process:
+        with started(*shard.arguments(server.address), *PATIENT) as process:
             wait_for_lines(shard.journal, 5, process)
             workers = psutil.Process(process.pid).children(recursive=True)
             assert workers
@@ -171,7 +184,7 @@ def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signal
         assert not psutil.wait_procs(workers, timeout=30)[1]
         assert not shard.output.exists() and b"reason" not in shard.journal.read_bytes()
         stats = shard.run(server.address, urls, page_timeout=0.3, archive=True)
-    assert stats.documents_out == stats.extra["resumed"] == 10 and stats.reasons == {"timeout": 5}
+    assert stats.documents_out == stats.extra["resumed"] == 10 and stats.reasons.total() == 5
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -162,17 +162,6 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
     assert not {"site0.example/0", "plain.example/", "big.example/", "moved.example/"} & set(server.requested)
 
 
-def test_an_archive_turned_on_late_stores_only_new_pages(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, URLS[:6])
-    assert shard.run(server.address, URLS[:9], archive=True).extra["fetched"] == 3
-    for archive, refetched in ((True, "6 URLs would"), (False, "9 URLs would .* 3 of them are in its archive")):
-        with pytest.raises(ConfigError, match=refetched):
-            shard.run(server.address, URLS[:9], archive=archive, extractors=OTHER)
-    stats = shard.run(server.address, URLS[:9], archive=True, extractors=OTHER, refetch=True)
-    assert (stats.extra["fetched"], stats.extra["extracted_again"]) == (6, 3)
-
-
 def test_a_missing_or_damaged_archive_is_reported(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address, archive=True)
