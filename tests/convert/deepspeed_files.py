@@ -20,28 +20,11 @@ from torch import Tensor
 
 from convert.assemble import assemble
 from convert.sources.source import Architecture, Source
+from tests.convert import megatron_files
 from tests.convert.encoded import SMALL, truth
+from tests.convert.megatron_files import ENCODER_LAYER, Layout, nested, shard
 
 VERSION, ITERATION, SAMPLES, STEP = "0.19.8", 120, 1920, 118
-_MEGATRON = {
-    "ln_1": "input_layernorm",
-    "attn.c_attn": "self_attention.query_key_value",
-    "attn.c_proj": "self_attention.dense",
-    "ln_2": "post_attention_layernorm",
-    "mlp.c_fc": "mlp.dense_h_to_4h",
-    "mlp.c_proj": "mlp.dense_4h_to_h",
-}
-_LINEAR = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-_ROW_SPLIT = (
-    "wte.weight",
-    "lm_head.weight",
-    "attn.c_attn.weight",
-    "attn.c_attn.bias",
-    "mlp.c_fc.weight",
-    "mlp.c_fc.bias",
-)
-_COLUMN_SPLIT = ("attn.c_proj.weight", "mlp.c_proj.weight")
-
 Tensors = dict[str, Tensor]
 
 
@@ -122,18 +105,9 @@ def rank_tensors(run: Run) -> list[list[Tensors]]:
 
 def key_of(name: str, run: Run) -> str:
     """The key of a tensor in the model's state dict."""
-    if not run.megatron:
-        return name if name == "lm_head.weight" else f"transformer.{name}"
-    old = run.names == "2019"
-    top = {"wte.weight": "word_embeddings.weight", "wpe.weight": "position_embeddings.weight"}
-    if name in top:
-        return top[name] if old else f"language_model.embedding.{top[name]}"
-    body = "transformer." if old else "language_model.encoder."
-    if name.startswith("ln_f"):
-        return f"{body}final_layernorm.{name[5:]}"
-    _, layer, *stem, kind = name.split(".")
-    megatron = _MEGATRON[".".join(stem)]
-    return f"{body}layers.{layer}.{megatron.replace('self_', '') if old else megatron}.{kind}"
+    if run.megatron:
+        return megatron_files.key_of(name, "2019" if run.names == "2019" else "encoder")
+    return name if name == "lm_head.weight" else f"transformer.{name}"
 
 
 def pipeline_key(name: str, n_layer: int) -> str:
@@ -143,40 +117,23 @@ def pipeline_key(name: str, n_layer: int) -> str:
     if name.startswith("ln_f"):
         return f"{3 + n_layer + 1}.{name[5:]}"
     _, layer, *stem, kind = name.split(".")
-    return f"{3 + int(layer)}.{_MEGATRON['.'.join(stem)]}.{kind}"
+    return f"{3 + int(layer)}.{ENCODER_LAYER['.'.join(stem)]}.{kind}"
 
 
 def split(run: Run) -> list[Tensors]:
-    """Our names, the run's layout: the order of the qkv rows, [in, out] for transformers, padded vocabulary, shards."""
+    """Our names, the run's layout: Megatron's shards; for transformers [in, out], and no padded vocabulary."""
+    layout = Layout(version=run.version if run.names == "megatron" else 0, tensor=run.tensor, model=run.model)
     ranks: list[Tensors] = [{} for _ in range(run.tensor)]
     for name, tensor in truth(run.model).items():
-        leaf = name.split(".", 2)[2] if name.startswith("h.") else name
-        if leaf == "wte.weight" and run.megatron:
-            step = 128 * run.tensor
-            tensor = torch.cat([tensor, tensor.new_zeros(-len(tensor) % step, tensor.shape[1])])
-        if leaf.startswith("attn.c_attn."):
-            parts = [_qkv(part, run) for part in tensor.chunk(run.tensor)]
-        elif leaf in _ROW_SPLIT:
-            parts = list(tensor.chunk(run.tensor))
-        elif leaf in _COLUMN_SPLIT:
-            parts = list(tensor.chunk(run.tensor, dim=1))
-        else:
-            parts = [tensor] * run.tensor
-        for rank, part in zip(ranks, parts, strict=True):
-            rank[name] = (part.t() if leaf in _LINEAR and not run.megatron else part).contiguous()
+        for number, rank in enumerate(ranks):
+            if run.megatron:
+                rank[name] = shard(name, tensor, layout, number)
+            elif name in ("wte.weight", "lm_head.weight"):
+                rank[name] = tensor.chunk(run.tensor)[number]
+            else:
+                part = shard(name, tensor, layout, number)
+                rank[name] = part.t().contiguous() if part.dim() == 2 and name != "wpe.weight" else part
     return ranks
-
-
-def _qkv(rows: Tensor, run: Run) -> Tensor:
-    """Rows of one rank, [head, (q, k, v), dim] -> the order of the version."""
-    heads = run.model.n_head // run.tensor
-    parts = rows.view(heads, 3, -1, *rows.shape[1:])
-    version = run.version if run.names == "megatron" else 0
-    if version == 0:
-        parts = parts.transpose(0, 1)
-    elif version == 1:
-        parts = parts.transpose(1, 2)
-    return parts.reshape(rows.shape)
 
 
 def partition(tensors: Sequence[Tensor], stage: int, ranks: int, aligned: int = 1, lean: bool = True) -> list[Tensor]:
@@ -239,7 +196,7 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors, classes: An
         module["transformer.h.0.attn.bias"] = torch.ones(4, 4).tril().bool()
         shared = {"lm_head.weight": "transformer.wte.weight"}
     if run.names == "megatron" and module is not None:
-        module = _nested(module)
+        module = nested(module)
     state = {
         "module": module,
         "buffer_names": [],
@@ -303,7 +260,6 @@ def _optimizer(run: Run, groups: Sequence[Tensors], data: int, classes: Any) -> 
             "base_optimizer_state": base,
             "single_partition_of_fp32_groups": masters,
             "partition_count": [run.data, run.data],
-            "param_slice_mappings": [_mappings(group, run, data, classes) for group in groups],
             "ds_version": VERSION,
         }
         if not run.bf16_optimizer:
@@ -311,20 +267,6 @@ def _optimizer(run: Run, groups: Sequence[Tensors], data: int, classes: Any) -> 
         if run.aligned > 1:
             states["param_alignment_paddings"] = [paddings(group, run.aligned) for group in tensors]
     return {"optimizer_state_dict": states, "ds_config": {}, "ds_version": VERSION}
-
-
-def _mappings(group: Tensors, run: Run, data: int, classes: Any) -> dict[str, Any]:
-    """Which range of this partition each parameter has."""
-    tensors = list(group.values())
-    owners = partition([torch.full((t.numel(),), float(i)) for i, t in enumerate(tensors)], 1, run.data, run.aligned)[
-        data
-    ]
-    found = {}
-    for number, key in enumerate(group):
-        places = (owners == number).nonzero()
-        if len(places):
-            found[key] = classes.fragment_address(len(places), int(places[0]))
-    return found
 
 
 def arguments(run: Run) -> argparse.Namespace:
@@ -344,19 +286,6 @@ def arguments(run: Run) -> argparse.Namespace:
     )
 
 
-def _nested(tensors: Tensors) -> dict[str, Any]:
-    """Megatron-DeepSpeed's state dict: the model's parts are dicts, their tensors are flat."""
-    nested: dict[str, Any] = {"language_model": {"embedding": {}, "encoder": {}}}
-    for key, tensor in tensors.items():
-        part, name = key.removeprefix("language_model.").split(".", 1)
-        if part == "embedding":
-            module, weight = name.split(".")
-            nested["language_model"]["embedding"][module] = {weight: tensor}
-        else:
-            nested["language_model"]["encoder"][name] = tensor
-    return nested
-
-
 @contextmanager
 def deepspeed_classes() -> Iterator[Any]:
     """Classes under the names that DeepSpeed's files have for theirs."""
@@ -368,15 +297,7 @@ def deepspeed_classes() -> Iterator[Any]:
         def __init__(self, scale: float) -> None:
             self.cur_scale = scale
 
-    class fragment_address:
-        def __init__(self, numel: int, start: int) -> None:
-            self.numel, self.start = numel, start
-
-    places = {
-        ZeroStageEnum: "deepspeed.runtime.zero.config",
-        LossScaler: "deepspeed.runtime.fp16.loss_scaler",
-        fragment_address: "deepspeed.utils.tensor_fragment",
-    }
+    places = {ZeroStageEnum: "deepspeed.runtime.zero.config", LossScaler: "deepspeed.runtime.fp16.loss_scaler"}
     modules: dict[str, types.ModuleType] = {}
     for made, module in places.items():
         made.__module__, made.__qualname__ = module, made.__name__
@@ -385,6 +306,4 @@ def deepspeed_classes() -> Iterator[Any]:
             modules.setdefault(".".join(parts[:end]), types.ModuleType(parts[end - 1]))
         setattr(modules[module], made.__name__, made)
     with mock.patch.dict(sys.modules, modules):
-        yield types.SimpleNamespace(
-            ZeroStageEnum=ZeroStageEnum, LossScaler=LossScaler, fragment_address=fragment_address
-        )
+        yield types.SimpleNamespace(ZeroStageEnum=ZeroStageEnum, LossScaler=LossScaler)

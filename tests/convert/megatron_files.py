@@ -24,7 +24,7 @@ from torch import Tensor
 from convert.sources.source import Architecture
 from tests.convert.encoded import SMALL, truth
 
-_OLD_LAYER = {
+OLD_LAYER = {
     "ln_1": "input_layernorm",
     "attn.c_attn": "attention.query_key_value",
     "attn.c_proj": "attention.dense",
@@ -32,7 +32,8 @@ _OLD_LAYER = {
     "mlp.c_fc": "mlp.dense_h_to_4h",
     "mlp.c_proj": "mlp.dense_4h_to_h",
 }
-_CORE_LAYER = {
+ENCODER_LAYER = {name: theirs.replace("attention.", "self_attention.") for name, theirs in OLD_LAYER.items()}
+CORE_LAYER = {
     "ln_1": "input_layernorm",
     "attn.c_attn": "self_attention.linear_qkv",
     "attn.c_proj": "self_attention.linear_proj",
@@ -40,13 +41,14 @@ _CORE_LAYER = {
     "mlp.c_fc": "mlp.linear_fc1",
     "mlp.c_proj": "mlp.linear_fc2",
 }
-_ENCODER_LAYER = {name: theirs.replace("attention.", "self_attention.") for name, theirs in _OLD_LAYER.items()}
-_LAYERS = {
-    "2019": ("transformer.layers", _OLD_LAYER),
-    "transformer": ("layers", _OLD_LAYER),
-    "encoder": ("layers", _ENCODER_LAYER),
-    "core": ("decoder.layers", _CORE_LAYER),
-    "folded": ("decoder.layers", _CORE_LAYER),
+FOLDED_LAYER = {**CORE_LAYER, "ln_1": "self_attention.linear_qkv.layer_norm", "ln_2": "mlp.linear_fc1.layer_norm"}
+# where the embeddings lie, where layers and the last norm lie, and the names in a layer
+_PLACES = {
+    "2019": ("", "transformer.", OLD_LAYER),
+    "transformer": ("language_model.embedding.", "language_model.transformer.", OLD_LAYER),
+    "encoder": ("language_model.embedding.", "language_model.encoder.", ENCODER_LAYER),
+    "core": ("embedding.", "decoder.", CORE_LAYER),
+    "folded": ("embedding.", "decoder.", FOLDED_LAYER),
 }
 SPLIT = {
     "wte.weight": 0,
@@ -155,59 +157,55 @@ def shard(name: str, whole: Tensor, layout: Layout, rank: int) -> Tensor:
     return part.to(layout.dtype).clone()
 
 
+def key_of(name: str, names: str, first: int = 0) -> str:
+    """The key of one of our tensors, if the file counts its layers from our layer `first`."""
+    embedding, body, layer_names = _PLACES[names]
+    if name.startswith("h."):
+        _, layer, stem = name.split(".", 2)
+        stem, kind = stem.rsplit(".", 1)
+        separator = "_" if layer_names[stem].endswith("layer_norm") else "."
+        return f"{body}layers.{int(layer) - first}.{layer_names[stem]}{separator}{kind}"
+    if name.startswith("ln_f."):
+        return f"{body}final_layernorm.{name[5:]}"
+    if name == "lm_head.weight":
+        return f"{'' if embedding == 'embedding.' else 'language_model.'}output_layer.weight"
+    return f"{embedding}{'word' if name == 'wte.weight' else 'position'}_embeddings.weight"
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`language_model`, its parts and each embedding as dicts of their own; their tensors have flat names."""
+    tree: dict[str, Any] = {}
+    for key, tensor in flat.items():
+        parts = key.split(".", 3 if ".embedding." in key else 2)
+        place = tree
+        for part in parts[:-1]:
+            place = place.setdefault(part, {})
+        place[parts[-1]] = tensor
+    return tree
+
+
 def _chunk_state(
     layout: Layout, weights: Mapping[str, Tensor], rank: int, first: int, last: int, ends: tuple[bool, bool]
 ) -> Any:
     """One `model`: layers from `first` to before `last`, with the embedding and the head if it is at the ends."""
-    at = _LAYERS[layout.names]
-    layers: dict[str, Tensor] = OrderedDict()
-    for name, whole in weights.items():
-        if not name.startswith("h."):
-            continue
-        number, leaf = int(name.split(".")[1]), name.split(".", 2)[2]
-        if first <= number < last:
-            stem, kind = leaf.rsplit(".", 1)
-            shown = number if layout.numbered_globally else number - first
-            key = f"{at[0]}.{shown}.{at[1][stem]}.{kind}"
-            if layout.names == "folded" and stem in ("ln_1", "ln_2"):
-                key = f"{at[0]}.{shown}.{at[1]['attn.c_attn' if stem == 'ln_1' else 'mlp.c_fc']}.layer_norm_{kind}"
-            layers[key] = shard(name, whole, layout, rank)
-    top = {name: shard(name, weights[name], layout, rank) for name in weights if not name.startswith("h.")}
     starts, stops = ends
     core = layout.names in ("core", "folded")
-    final = {f"final_layernorm.{kind}": top[f"ln_f.{kind}"] for kind in ("weight", "bias")} if stops else {}
-    copy = stops and not starts  # the last stage's own embedding for the head
-    if layout.names == "2019":
-        state: dict[str, Any] = OrderedDict()
-        if starts:
-            state |= {"word_embeddings.weight": top["wte.weight"], "position_embeddings.weight": top["wpe.weight"]}
-        state |= layers
-        state |= {f"transformer.{key}": value for key, value in final.items()}
-        state._metadata = OrderedDict({"": {"version": 1}})  # type: ignore[attr-defined]  # as of a Module's state_dict
-        return state
-    if core:
-        state = OrderedDict()
-        if starts:
-            state["embedding.word_embeddings.weight"] = top["wte.weight"]
-            state["embedding.position_embeddings.weight"] = top["wpe.weight"]
-        state |= layers
-        state |= {f"decoder.{key}": value for key, value in final.items()}
-        if stops:
-            state["output_layer._extra_state"] = None
-            if "lm_head.weight" in top or copy:
-                state["output_layer.weight"] = top.get("lm_head.weight", top["wte.weight"])
-        return state
-    nested: dict[str, Any] = {layout.names: OrderedDict(layers | final)}
-    if starts:
-        nested["embedding"] = {
-            "word_embeddings": OrderedDict(weight=top["wte.weight"]),
-            "position_embeddings": OrderedDict(weight=top["wpe.weight"]),
-        }
-    if stops and "lm_head.weight" in top:
-        nested["output_layer"] = OrderedDict(weight=top["lm_head.weight"])
-    state = {"language_model": nested}
-    if copy and "lm_head.weight" not in top:
-        state["word_embeddings_for_head"] = OrderedDict(weight=top["wte.weight"])
+    state: dict[str, Any] = OrderedDict()
+    for name, whole in weights.items():
+        is_here = starts if name in ("wte.weight", "wpe.weight") else stops
+        if name.startswith("h."):
+            is_here = first <= int(name.split(".")[1]) < last
+        if is_here:
+            key = key_of(name, layout.names, 0 if layout.numbered_globally else first)
+            state[key] = shard(name, whole, layout, rank)
+    if stops and not starts and "lm_head.weight" not in weights and layout.names != "2019":  # its own for the head
+        key = "output_layer.weight" if core else "word_embeddings_for_head.weight"
+        state[key] = shard("wte.weight", weights["wte.weight"], layout, rank)
+    if core and stops:
+        state["output_layer._extra_state"] = None
+    if layout.names in ("transformer", "encoder"):
+        return nested(state)
+    state._metadata = OrderedDict({"": {"version": 1}})  # type: ignore[attr-defined]  # as of a Module's state_dict
     return state
 
 

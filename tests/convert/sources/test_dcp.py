@@ -11,7 +11,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from common.errors import CheckpointError
 from convert.assemble import read_sharded
 from convert.files.inert import fields, load_inert
-from convert.files.stored import StoredTensor
 from convert.sources.dcp import open_dcp
 from convert.sources.source import Sharded
 from tests.convert.sources.torch_dist_files import FolderWriter
@@ -31,28 +30,30 @@ def test_our_own_checkpoints_are_read_as_dcp_reads_them(
 ) -> None:
     """With the place of the bytes in `.metadata`, as for large tensors, and without."""
     monkeypatch.setattr(storage, "_MIN_RAW", raw_from)
-    config = make_run(tmp_path, model={"n_layer": 1, "n_head": 2, "n_embd": 8}, train={"iterations": 2})
+    config = make_run(tmp_path, model={"n_layer": 1, "n_head": 2, "n_embd": 8}, train={"iterations": 1})
     assert run_main(main, "--config", config, "--model", "tiny") == 0
-    folder = tmp_path / "models/tiny/iter_0000002"
+    folder = tmp_path / "models/tiny/iter_0000001"
     dcp = open_dcp(folder)
     assert {"model.wte.weight", "exp_avg.h.0.mlp.c_fc.bias", "step"} <= dcp.keys() and not dcp.objects
     found = {key: torch.empty(tensor.shape) for key, tensor in dcp.items()}
-    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+    with pytest.warns(UserWarning, match=r"torch\.distributed"):
         dcp_load(found, checkpoint_id=folder, no_dist=True)
     for key, expected in found.items():
         assert torch.equal(read(dcp.sharded(key)), expected), key
     assert dcp.files() == {folder / ".metadata", *folder.glob("*.distcp")}
 
 
-def test_strided_scalar_and_empty_records_are_read(tmp_path: Path) -> None:
+def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path) -> None:
     writer = FolderWriter(tmp_path)
     whole = torch.arange(24.0).view(4, 6)
     writer.add(0, "scalar", (), (), torch.tensor(5.0))
     writer.add(0, "empty", (0, 3), (0, 0), torch.empty(0, 3))
+    types = [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
+    for dtype in types:
+        writer.add(0, str(dtype), (2, 12), (0, 0), whole.view(2, 12).to(dtype))
     writer.close()
     torch.save(whole.t()[1:5], tmp_path / "__0_1.distcp")  # a view of the whole storage
-    metadata = metadata_of(tmp_path)
-    writer.metadata = metadata
+    metadata = writer.metadata = metadata_of(tmp_path)
     writer.add(1, "turned", (4, 4), (0, 0), torch.empty(4, 4))
     record = next(record for index, record in metadata.storage_data.items() if index.fqn == "turned")
     record.relative_path, record.offset, record.length = "__0_1.distcp", 0, (tmp_path / "__0_1.distcp").stat().st_size
@@ -63,39 +64,23 @@ def test_strided_scalar_and_empty_records_are_read(tmp_path: Path) -> None:
     assert torch.equal(read(dcp.sharded("turned")), whole.t()[1:5])
     for layer, row in zip(dcp.layers("turned"), whole.t()[1:5], strict=True):
         assert torch.equal(layer.blocks[0].tensor.read(), row)
+    for dtype in types:
+        assert torch.equal(read(dcp.sharded(str(dtype))), whole.view(2, 12).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
-def test_every_type_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
-    writer = FolderWriter(tmp_path)
-    values = torch.arange(6).view(2, 3).to(dtype)
-    writer.add(0, "values", (2, 3), (0, 0), values)
-    writer.close()
-    assert torch.equal(read(open_dcp(tmp_path).sharded("values")), values)
-
-
-@pytest.mark.parametrize("size", range(0, 1200, 23))
-def test_no_part_of_a_record_can_be_lost(tmp_path: Path, size: int) -> None:
+def test_no_part_of_a_record_can_be_lost(tmp_path: Path) -> None:
     """Cut anywhere, with a length in `.metadata` that fits."""
     writer = FolderWriter(tmp_path)
     writer.add(0, "values", (2, 3), (0, 0), torch.rand(2, 3))
-    record = next(iter(writer.metadata.storage_data.values()))
-    record.length = min(size, record.length - 1)
-    writer.close()
-    path = tmp_path / record.relative_path
-    path.write_bytes(path.read_bytes()[: record.length])
-    with pytest.raises(CheckpointError, match="the record of tensor 'values' is damaged") as error:
-        open_dcp(tmp_path).sharded("values")
-    assert "\n" not in str(error.value)
-
-
-def test_opening_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = FolderWriter(tmp_path / "a")
-    writer.add(0, "values", (2, 3), (0, 0), torch.rand(2, 3))
-    writer.close()
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    monkeypatch.setattr(StoredTensor, "read", None)
-    assert open_dcp(tmp_path / "b").sharded("values").shape == (2, 3)
+    ((index, record),) = writer.metadata.storage_data.items()
+    path, whole = tmp_path / record.relative_path, (tmp_path / record.relative_path).read_bytes()
+    for size in [*range(0, len(whole) - 1, 53), len(whole) - 1]:
+        writer.metadata.storage_data[index].length = size
+        writer.close()
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"__0_0\.distcp: the record of tensor 'values'") as error:
+            open_dcp(tmp_path).sharded("values")
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.1", "3.13.0", "3.14.8"])

@@ -23,29 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from convert.sources.source import Architecture
 from tests.convert.encoded import SMALL
-
-# our name -> key, dimension that tensor parallelism splits
-TOP: dict[str, tuple[str, int | None]] = {
-    "wte.weight": ("embedding.word_embeddings.weight", 0),
-    "wpe.weight": ("embedding.position_embeddings.weight", None),
-    "ln_f.weight": ("decoder.final_layernorm.weight", None),
-    "ln_f.bias": ("decoder.final_layernorm.bias", None),
-    "lm_head.weight": ("output_layer.weight", 0),
-}
-LAYER: dict[str, tuple[str, int | None]] = {
-    "ln_1.weight": ("self_attention.linear_qkv.layer_norm_weight", None),
-    "ln_1.bias": ("self_attention.linear_qkv.layer_norm_bias", None),
-    "attn.c_attn.weight": ("self_attention.linear_qkv.weight", 0),
-    "attn.c_attn.bias": ("self_attention.linear_qkv.bias", 0),
-    "attn.c_proj.weight": ("self_attention.linear_proj.weight", 1),
-    "attn.c_proj.bias": ("self_attention.linear_proj.bias", None),
-    "ln_2.weight": ("mlp.linear_fc1.layer_norm_weight", None),
-    "ln_2.bias": ("mlp.linear_fc1.layer_norm_bias", None),
-    "mlp.c_fc.weight": ("mlp.linear_fc1.weight", 0),
-    "mlp.c_fc.bias": ("mlp.linear_fc1.bias", 0),
-    "mlp.c_proj.weight": ("mlp.linear_fc2.weight", 1),
-    "mlp.c_proj.bias": ("mlp.linear_fc2.bias", None),
-}
+from tests.convert.megatron_files import SPLIT, Layout, key_of, recorded_args
 
 
 class FolderWriter:
@@ -87,27 +65,9 @@ class FolderWriter:
 
 def arguments(model: Architecture, **changes: Any) -> argparse.Namespace:
     """What Megatron records about the model."""
-    values = {
-        "num_layers": model.n_layer,
-        "hidden_size": model.n_embd,
-        "num_attention_heads": model.n_head,
-        "ffn_hidden_size": model.n_inner,
-        "kv_channels": model.n_embd // model.n_head,
-        "max_position_embeddings": model.n_positions,
-        "padded_vocab_size": 384,
-        "vocab_size": model.vocab_size,
-        "norm_epsilon": 1e-5,
-        "hidden_dropout": 0.1,
-        "attention_dropout": 0.1,
-        "bias_gelu_fusion": True,
-        "normalization": "LayerNorm",
-        "position_embedding_type": "learned_absolute",
-        "add_bias_linear": True,
-        "swiglu": False,
-        "untie_embeddings_and_output_weights": not model.tied,
-        "consumed_train_samples": 1600,
-    }
-    return argparse.Namespace(**{**values, **changes})
+    recorded = recorded_args(Layout("core", 3.0, model=model))
+    values = {"position_embedding_type": "learned_absolute", "swiglu": False, "consumed_train_samples": 1600}
+    return argparse.Namespace(**{**recorded, **values, **changes})
 
 
 def padded(weights: Mapping[str, Tensor], rows: int = 384) -> dict[str, Tensor]:
@@ -151,17 +111,14 @@ def add_model(
 ) -> None:
     """Write tensors in our layout ([out, in], padded vocabulary) as tp x pp ranks would."""
     for name, tensor in weights.items():
-        if name in TOP:
-            key, dim = TOP[name]
-            shape: tuple[int, ...] = tuple(tensor.shape)
-            lead: tuple[int, ...] = ()
-            stage = 0 if name in ("wte.weight", "wpe.weight") else pp - 1
-        else:
+        key, dim, lead = key_of(name, "folded"), SPLIT.get(name), ()
+        stage = 0 if name in ("wte.weight", "wpe.weight") else pp - 1
+        if name.startswith("h."):
             _, number, leaf = name.split(".", 2)
-            layer, (key, dim) = int(number), LAYER[leaf]
-            stage = layer // (n_layer // pp)
-            key = f"decoder.layers.{key}" if stacked else f"decoder.layers.{layer}.{key}"
-            shape, lead = ((n_layer, *tensor.shape), (layer,)) if stacked else (tuple(tensor.shape), ())
+            dim, stage = SPLIT.get(leaf), int(number) // (n_layer // pp)
+            if stacked:
+                key, lead = key.replace(f".{number}.", ".", 1), (int(number),)
+        shape = (n_layer, *tensor.shape) if lead else tuple(tensor.shape)
         parts = [tensor] if dim is None else list(tensor.chunk(tp, dim))
         for rank, part in enumerate(parts):
             offset = tuple(rank * part.shape[axis] if axis == dim else 0 for axis in range(tensor.ndim))

@@ -1,0 +1,147 @@
+"""Damage in a file of any format is refused with the file's name, or changes nothing; no pickle is run."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import CheckpointError
+from convert.files.stored import LoadedTensor
+from convert.sources.agreement import check_distinct
+from convert.sources.find import open_source
+from convert.sources.options import Options
+from convert.sources.source import Architecture
+from tests.convert.deepspeed_files import Run, deepspeed_classes, write_tag
+from tests.convert.encoded import assert_equal, truth
+from tests.convert.megatron_files import Layout, write
+from tests.convert.sources import torch_dist_files
+from tests.convert.sources.checks import merged
+from tests.convert.universal_files import write_universal
+
+TINY = Architecture(n_layer=2, n_head=4, n_embd=16, n_positions=8, n_inner=32, vocab_size=40)
+OPTIONS = Options(num_heads=4, vocab_size=40)
+FORMATS: dict[str, Callable[[Path], object]] = {
+    "megatron": lambda folder: write(folder, Layout("core", 3.0, 2, 2, model=TINY)),
+    "stages": lambda folder: write(folder, Layout("core", 3.0, pipeline=4, model=MODELS["stages"])),
+    "torch_dist": lambda folder: torch_dist_files.write_folder(folder, truth(TINY), TINY, tp=4).close(),
+    "zero0": lambda folder: write_tag(folder, Run(0, tensor=2, model=TINY)),
+    "zero2": lambda folder: write_tag(folder, Run(2, tensor=2, names="megatron", model=TINY)),
+    "zero3": lambda folder: write_tag(folder, Run(3, model=TINY)),
+    "pipeline": lambda folder: write_tag(folder, Run(1, names="megatron", pipeline=2, model=TINY)),
+    "universal": lambda folder: write_universal(folder, Run(1, model=MODELS["universal"])),
+}
+
+
+MODELS = {"universal": replace(TINY, n_layer=1), "stages": replace(TINY, n_layer=4)}  # others are TINY
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each format."""
+    folder = tmp_path_factory.mktemp("intact")
+    for name, make in FORMATS.items():
+        make(folder / name)
+    return folder
+
+
+def assert_right_or_refused(folder: Path, file: Path) -> None:
+    """The weights are right, or the error is one line that names the file, or another of its rank if it is gone."""
+    model = MODELS.get(folder.name, TINY)
+    whole = truth(model)
+    expected = {name: tensor.bfloat16() for name, tensor in whole.items()} if folder.name == "zero0" else whole
+    try:
+        assert_equal(merged(open_source(folder, OPTIONS)), expected, model)
+    except CheckpointError as error:
+        rank = file.parent.name if file.name == "model_optim_rng.pt" else file.name.partition("_model_states")[0]
+        assert str(folder) in str(error) and rank in str(error) and "\n" not in str(error)
+        assert str(file) in str(error) or not file.exists()
+
+
+@settings(max_examples=50)
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    number=st.integers(0, 200),
+    kind=st.sampled_from(["gone", "cut", "flipped", "flipped"]),
+    place=st.floats(0, 1, exclude_max=True),
+)
+def test_a_damaged_file_is_refused_by_name_or_changes_nothing(
+    intact: Path, name: str, number: int, kind: str, place: float
+) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(shutil.copytree(intact / name, Path(temporary) / name))
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        file = files[number % len(files)]
+        data = bytearray(file.read_bytes())
+        at = int(len(data) * place)
+        data[at] ^= 0x41
+        if kind == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(data if kind == "flipped" else data[:at])
+        assert_right_or_refused(folder, file)
+
+
+class Planted:
+    """Unpickled with pickle.load, it touches a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("megatron", "mp_rank_01_001/model_optim_rng.pt"),
+        ("torch_dist", "common.pt"),
+        ("zero0", "mp_rank_01_model_states.pt"),
+        ("zero2", "zero_pp_rank_0_mp_rank_01_optim_states.pt"),
+        ("zero3", "zero_pp_rank_1_mp_rank_00_model_states.pt"),
+        ("pipeline", "layer_03-model_00-model_states.pt"),
+        ("universal", "zero/transformer.wpe.weight/fp32.pt"),
+        ("universal", "zero/optimizer_state.pt"),
+    ],
+)
+def test_a_planted_pickle_does_not_run(intact: Path, tmp_path: Path, name: str, file: str, zipped: bool) -> None:
+    folder, trap = Path(shutil.copytree(intact / name, tmp_path / name)), tmp_path / "executed"
+    with deepspeed_classes():
+        content = torch.load(folder / file, weights_only=False) | {"planted": Planted(trap)}
+        torch.save(content, folder / file, _use_new_zipfile_serialization=zipped)
+        torch.load(folder / file, weights_only=False)  # the trap works
+    assert trap.exists()
+    trap.unlink()
+    assert_right_or_refused(folder, folder / file)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("megatron", "mp_rank_00_001/model_optim_rng.pt", "mp_rank_01_001/model_optim_rng.pt"),
+        ("stages", "mp_rank_00_001/model_optim_rng.pt", "mp_rank_00_002/model_optim_rng.pt"),
+        ("torch_dist", "__2_0.distcp", "__3_0.distcp"),
+        ("zero3", "zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+    ],
+)
+def test_a_file_that_was_copied_over_that_of_another_rank_is_named(
+    intact: Path, tmp_path: Path, name: str, one: str, other: str
+) -> None:
+    folder = Path(shutil.copytree(intact / name, tmp_path / name))
+    shutil.copyfile(folder / one, folder / other)
+    with pytest.raises(CheckpointError) as error:
+        merged(open_source(folder, OPTIONS))
+    assert one in str(error.value) and other in str(error.value)
+
+
+def test_equal_constants_are_no_copies() -> None:
+    check_distinct([LoadedTensor(torch.zeros(3, 2)), LoadedTensor(torch.zeros(3, 2))])
