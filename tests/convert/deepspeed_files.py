@@ -22,7 +22,7 @@ from convert.assemble import assemble
 from convert.sources.source import Architecture, Source
 from tests.convert import megatron_files
 from tests.convert.encoded import SMALL, truth
-from tests.convert.megatron_files import ENCODER_LAYER, Layout, nested, shard
+from tests.convert.megatron_files import ENCODER_LAYER, Layout, nested, recorded_args, shard
 
 VERSION, ITERATION, SAMPLES, STEP = "0.19.8", 120, 1920, 118
 Tensors = dict[str, Tensor]
@@ -45,6 +45,8 @@ class Run:
     """DeepSpeed's BF16_Optimizer: other keys, no trimmed padding, another file name."""
     aligned: int = 1
     """Elements to which each parameter of stages 1 and 2 is padded."""
+    frozen: tuple[str, ...] = ()
+    """Keys of weights that were not trained."""
     args: bool = True
     """Record Megatron's arguments."""
     model: Architecture = SMALL
@@ -60,10 +62,10 @@ def write_tag(folder: Path, run: Run) -> Path:
     """The files of a save in `folder`, which is made."""
     folder.mkdir(parents=True)
     stages = rank_tensors(run)
-    with deepspeed_classes() as classes:
+    with deepspeed_classes():
         for stage, ranks in enumerate(stages):
             for rank, tensors in enumerate(ranks):
-                _write_rank(folder, run, stage * run.tensor + rank, tensors, classes)
+                _write_rank(folder, run, stage * run.tensor + rank, tensors)
     if run.pipeline:
         write_layers(folder, run)
     return folder
@@ -139,31 +141,31 @@ def split(run: Run) -> list[Tensors]:
 def partition(tensors: Sequence[Tensor], stage: int, ranks: int, aligned: int = 1, lean: bool = True) -> list[Tensor]:
     """One group's flat partitions. Stages 1 and 2: equal parts of the padded whole; `lean`: padding cut off."""
     if stage == 3:
-        shares = []
-        for tensor in tensors:
-            padded = torch.cat([tensor.flatten(), torch.full((-tensor.numel() % ranks,), torch.nan)])
-            shares.append(padded.chunk(ranks) if len(padded) else [padded] * ranks)
+        padded = [torch.cat([tensor.flatten(), _padding(-tensor.numel() % ranks)]) for tensor in tensors]
+        shares = [tensor.chunk(ranks) if len(tensor) else [tensor] * ranks for tensor in padded]
         return [torch.cat([share[rank] for share in shares]) for rank in range(ranks)]
-    pieces = []
-    for number, tensor in enumerate(tensors):
-        padding = paddings(tensors, aligned)[number]
-        pieces += [tensor.flatten(), torch.full((padding,), torch.nan)]
+    pieces = [
+        torch.cat([tensor.flatten(), _padding(more)])
+        for tensor, more in zip(tensors, paddings(tensors, aligned), strict=True)
+    ]
     whole = torch.cat(pieces)
     size = math.ceil(len(whole) / (2 * ranks)) * 2
-    padded = torch.cat([whole, torch.full((size * ranks - len(whole),), torch.nan)])
-    return [
-        padded[rank * size : min((rank + 1) * size, len(whole)) if lean else (rank + 1) * size] for rank in range(ranks)
-    ]
+    if not lean:
+        whole = torch.cat([whole, _padding(size * ranks - len(whole))])
+    return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
+
+
+def _padding(count: int) -> Tensor:
+    return torch.full((count,), torch.nan)
 
 
 def paddings(tensors: Sequence[Tensor], aligned: int) -> list[int]:
     """Elements after each parameter but the last."""
-    found, position = [], 0
-    for number, tensor in enumerate(tensors):
-        position += tensor.numel()
-        found.append(0 if number == len(tensors) - 1 else -position % aligned)
-        position += found[-1]
-    return found
+    ends = [sum(tensor.numel() for tensor in tensors[: number + 1]) for number in range(len(tensors))]
+    found: list[int] = []
+    for end in ends[:-1]:
+        found.append(-(end + sum(found)) % aligned)
+    return [*found, 0]
 
 
 def weights(source: Source) -> Tensors:
@@ -184,126 +186,105 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
         torch.save(other if isinstance(other, dict) else content, path)
 
 
-def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors, classes: Any) -> None:
-    groups = [
-        {key: tensor for key, tensor in tensors.items() if (tensor.dim() > 1) == decayed} for decayed in (True, False)
-    ]
+def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
+    trained = {key: tensor for key, tensor in tensors.items() if key not in run.frozen}
+    groups = [{key: t for key, t in trained.items() if (t.dim() > 1) == decayed} for decayed in (True, False)]
     module: Any = None if run.pipeline else {key: tensor.bfloat16() for key, tensor in tensors.items()}
-    zero = run.stage > 0
     shared = {}
     if not run.megatron:
-        module["lm_head.weight"] = module["transformer.wte.weight"]
+        shared = {"lm_head.weight": "transformer.wte.weight"} if rank == 0 and run.model.tied else {}
+        module.setdefault("lm_head.weight", module["transformer.wte.weight"])
         module["transformer.h.0.attn.bias"] = torch.ones(4, 4).tril().bool()
-        shared = {"lm_head.weight": "transformer.wte.weight"}
     if run.names == "megatron" and module is not None:
         module = nested(module)
+    frozen = {key: tensors[key].shape for key in run.frozen}
     state = {
         "module": module,
         "buffer_names": [],
         "optimizer": None,
-        "param_shapes": [{key: tensor.shape for key, tensor in group.items()} for group in groups] if zero else None,
-        "frozen_param_shapes": {} if run.stage > 1 else None,
-        "shared_params": (shared if rank == 0 else {}) if zero else None,
-        "frozen_param_fragments": {} if run.stage > 1 else None,
-        "skipped_steps": 0,
         "global_steps": ITERATION,
         "global_samples": SAMPLES,
         "dp_world_size": run.data,
         "mp_world_size": run.tensor * max(run.pipeline, 1),
         "ds_config": {"train_batch_size": 16},
         "ds_version": VERSION,
-        **({"checkpoint_version": float(run.version)} if run.names == "megatron" and run.version is not None else {}),
-        **({"args": arguments(run)} if run.names == "megatron" and run.args else {}),
-        **run.state,
+        "param_shapes": [{key: tensor.shape for key, tensor in group.items()} for group in groups],
+        "shared_params": shared,
+        "frozen_param_shapes": frozen if run.stage > 1 else None,
     }
+    if not run.stage:
+        state |= {"param_shapes": None, "shared_params": None}
+    if run.names == "megatron":
+        state |= {} if run.version is None else {"checkpoint_version": float(run.version)}
+        state |= {"args": arguments(run)} if run.args else {}
+    state |= run.state
     if run.stage < 3:
         torch.save(state, folder / f"mp_rank_{rank:02d}_model_states.pt")
     for data in range(run.data):
         if run.stage == 3:
-            empty = {key: torch.empty(0, dtype=torch.bfloat16) for key in tensors}
-            torch.save({**state, "module": empty}, folder / f"zero_pp_rank_{data}_mp_rank_{rank:02d}_model_states.pt")
-        if zero:
+            state["module"] = {key: torch.empty(0, dtype=torch.bfloat16) for key in tensors}
+            shares = {key: partition([tensors[key]], 3, run.data)[data].bfloat16() for key in frozen}
+            path = folder / f"zero_pp_rank_{data}_mp_rank_{rank:02d}_model_states.pt"
+            torch.save(state | {"frozen_param_fragments": shares}, path)
+        if run.stage:
             prefix = "bf16_" if run.bf16_optimizer else ""
             path = folder / f"{prefix}zero_pp_rank_{data}_mp_rank_{rank:02d}_optim_states.pt"
-            torch.save(_optimizer(run, groups, data, classes), path)
+            torch.save(_optimizer(run, [list(group.values()) for group in groups], data), path)
 
 
-def _optimizer(run: Run, groups: Sequence[Tensors], data: int, classes: Any) -> dict[str, Any]:
-    tensors = [list(group.values()) for group in groups]
-    lean = not run.bf16_optimizer
-    masters = [partition(group, run.stage, run.data, run.aligned, lean)[data].clone() for group in tensors]
+def _optimizer(run: Run, groups: Sequence[Sequence[Tensor]], data: int) -> dict[str, Any]:
+    def part(number: int, factor: float, lean: bool = False) -> Tensor:
+        flat = partition([tensor * factor for tensor in groups[number]], run.stage, run.data, run.aligned, lean)
+        return flat[data].clone()
+
+    masters = [part(number, 1.0, lean=not run.bf16_optimizer) for number in range(2)]
+    moments = [
+        {"exp_avg": part(number, -1.0), "exp_avg_sq": part(number, 0.25)} for number in range(2)
+    ]  # padding stays
     base = {
-        "state": {
-            number: {
-                "step": torch.tensor(float(STEP)),
-                # the moments' padding stays
-                "exp_avg": partition([-tensor for tensor in group], run.stage, run.data, run.aligned, False)[data],
-                "exp_avg_sq": partition([tensor * 0.25 for tensor in group], run.stage, run.data, run.aligned, False)[
-                    data
-                ],
-            }
-            for number, group in enumerate(tensors)
-        },
+        "state": {number: {"step": torch.tensor(float(STEP)), **moments[number]} for number in range(2)},
         "param_groups": [{"lr": 1e-4, "weight_decay": 0.1}, {"lr": 1e-4, "weight_decay": 0.0}],
     }
-    states: dict[str, Any]
+    states: dict[str, Any] = {}
+    if not run.bf16_optimizer:
+        states = {"zero_stage": ZeroStageEnum(run.stage), "loss_scaler": LossScaler()}
     if run.stage == 3:
-        states = {
-            "zero_stage": classes.ZeroStageEnum(3),
-            "loss_scaler": classes.LossScaler(1.0),
-            "partition_count": run.data,
-            "optimizer_state_dict": base,
-            "fp32_flat_groups": masters,
-        }
+        states |= {"partition_count": run.data, "optimizer_state_dict": base, "fp32_flat_groups": masters}
     else:
-        states = {
-            "base_optimizer_state": base,
-            "single_partition_of_fp32_groups": masters,
-            "partition_count": [run.data, run.data],
-            "ds_version": VERSION,
-        }
-        if not run.bf16_optimizer:
-            states |= {"zero_stage": classes.ZeroStageEnum(run.stage), "loss_scaler": classes.LossScaler(1.0)}
+        states |= {"base_optimizer_state": base, "single_partition_of_fp32_groups": masters}
+        states |= {"partition_count": [run.data, run.data], "ds_version": VERSION}
         if run.aligned > 1:
-            states["param_alignment_paddings"] = [paddings(group, run.aligned) for group in tensors]
+            states["param_alignment_paddings"] = [paddings(group, run.aligned) for group in groups]
     return {"optimizer_state_dict": states, "ds_config": {}, "ds_version": VERSION}
 
 
 def arguments(run: Run) -> argparse.Namespace:
     """Megatron's arguments."""
-    return argparse.Namespace(
-        num_layers=run.model.n_layer,
-        hidden_size=run.model.n_embd,
-        num_attention_heads=run.model.n_head,
-        max_position_embeddings=run.model.n_positions,
-        vocab_size=run.model.vocab_size,
-        layernorm_epsilon=1e-5,
-        hidden_dropout=0.1,
-        attention_dropout=0.1,
-        bias_gelu_fusion=True,
-        tensor_model_parallel_size=run.tensor,
-        consumed_train_samples=SAMPLES,
-    )
+    recorded = recorded_args(Layout(version=2.0, tensor=run.tensor, model=run.model))
+    del recorded["pipeline_model_parallel_size"]
+    return argparse.Namespace(**{**recorded, "consumed_train_samples": SAMPLES})
+
+
+class ZeroStageEnum(enum.IntEnum):
+    """DeepSpeed's, in a module that cannot be imported when a file is read."""
+
+    disabled, optimizer_states, gradients, weights = 0, 1, 2, 3
+
+
+class LossScaler:
+    """DeepSpeed's."""
 
 
 @contextmanager
-def deepspeed_classes() -> Iterator[Any]:
-    """Classes under the names that DeepSpeed's files have for theirs."""
-
-    class ZeroStageEnum(enum.IntEnum):
-        disabled, optimizer_states, gradients, weights = 0, 1, 2, 3
-
-    class LossScaler:
-        def __init__(self, scale: float) -> None:
-            self.cur_scale = scale
-
+def deepspeed_classes() -> Iterator[None]:
+    """The modules of DeepSpeed's classes exist while a file is saved."""
     places = {ZeroStageEnum: "deepspeed.runtime.zero.config", LossScaler: "deepspeed.runtime.fp16.loss_scaler"}
     modules: dict[str, types.ModuleType] = {}
     for made, module in places.items():
-        made.__module__, made.__qualname__ = module, made.__name__
         parts = module.split(".")
         for end in range(1, len(parts) + 1):  # pickle imports the packages, too
             modules.setdefault(".".join(parts[:end]), types.ModuleType(parts[end - 1]))
+        made.__module__ = module
         setattr(modules[module], made.__name__, made)
     with mock.patch.dict(sys.modules, modules):
-        yield types.SimpleNamespace(ZeroStageEnum=ZeroStageEnum, LossScaler=LossScaler)
+        yield

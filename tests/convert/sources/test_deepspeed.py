@@ -25,8 +25,6 @@ from tests.convert.deepspeed_files import (
     Run,
     deepspeed_classes,
     edit,
-    partition,
-    rank_tensors,
     rounded,
     weights,
     write_layers,
@@ -154,34 +152,16 @@ def test_model_files_alone_give_16_bit_weights_and_a_note(tmp_path: Path) -> Non
     assert any("_optim_states.pt" in note for note in source.notes)
 
 
-def test_a_state_per_group_without_padding(tmp_path: Path) -> None:
-    folder = write_tag(tmp_path / "tag", Run(2, data=3))
-
-    def elastic(content: Any) -> None:
-        states = content["optimizer_state_dict"]
-        masters, groups = states["single_partition_of_fp32_groups"], states["base_optimizer_state"]["state"]
-        lean = [
-            {kind: tensor[: len(masters[number])] for kind, tensor in groups[number].items() if tensor.dim()}
-            for number in groups
-        ]
-        states |= {"base_optimizer_state": lean, "base_optimizer_state_step": STEP}
-
-    for path in folder.glob("*optim_states.pt"):
-        edit(path, elastic)
-    source = open_folder(folder, HEADS)
-    assert_equal(merged(source, "exp_avg"), {name: -tensor for name, tensor in truth().items()})
-    assert source.step == STEP
-
-
-def test_files_of_early_2021(tmp_path: Path) -> None:
+def test_files_of_early_2021_with_wrapped_names(tmp_path: Path) -> None:
     """param_shapes in the optimizer file, one dict for all groups; no underscore before optim; stages are numbers."""
     folder = write_tag(tmp_path / "tag", Run(2, data=3))
     shapes: dict[str, Any] = {}
 
     def older_model(content: Any) -> None:
-        shapes.update({key: shape for group in content.pop("param_shapes") for key, shape in group.items()})
-        for key in ("shared_params", "frozen_param_shapes", "frozen_param_fragments"):
-            del content[key]
+        prefix = "_forward_module._orig_mod.model."
+        content["module"] = {prefix + key: tensor for key, tensor in content["module"].items()}
+        shapes.update({prefix + key: shape for group in content.pop("param_shapes") for key, shape in group.items()})
+        del content["shared_params"], content["frozen_param_shapes"]
 
     def older_optimizer(content: Any) -> None:
         content["param_shapes"] = shapes
@@ -196,17 +176,20 @@ def test_files_of_early_2021(tmp_path: Path) -> None:
     assert source.model.tied
 
 
-def test_wrapped_names(tmp_path: Path) -> None:
-    folder = write_tag(tmp_path / "tag", Run(2))
+def test_an_elastic_state_per_group_without_padding(tmp_path: Path) -> None:
+    folder = write_tag(tmp_path / "tag", Run(2, data=3))
 
-    def wrap(content: Any) -> None:
-        prefix = "_forward_module._orig_mod.model."
-        content["module"] = {prefix + key: tensor for key, tensor in content["module"].items()}
-        content["param_shapes"] = [{prefix + key: s for key, s in g.items()} for g in content["param_shapes"]]
-        content["shared_params"] = {prefix + key: prefix + other for key, other in content["shared_params"].items()}
+    def elastic(content: Any) -> None:
+        states = state(content)
+        masters, groups = states["single_partition_of_fp32_groups"], states["base_optimizer_state"]["state"]
+        lean = [{"exp_avg": -master, "exp_avg_sq": groups[n]["exp_avg_sq"]} for n, master in enumerate(masters)]
+        states |= {"base_optimizer_state": lean, "base_optimizer_state_step": STEP}
 
-    edit(folder / MODEL, wrap)
-    assert_equal(weights(open_folder(folder, HEADS)), truth())
+    for path in folder.glob("*optim_states.pt"):
+        edit(path, elastic)
+    source = open_folder(folder, HEADS)
+    assert_equal(merged(source, "exp_avg"), {name: -tensor for name, tensor in truth().items()})
+    assert source.step == STEP
 
 
 def test_biases_that_share_a_storage_are_no_second_names(tmp_path: Path) -> None:
@@ -222,7 +205,7 @@ def test_biases_that_share_a_storage_are_no_second_names(tmp_path: Path) -> None
 
 def test_a_head_of_its_own(tmp_path: Path) -> None:
     model = replace(SMALL, tied=False)
-    source = opened(tmp_path, Run(3, data=2, model=model, state={"shared_params": {}}))
+    source = opened(tmp_path, Run(3, data=2, model=model))
     assert not source.model.tied
     assert_equal(weights(source), truth(model), model)
 
@@ -244,39 +227,10 @@ def test_an_embedding_that_is_the_second_name_of_the_head(tmp_path: Path) -> Non
 @pytest.mark.parametrize("stage", [1, 3])
 def test_weights_that_were_not_trained(tmp_path: Path, stage: int) -> None:
     """They are in the model file (below ZeRO 3) or in shares of it, and have no float32 weights."""
-    frozen = ("transformer.wpe.weight", "transformer.h.2.mlp.c_fc.bias")
-    folder = write_tag(tmp_path / "tag", Run(stage, data=3))
-    (tensors,) = rank_tensors(Run(stage, data=3))[0]
-    trained = [
-        [key for key, tensor in tensors.items() if key not in frozen and (tensor.dim() > 1) == large]
-        for large in (True, False)
-    ]
-    for data in range(3):
-
-        def change_optimizer(content: Any, data: int = data) -> None:
-            states = content["optimizer_state_dict"]
-            key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-            states[key] = [partition([tensors[name] for name in group], stage, 3)[data] for group in trained]
-            base = states["optimizer_state_dict" if stage == 3 else "base_optimizer_state"]["state"]
-            for number, master in enumerate(states[key]):
-                base[number] |= {"exp_avg": -master, "exp_avg_sq": master}
-
-        def change_model(content: Any, data: int = data) -> None:
-            content["param_shapes"] = [{name: tensors[name].shape for name in group} for group in trained]
-            if stage == 3:
-                shares = {name: partition([tensors[name]], 3, 3)[data].bfloat16() for name in frozen}
-                content["frozen_param_shapes"] = {name: tensors[name].shape for name in frozen}
-                content["frozen_param_fragments"] = shares
-
-        edit(folder / f"zero_pp_rank_{data}_mp_rank_00_optim_states.pt", change_optimizer)
-        if stage == 3:
-            edit(folder / f"zero_pp_rank_{data}_mp_rank_00_model_states.pt", change_model)
-    if stage < 3:
-        edit(folder / MODEL, change_model)
-    source = open_folder(folder, HEADS)
-    ours = {name.removeprefix("transformer.") for name in frozen}
-    assert_equal(weights(source), {name: (rounded() if name in ours else truth())[name] for name in truth()})
-    assert any(note.startswith("2 tensors were not trained") for note in source.notes)
+    frozen = ("wpe.weight", "h.2.mlp.c_fc.bias")
+    source = opened(tmp_path, Run(stage, data=3, frozen=tuple(f"transformer.{name}" for name in frozen)))
+    assert_equal(weights(source), truth() | {name: rounded()[name] for name in frozen})
+    assert any(note.startswith("2 tensors") for note in source.notes)
     assert not source.moments
 
 
