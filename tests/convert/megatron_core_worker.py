@@ -5,10 +5,9 @@
 FOLDER/job.json: {"tp", "pp", "rows", "sizes": {…}, "steps": […], "ours": folder to load}. The steps leave in FOLDER:
 
 forms        stacked/iter_0000007, numbered/iter_0000007, saved by megatron-core; Adam's state is in the first
-             saved_P.pt, moments_P.pt: stage P's tensors, gathered over ranks by megatron-core's own marks
-logits       logits.pt: {"tokens", activation: logits}, one rank alone
+             saved_P.pt, exp_avg_P.pt, exp_avg_sq_P.pt: stage P's tensors, gathered over ranks by megatron-core's marks
 load         loaded_P.pt: stage P's tensors after dist_checkpointing.load of "ours"
-optimizers   KIND/iter_0000007 of a bfloat16 model, one rank alone; KIND.pt: {"weights", "masters", "gradients"}
+optimizers   KIND/iter_0000007 of a bfloat16 model, one rank alone; KIND.pt: {"weights", "gradients"}
 """
 
 import contextlib
@@ -158,20 +157,6 @@ def forms(rank: Rank) -> None:
     rank.save("numbered", {"model": rank.model.sharded_state_dict(metadata={"non_homogeneous_layers": True})})
 
 
-def logits(rank: Rank) -> None:
-    """The model's output with both kinds of GELU."""
-    rank.model.eval()
-    length = rank.sizes["n_positions"]
-    tokens = torch.arange(2 * length).view(2, -1) * 7 % rank.job["rows"]
-    found = {"tokens": tokens}
-    for activation, fused in (("gelu_new", True), ("gelu", False)):
-        rank.config.bias_activation_fusion = fused
-        with torch.no_grad():
-            mask = torch.ones(1, 1, length, length).triu(1).bool()
-            found[activation] = rank.model(tokens, torch.arange(length).expand(2, -1), mask)
-    torch.save(found, rank.folder / "logits.pt")
-
-
 def load(rank: Rank) -> None:
     """Load a folder that megatron-core has not written."""
     from megatron.core import dist_checkpointing
@@ -221,7 +206,7 @@ def main(number: int, size: int, folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     rank = Rank(job, folder)
     for step in job["steps"]:
-        {"forms": forms, "logits": logits, "load": load, "optimizers": optimizers}[step](rank)
+        {"forms": forms, "load": load, "optimizers": optimizers}[step](rank)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -23,7 +23,6 @@ from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.megatron_files import Layout, padded, recorded_args, save, write
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
-from tests.training.checkpoint.planted import Touch
 
 refused = partial(checks.refused, open_folder)
 UNRECORDED = Options(num_heads=SMALL.n_head, vocab_size=SMALL.vocab_size, activation="gelu_new")
@@ -61,19 +60,6 @@ def test_every_format_is_read_bit_by_bit(
     if names != "2019":
         assert source.consumed_samples == 6400 and source.facts["checkpoint_version"] == version
         assert source.facts["args"]["hidden_size"] == 32
-
-
-@pytest.mark.parametrize(
-    ("names", "chunks", "counts", "numbered_globally"),
-    [("encoder", 2, (), True), ("core", 2, (0, 2, 1, 1), False), ("folded", 1, (1, 3), True)],
-)
-def test_interleaved_and_uneven_stages_keep_the_order_of_layers(
-    names: str, chunks: int, counts: tuple[int, ...], numbered_globally: bool, tmp_path: Path
-) -> None:
-    layout = Layout(names, 3.0, 2, 2, chunks, counts, numbered_globally)
-    source = open_folder(write(tmp_path / "iter_0000100", layout), Options())
-    assert_equal(merged(source), truth())
-    assert ("2 models per stage" in source.layout) == (chunks == 2)
 
 
 @settings(max_examples=20)
@@ -120,32 +106,25 @@ def test_random_states_foreign_optimizers_and_tensors_of_gpus_are_no_obstacle(la
 
 def test_the_distributed_optimizers_files_are_ignored(tmp_path: Path) -> None:
     folder = write(tmp_path / "of 2022", Layout("encoder", 3.0, 2, file_name="model_rng.pt"))
-    newer = write(tmp_path / "newer", CORE)
-    for path in (
-        folder / "mp_rank_00_000/optim.pt",
-        folder / "mp_rank_01_001/optim.pt",
-        newer / LAST / "distrib_optim.pt",
-    ):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"not read")
-    for path in (folder, newer):
-        source = open_folder(path, Options())
-        assert_equal(merged(source), truth())
-        assert len(source.notes) == 1
+    (folder / "mp_rank_01_001").mkdir()
+    (folder / "mp_rank_01_001/optim.pt").write_bytes(b"not read")
+    source = open_folder(folder, Options())
+    assert_equal(merged(source), truth())
+    assert len(source.notes) == 1
 
 
 def test_spellings_of_other_years_are_read(tmp_path: Path) -> None:
-    """Norms of September 2023, arguments as a dict, `total_iters`."""
+    """Norms of September 2023, arguments as a dict, `total_iters`; before fused GELU its exact form was the default."""
 
     def respell(stage: int, rank: int, content: dict[str, Any]) -> None:
         part = content["model"]["language_model"]
         part["encoder"] = {key.replace("layernorm", "norm"): value for key, value in part["encoder"].items()}
-        content["args"] = vars(content["args"])
+        content["args"] = {key: value for key, value in vars(content["args"]).items() if key != "bias_gelu_fusion"}
         content["total_iters"] = content.pop("iteration")
 
     source = open_folder(write(tmp_path / "release", Layout("encoder", 3.0, 2, 2, edit=respell)), Options())
     assert_equal(merged(source), truth())
-    assert (source.iteration, source.model) == (100, SMALL)
+    assert (source.iteration, source.model) == (100, replace(SMALL, activation="gelu"))
 
 
 def test_drift_of_replicated_tensors_is_kept_as_copies(tmp_path: Path) -> None:
@@ -184,16 +163,6 @@ def test_a_head_is_untied_if_args_say_so_or_its_values_differ(tmp_path: Path) ->
         assert source.model == model
         assert_equal(merged(source), truth(model), model)
         assert len(source.notes) == 1 - len(said)
-
-
-@pytest.mark.parametrize(("openai", "activation"), [(False, "gelu"), (True, "gelu_new")])
-def test_before_september_2020_gelu_was_exact_unless_args_say_openai(
-    openai: bool, activation: str, tmp_path: Path
-) -> None:
-    layout = Layout("transformer", 0, 2)
-    said = {key: value for key, value in recorded_args(layout).items() if key != "bias_gelu_fusion"}
-    folder = write(tmp_path / "release", replace(layout, args=said | {"openai_gelu": openai}))
-    assert open_folder(folder, Options()).model.activation == activation
 
 
 @pytest.mark.parametrize(("step", "tensor"), [(128, 1), (128, 8), (1000, 2)])
@@ -294,35 +263,25 @@ def renumber(content: dict[str, Any]) -> None:
 
 
 FC2, FC1 = "decoder.layers.1.mlp.linear_fc2.bias", "decoder.layers.1.mlp.linear_fc1.bias"
-WPE = "embedding.position_embeddings.weight"
 DAMAGED: list[tuple[Damage, list[str]]] = [
     (lose("mp_rank_01_000", LAST), ["mp_rank_01_000", "2"]),
-    (lose("mp_rank_00_001", LAST), ["mp_rank_00_001", "2"]),
-    (lose("mp_rank_00_000", "mp_rank_00_001"), ["mp_rank_00_000"]),
     (lose(LAST), [LAST]),
-    (lambda folder: (folder / LAST / FILE).unlink(), [LAST, FILE]),
     (copy_last("mp_rank_01"), ["mp_rank_01 "]),
-    (copy_last("mp_rank_01_0001"), ["mp_rank_01_0001"]),
     (copy_last("mp_rank_01_001_000"), ["mp_rank_01_001_000"]),
     (lambda folder: shutil.copy(folder / LAST / FILE, folder / LAST / "model_rng.pt"), [LAST, "model_rng.pt"]),
     (change(lambda content: content.update(iteration=200)), [LAST, "iteration is 200", "100"]),
     (change(lambda content: content.update(checkpoint_version=2.0)), [LAST, "checkpoint_version is 2.0", "3.0"]),
     (change(lambda content: setattr(content["args"], "num_attention_heads", 4)), [LAST, "num_attention_heads is 4"]),
     (change(lambda content: content["model"].pop(FC2)), ["stage 1", "'h.3.mlp.c_proj.bias'", "tensor rank 1"]),
-    (change(lambda content: content["model"].pop(WPE), "mp_rank_00_000"), ["'wpe.weight'", "tensor rank 0"]),
     (set_tensor(FC2, torch.zeros(33)), ["'h.3.mlp.c_proj.bias'", "[33]", "rank 1", "[32]"]),
     (set_tensor(FC1, torch.zeros(64).half()), ["'h.3.mlp.c_fc.bias'", "float16, float32"]),
     (set_tensor("decoder.layers.1.mlp.router.weight", torch.zeros(3)), [LAST, "'decoder.layers.1.mlp.router.weight'"]),
     (set_tensor("decoder.layers.mlp.linear_fc2.bias", torch.zeros(3)), [LAST, "'decoder.layers.mlp.linear_fc2.bias'"]),
     (set_tensor("decoder.layers.1.mlp.dense_4h_to_h.bias", torch.zeros(32)), [LAST, "1.mlp.dense_4h_to_h.bias"]),
-    (set_tensor(FC2, 3), [LAST, FC2]),
     (change(renumber, "mp_rank_00_001"), ["mp_rank_00_001", "0, 1, 3"]),
     (change(lambda content: content.pop("model")), [LAST, "model"]),
-    (change(lambda content: content["model"].clear()), [LAST, "empty"]),
     (change(lambda content: move_models(content, "model1")), [LAST, "model1"]),
     (change(lambda content: move_models(content, "model0", "model1")), [LAST, "is 2, but 1"]),
-    (lambda folder: save([1], folder / LAST / FILE), [LAST, FILE]),
-    (lambda folder: (folder / LAST / FILE).write_text("<html>"), [LAST, FILE]),
 ]
 
 
@@ -355,16 +314,3 @@ def test_flags_that_contradict_the_checkpoint_are_refused(intact: Path) -> None:
     refused(intact, "--num-heads is 4", "args.num_attention_heads is 8", num_heads=4)
     refused(intact, "--vocab-size 513", "512 rows", vocab_size=513)
     assert open_folder(intact, Options(vocab_size=512)).model.vocab_size == 512
-
-
-@pytest.mark.parametrize("new_format", [False, True])
-def test_a_planted_pickle_never_runs(new_format: bool, tmp_path: Path) -> None:
-    """PyTorch's reader blocks the whole file if it names a function of os; others are in test_damage.py."""
-    mark = tmp_path / "mark"
-
-    def plant(stage: int, rank: int, content: dict[str, Any]) -> None:
-        content["args"].hook = Touch(mark)
-
-    folder = write(tmp_path / "iter_0000100", replace(CORE, edit=plant, new_format=new_format))
-    refused(folder, f"mp_rank_00_000/{FILE}")
-    assert not mark.exists()
