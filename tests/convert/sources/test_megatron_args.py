@@ -59,12 +59,9 @@ def test_the_activation_is_that_of_the_kernel_that_ran(args: dict[str, Any], act
     "args",
     [
         {"swiglu": True},
-        {"squared_relu": True},
         {"position_embedding_type": "rope"},
         {"use_rotary_position_embeddings": True},
-        {"add_position_embedding": False},
         {"normalization": "RMSNorm"},
-        {"apply_layernorm_1p": True},
         {"apply_residual_connection_post_layernorm": True},
         {"add_bias_linear": False},
         {"qk_layernorm": True},
