@@ -1,7 +1,6 @@
 """Train tiny models with DeepSpeed on CPU and save them with what the engine says its float32 weights are.
 
-DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 tests/convert/deepspeed_worker.py zero FOLDER
-DS_ACCELERATOR=cpu torchrun --nproc-per-node 4 tests/convert/deepspeed_worker.py tensor FOLDER
+DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 tests/convert/deepspeed_worker.py FOLDER
 """
 
 import argparse
@@ -15,7 +14,7 @@ from deepspeed import comm
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-from torch import Tensor, nn
+from torch import nn
 
 WIDTH, TOKENS, POSITIONS = 32, 96, 16
 
@@ -86,75 +85,6 @@ def universal(folder: Path) -> None:
     )
 
 
-class Block(nn.Module):
-    """The parameters of Megatron's block on one of two tensor ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        rows, columns = nn.Linear(WIDTH, 3 * WIDTH // 2), nn.Linear(WIDTH // 2, WIDTH)
-        self.attention = nn.ModuleDict({"query_key_value": rows, "dense": columns})
-        rows, columns = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        self.mlp = nn.ModuleDict({"dense_h_to_4h": rows, "dense_4h_to_h": columns})
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        rows = self.attention["query_key_value"](self.input_layernorm(hidden))
-        hidden = hidden + self.attention["dense"](rows.unflatten(-1, (3, -1)).sum(-2))
-        inner = self.mlp["dense_h_to_4h"](self.post_attention_layernorm(hidden))
-        output: Tensor = hidden + self.mlp["dense_4h_to_h"](inner.tanh())
-        return output
-
-
-class Ranks:
-    """Megatron's mpu for two tensor ranks and two data ranks."""
-
-    def __init__(self) -> None:
-        rank = comm.get_rank()
-        tensor = [comm.new_group([0, 1]), comm.new_group([2, 3])]
-        data = [comm.new_group([0, 2]), comm.new_group([1, 3])]
-        self.get_model_parallel_rank = lambda: rank % 2
-        self.get_data_parallel_rank = lambda: rank // 2
-        self.get_model_parallel_world_size = self.get_data_parallel_world_size = lambda: 2
-        self.get_model_parallel_group = lambda: tensor[rank // 2]
-        self.get_data_parallel_group = lambda: data[rank % 2]
-
-
-class Transformer(nn.Module):
-    """Megatron's names of 2019. Each tensor rank works with its shards alone, so that their copies drift apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.word_embeddings = nn.Embedding(TOKENS // 2, WIDTH)
-        self.position_embeddings = nn.Embedding(POSITIONS, WIDTH)
-        blocks = nn.ModuleList(Block() for _ in range(2))
-        self.transformer = nn.ModuleDict({"layers": blocks, "final_layernorm": nn.LayerNorm(WIDTH)})
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.word_embeddings(tokens) + self.position_embeddings(torch.arange(POSITIONS))
-        for block in self.transformer["layers"]:
-            hidden = block(hidden)
-        output: Tensor = self.transformer["final_layernorm"](hidden)
-        return (output.float() * torch.arange(WIDTH)).square().mean()
-
-
-def tensor(folder: Path) -> None:
-    """Two tensor ranks by two data ranks under ZeRO 1, 2 and 3."""
-    ranks = Ranks()
-    for stage in (1, 2, 3):
-        torch.manual_seed(ranks.get_model_parallel_rank())
-        model = Transformer()
-        for parameter in model.parameters():
-            parameter.model_parallel = True
-        engine = deepspeed.initialize(
-            model=model, model_parameters=grouped(model), config=settings(stage, bf16=True), mpu=ranks
-        )[0]
-        generator = torch.Generator().manual_seed(comm.get_rank())
-        for _ in range(2):
-            engine.backward(engine(torch.randint(TOKENS // 2, (2, POSITIONS), generator=generator)))
-            engine.step()
-        save(engine, folder / f"tensor{stage}", {"iteration": 2})
-
-
 if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
-    {"zero": zero, "tensor": tensor}[sys.argv[1]](Path(sys.argv[2]))
+    zero(Path(sys.argv[1]))

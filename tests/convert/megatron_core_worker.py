@@ -2,12 +2,11 @@
 
     python tests/convert/megatron_core_worker.py RANK SIZE FOLDER
 
-FOLDER/job.json: {"tp", "pp", "rows", "sizes": {…}, "steps": […], "ours": folder to load}. The steps leave in FOLDER:
+FOLDER/job.json: {"tp", "pp", "rows", "sizes": {…}, "ours": folder to load}. It leaves in FOLDER:
 
 forms        stacked/iter_0000007, numbered/iter_0000007, saved by megatron-core; Adam's state is in the first
              saved_P.pt, exp_avg_P.pt, exp_avg_sq_P.pt: stage P's tensors, gathered over ranks by megatron-core's marks
 load         loaded_P.pt: stage P's tensors after dist_checkpointing.load of "ours"
-optimizers   KIND/iter_0000007 of a bfloat16 model, one rank alone; KIND.pt: {"weights", "gradients"}
 """
 
 import contextlib
@@ -169,44 +168,13 @@ def load(rank: Rank) -> None:
     rank.keep("loaded", rank.values())
 
 
-def optimizers(rank: Rank) -> None:
-    """A bfloat16 model with float32 masters, saved in each way that keeps or loses their names."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    for kind in ("float16", "fully_reshardable", "dp_reshardable"):
-        model = rank.make_model()
-        gradients = {name: parameter.grad.clone() for name, parameter in rank.named(model).items()}
-        model.bfloat16()
-        distributed = kind != "float16"
-        wrapped = DistributedDataParallel(
-            rank.config,
-            DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=True),
-            model,
-        )
-        options = {"bf16": True, "use_distributed_optimizer": distributed, "clip_grad": 0.0, "weight_decay": 0.0}
-        optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, **options), [wrapped])
-        for name, parameter in rank.named(model).items():
-            parameter.main_grad.copy_(gradients[name])
-        optimizer.prepare_grads()
-        optimizer.step_with_ready_grads()
-        weights = {name: parameter.detach().clone() for name, parameter in rank.named(model).items()}
-        torch.save({"weights": weights, "gradients": gradients}, rank.folder / f"{kind}.pt")
-        metadata = {
-            "distrib_optim_sharding_type": kind,
-            "distrib_optim_fully_reshardable_mem_efficient": True,  # gathers with gloo
-        }
-        state = optimizer.sharded_state_dict(model.sharded_state_dict(metadata={}), metadata=metadata)
-        rank.save(kind, {"model": model.sharded_state_dict(metadata={}), "optimizer": state})
-
-
 def main(number: int, size: int, folder: Path) -> None:
     pretend_cuda()
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=size)
     job = json.loads((folder / "job.json").read_text())
     rank = Rank(job, folder)
-    for step in job["steps"]:
-        {"forms": forms, "load": load, "optimizers": optimizers}[step](rank)
+    forms(rank)
+    load(rank)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -99,16 +99,10 @@ def padded(model: Architecture, tensor: int) -> int:
 
 def recorded_args(layout: Layout) -> dict[str, Any]:
     """Some of the arguments that Megatron-LM records."""
-    model, interleaved = layout.model, layout.chunks if layout.chunks > 1 else None
-    sizes = (
-        {"model_parallel_size": layout.tensor}
-        if layout.version is not None and layout.version < 2
-        else {
-            "tensor_model_parallel_size": layout.tensor,
-            "pipeline_model_parallel_size": layout.pipeline,
-            "virtual_pipeline_model_parallel_size": interleaved,
-        }
-    )
+    model, sizes = layout.model, {"model_parallel_size": layout.tensor}
+    if (layout.version or 0) >= 2:
+        sizes = {"tensor_model_parallel_size": layout.tensor, "pipeline_model_parallel_size": layout.pipeline}
+        sizes |= {"virtual_pipeline_model_parallel_size": layout.chunks} if layout.chunks > 1 else {}
     return {
         "num_layers": model.n_layer,
         "hidden_size": model.n_embd,
@@ -214,47 +208,35 @@ def content_of(layout: Layout, weights: Mapping[str, Tensor], stage: int, rank: 
     total = layout.pipeline * layout.chunks
     counts = layout.counts or (layout.model.n_layer // total,) * total
     assert sum(counts) == layout.model.n_layer and len(counts) == total
-    models = []
+    content: dict[str, Any] = {}
     for chunk in range(layout.chunks):
         index = chunk * layout.pipeline + stage
-        first = sum(counts[:index])
-        models.append(
-            _chunk_state(layout, weights, rank, first, first + counts[index], (index == 0, index == total - 1))
-        )
-    content: dict[str, Any] = {}
+        first, ends = sum(counts[:index]), (index == 0, index == total - 1)
+        state = _chunk_state(layout, weights, rank, first, first + counts[index], ends)
+        content[f"model{chunk}" if layout.chunks > 1 else "model"] = state
     if layout.iteration is not None:
         content["iteration"] = layout.iteration
     if layout.version is not None:
         content["checkpoint_version"] = layout.version
     args = layout.args if layout.args is not None else ({} if layout.names == "2019" else recorded_args(layout))
-    if args:
-        content["args"] = Namespace(**args)
-    content |= {"model": models[0]} if len(models) == 1 else {f"model{n}": model for n, model in enumerate(models)}
-    return content
+    return content | ({"args": Namespace(**args)} if args else {})
 
 
 class _Scaler:
     """A class whose module cannot be imported when the file is read."""
 
-    def __init__(self) -> None:
-        self.cur_scale = 65536.0
-        self.master = torch.ones(3)
+    master = torch.ones(3)
 
 
-def _extras(names: str) -> dict[str, Any]:
-    groups: defaultdict[str, Any] = defaultdict(list)
-    groups["params"].append(torch.zeros(4))
+def _extras() -> dict[str, Any]:
+    groups: defaultdict[str, Any] = defaultdict(list, params=[torch.zeros(4)])
     states = {
         "random_rng_state": random.Random(3).getstate(),
         "np_rng_state": np.random.RandomState(3).get_state(),
-        "torch_rng_state": torch.get_rng_state(),
-        "cuda_rng_state": torch.zeros(16, dtype=torch.uint8),
         "rng_tracker_states": {"model-parallel-rng": torch.zeros(16, dtype=torch.uint8)},
     }
-    optimizer = {"optimizer": {"loss_scaler": _Scaler(), "fp32_from_fp16": [[torch.ones(5)]], "groups": groups}}
-    if names == "2019":
-        return optimizer | {"lr_scheduler": {"num_iters": 100}} | states
-    return optimizer | {"opt_param_scheduler": {"num_steps": 6400}, "rng_state": [states]}
+    optimizer = {"loss_scaler": _Scaler(), "fp32_from_fp16": [[torch.ones(5)]], "groups": groups}
+    return {"optimizer": optimizer, "opt_param_scheduler": {"num_steps": 6400}, "rng_state": [states]}
 
 
 @contextmanager
@@ -288,7 +270,7 @@ def write(
     for stage in range(layout.pipeline):
         for rank in range(layout.tensor):
             content = content_of(layout, weights, stage, rank)
-            content |= _extras(layout.names) if layout.extras else {}
+            content |= _extras() if layout.extras else {}
             layout.edit(stage, rank, content)
             new = layout.names != "2019" if layout.new_format is None else layout.new_format
             save(content, folder / folder_name(layout, stage, rank) / layout.file_name, new, location)
