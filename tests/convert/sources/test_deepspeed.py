@@ -105,39 +105,32 @@ def test_heads_come_from_the_arguments_or_are_asked_for(tmp_path: Path) -> None:
     refused(write_tag(tmp_path / "b", Run(1)), "--num-heads")
 
 
-@pytest.mark.parametrize("place", ["global_step120/config.json", "config.json"])
-def test_a_config_beside_the_tag_is_used(tmp_path: Path, place: str) -> None:
+def test_a_config_beside_the_tag_is_used(tmp_path: Path) -> None:
     folder = write_tag(tmp_path / "global_step120", Run(2))
+    path = tmp_path / "config.json"
     sizes = {"n_layer": 4, "n_embd": 32, "n_head": 8, "activation_function": "gelu", "layer_norm_epsilon": 1e-6}
     config = {"model_type": "gpt2", **sizes}
-    (tmp_path / place).write_text(json.dumps(config))
-    source = open_folder(folder, Options())
-    assert source.model == replace(SMALL, activation="gelu", layer_norm_epsilon=1e-6)
+    path.write_text(json.dumps(config))
+    assert open_folder(folder, Options()).model == replace(SMALL, activation="gelu", layer_norm_epsilon=1e-6)
     assert open_folder(folder, Options(activation="gelu_new")).model.activation == "gelu_new"
-    refused(folder, "--num-heads is 4", "config.json", num_heads=4)
+    refused(folder, "--num-heads is 4", str(path), num_heads=4)
     for changed in ({"n_layer": 5}, {"scale_attn_by_inverse_layer_idx": True}):
-        (tmp_path / place).write_text(json.dumps({**config, **changed}))
+        path.write_text(json.dumps({**config, **changed}))
         with pytest.raises(CheckpointError, match=rf"config\.json: {next(iter(changed))}"):
             open_folder(folder, Options())
-    (tmp_path / place).write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json: "):
-        open_folder(folder, Options())
 
 
 def test_layer_files_alone_with_names_of_neox(tmp_path: Path) -> None:
     folder = tmp_path / "global_step7"
     folder.mkdir()
     write_layers(folder, Run(0, names="megatron", pipeline=1))
-    options = replace(SIZES, qkv_version=2)
-    assert_equal(weights(open_folder(folder, options)), rounded())
     for path in folder.glob("layer_*.pt"):
         path.rename(folder / path.name.replace("-model_00", "", 1))
-    norm = torch.load(folder / "layer_08-model_states.pt")
+    norm, embedding = (torch.load(folder / f"layer_0{number}-model_states.pt") for number in (8, 1))
     (folder / "layer_08-model_states.pt").unlink()
     torch.save({f"norm.{key}": tensor for key, tensor in norm.items()}, folder / "layer_09-model_states.pt")
-    embedding = torch.load(folder / "layer_01-model_states.pt")
     torch.save({"word_embeddings.weight": embedding["word_embeddings.weight"]}, folder / "layer_10-model_states.pt")
-    source = open_folder(folder, options)
+    source = open_folder(folder, replace(SIZES, qkv_version=2))
     assert_equal(weights(source), rounded())
     assert list(source.tensors["wte.weight"].copies) == ["layer_10"]
     assert source.iteration == 7
