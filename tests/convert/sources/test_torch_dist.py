@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from convert.files.stored import StoredTensor
 from convert.sources.options import Options
@@ -67,15 +66,6 @@ def test_every_layout_gives_the_same_model(folder: Path, tp: int, pp: int, stack
         "metadata.json",
         *(f"__{rank}_0.distcp" for rank in range(tp * pp)),
     }
-
-
-def test_the_folders_of_these_tests_are_what_dcp_reads(folder: Path) -> None:
-    write_folder(folder, truth(), tp=2, pp=2).close()
-    key = "decoder.layers.mlp.linear_fc2.weight"
-    found = {key: torch.empty(4, 32, 128)}
-    with pytest.warns(UserWarning, match=r"torch\.distributed"):
-        dcp_load(found, checkpoint_id=folder, no_dist=True)
-    assert torch.equal(found[key], torch.stack([truth()[f"h.{layer}.mlp.c_proj.weight"] for layer in range(4)]))
 
 
 def test_the_common_part_may_be_an_object_among_the_tensors(folder: Path, tmp_path: Path) -> None:
