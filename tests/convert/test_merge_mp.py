@@ -17,7 +17,7 @@ from convert.assemble import assemble
 from convert.merge_mp import main, merge
 from convert.proof import prove
 from tests.conftest import Once
-from tests.training.helpers import run_main
+from tests.training.helpers import copy_run, run_main
 from training import generate
 from training.huggingface.origin import digest, read_origin
 from training.inference.load import load_model
@@ -188,6 +188,20 @@ def test_an_unmergeable_checkpoint_gives_one_line(
     assert run_main(main, "--checkpoint", folder, "--output", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert str(folder) in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_damaged_checkpoint_is_never_merged(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_run(tiny_run, tmp_path / "run")
+    checkpoint = tmp_path / "run" / "models" / "tiny" / "iter_0000020"
+    path = checkpoint / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    assert run_main(main, "--checkpoint", checkpoint, "--output", tmp_path / "merged") == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and error.count("\n") == 1 and os.listdir(tmp_path) == ["run"]
 
 
 def test_generate_and_the_pipeline_of_transformers_continue_alike(
