@@ -32,6 +32,9 @@ def test_with_moments_the_training_continues_with_the_same_digits(tiny_run: Path
     launch_ok(2, "training.train", "--config", config, "--model", "tiny")
     weights = [load_weights(resolve(run / "iter_0000020")) for run in (trained, folder)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    other = make_run(tmp_path / "other", train={"global_batch_size": 16})
+    assert run_main(main, "--checkpoint", trained / "iter_0000010", "--config", other, "--model", "tiny") == 0
+    assert resolve(tmp_path / "other" / "models" / "tiny").progress.consumed_samples == 80  # those of the source
 
 
 def test_without_moments_it_says_so_and_training_starts_from_the_weights(

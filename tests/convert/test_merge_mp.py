@@ -145,21 +145,38 @@ def test_a_folder_with_foreign_files_is_never_replaced(
     assert files_of(older.parent) == before
 
 
-@pytest.mark.parametrize("output", ["a file", "a link", ".", "/", "RUN", "RUN/iter_0000010/merged", "HERE", "thesis"])
+@pytest.mark.parametrize(
+    ("checkpoint", "output"),
+    [
+        ("RUN", "HERE/a file"),
+        ("RUN", "HERE/a link"),
+        ("RUN", "HERE/thesis"),
+        ("RUN", "HERE/merged"),  # the working directory
+        ("RUN", "RUN"),
+        ("RUN", "RUN/iter_0000010/merged"),
+        ("HERE/merged", "HERE/merged"),
+    ],
+)
 def test_an_unsuitable_output_gives_one_line(
-    run: Path, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    older: Path,
+    checkpoint: str,
+    output: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "a file").write_text("x")
-    (tmp_path / "there").mkdir()
-    (tmp_path / "a link").symlink_to("there")
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "config.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    before = [files_of(tmp_path), files_of(run)]
-    path = output.replace("RUN", str(run)).replace("HERE", str(tmp_path))
-    assert run_main(main, "--checkpoint", run, "--output", path, "--force") == 2
+    here = older.parent
+    (here / "a file").write_text("x")
+    (here / "there").mkdir()
+    (here / "a link").symlink_to("there")
+    (here / "thesis").mkdir()
+    (here / "thesis" / "config.json").write_text("{}")
+    monkeypatch.chdir(older if checkpoint == "RUN" else here)
+    before = [files_of(here), files_of(run)]
+    source, target = (path.replace("RUN", str(run)).replace("HERE", str(here)) for path in (checkpoint, output))
+    assert run_main(main, "--checkpoint", source, "--output", target, "--force") == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert [files_of(tmp_path), files_of(run)] == before
+    assert [files_of(here), files_of(run)] == before
 
 
 def test_a_result_that_appears_meanwhile_is_not_replaced(
