@@ -64,7 +64,7 @@ def assert_right_or_refused(folder: Path, file: Path) -> None:
         assert str(file) in str(error) or not file.exists()
 
 
-@settings(max_examples=50)
+@settings(max_examples=35)
 @given(
     name=st.sampled_from(sorted(FORMATS)),
     number=st.integers(0, 200),
