@@ -49,12 +49,10 @@ QUICK = [
     case("345M/6", micro_batch_size=8, recompute="selective", tensor=2, sequence_parallel=True),
     case("345M/6", micro_batch_size=2, data=2, zero_stage=1, accumulation=2),
     case("345M/6", micro_batch_size=1, data=4, zero_stage=3, accumulation=2, recompute="full", precision="float32"),
-    case("345M/6", micro_batch_size=4, pipeline=2, accumulation=6),
     case("345M/6", 1, micro_batch_size=4, pipeline=2, accumulation=6),
 ]
 UNEVEN = [
     case("uneven", micro_batch_size=1, tensor=3, sequence_parallel=True),
-    case("uneven", 2, micro_batch_size=1, pipeline=3, schedule="gpipe", accumulation=2),
     case("uneven", 1, micro_batch_size=1, **INTERLEAVED, accumulation=2),
     case("uneven", micro_batch_size=1, data=5, zero_stage=3),
     case("uneven", 4, micro_batch_size=1, **MIXED, accumulation=4),
