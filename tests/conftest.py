@@ -52,6 +52,7 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of the longest files first, in the order of LONGEST; keep together what shares a fixture.
 
@@ -61,9 +62,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {item: next((n for n, end in enumerate(LONGEST) if str(item.path).endswith(end)), 99) for item in items}
     items.sort(key=ranks.__getitem__)
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         fixtures = item._fixtureinfo.name2fixturedefs.values()
         if any(definition.scope == "module" for definitions in fixtures for definition in definitions):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
