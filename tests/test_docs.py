@@ -1,11 +1,7 @@
-"""docs/architecture.md names files, tests and folders that exist, and leaves no folder out; links lead somewhere.
+"""The pages name files, folders, tests and messages that exist; their links lead somewhere."""
 
-`make docs` checks the links inside pages.
-"""
-
-import html
+import ast
 import re
-from itertools import pairwise
 
 from tests.conftest import ROOT
 
@@ -31,11 +27,26 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     assert [name for name in _named() if not (ROOT / name).exists()] == []
 
 
-def test_every_invariant_has_a_test_that_exists() -> None:
-    guards = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", _section("Invariants"))
-    assert len(guards) > 20
-    files = {name: (ROOT / name).read_text(encoding="utf-8") for name, _ in guards}
-    assert [f"{name}::{test}" for name, test in guards if f"def {test}(" not in files[name]] == []
+def _quick_tests(file: str) -> set[str]:
+    """The tests of a file that `make test` runs."""
+    body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+    marks = [
+        ast.unparse(node.value) for node in body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
+    ]
+    functions = [
+        node for node in body if isinstance(node, ast.FunctionDef) and "pytest.mark.slow" not in "".join(marks)
+    ]
+    return {f.name for f in functions if "pytest.mark.slow" not in map(ast.unparse, f.decorator_list)}
+
+
+def test_every_promise_has_two_tests_that_exist_and_are_not_slow() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Promises\n")[1].split("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith(("| promise", "| **"))]
+    assert len(rows) > 80
+    for row in rows:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
+        assert len(tests) == len(set(tests)) == 2, row
+        assert [name for file, name in tests if name not in _quick_tests(file)] == [], row
 
 
 def test_every_folder_of_the_packages_is_in_the_tree() -> None:
@@ -68,17 +79,3 @@ def test_the_messages_that_the_troubleshooting_page_quotes_are_those_of_the_code
     code = re.sub(r'"\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     parts = [part.strip(" ,;:") for quote in quoted for part in quote.split("…")]
     assert len(quoted) > 12 and [part for part in parts if part not in code] == []
-
-
-def test_the_picture_of_the_dag_is_that_of_its_source_and_its_steps_are_rules() -> None:
-    source = re.sub(r"//.*", "", (ROOT / "docs/dag.dot").read_text(encoding="utf-8"))
-    edges = [pair for chain in re.findall(r"\w+(?: -> \w+)+", source) for pair in pairwise(chain.split(" -> "))]
-    labels = re.findall(r'(?<!font)label="([^"]*)"', source)
-    svg = html.unescape((ROOT / "docs/dag.svg").read_text(encoding="utf-8"))
-    assert {title for title in re.findall(r"<title>(.*?)</title>", svg) if "->" in title} == {
-        f"{a}->{b}" for a, b in edges
-    }
-    assert {line for label in labels for line in label.split("\\n")} <= set(re.findall(r"<text[^>]*>(.*?)</text>", svg))
-    workflow = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "workflow/rules").glob("*.smk"))
-    rules = set(re.findall(r"^ *rule (\w+):", workflow, re.MULTILINE))
-    assert {step for edge in edges for step in edge} - {"urls", "texts", "index", "folder"} <= rules
