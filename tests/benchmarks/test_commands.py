@@ -89,12 +89,6 @@ def test_predictions_are_within_their_mean_errors_of_published_runs(capsys: pyte
     assert "4 runs, mean error 7 %" in calibration and "20 runs, mean error 7 %" in held_out
 
 
-def test_a_folder_without_the_benchmark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(corpus.main, "extract", "--articles", tmp_path) == 2
-    error = capsys.readouterr().err
-    assert "ground-truth.json" in error and error.count("\n") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),

@@ -10,39 +10,19 @@ import pytest
 from benchmarks.gpu.__main__ import plan, run
 from benchmarks.gpu.goals import goals
 from benchmarks.gpu.items import Context, Item, Row
-from benchmarks.gpu.output import Report, cell
+from benchmarks.gpu.output import Report
 from benchmarks.gpu.parts import FILES, PARTS
 from benchmarks.gpu.profile import best
 from benchmarks.gpu.steps import VARIANTS, Variant
 from benchmarks.gpu.worker import Worker
 from tests.conftest import Command
 
-# what such a machine has, as modules: PyTorch, transformers, pytest, their needs, a few more; what is carried; ours
-PRESENT = """
-    torch torchgen triton numpy sympy mpmath networkx jinja2 markupsafe fsspec filelock typing_extensions
-    transformers tokenizers safetensors huggingface_hub regex tqdm packaging yaml requests urllib3 certifi idna
-    charset_normalizer httpx httpx2 httpcore httpcore2 truststore anyio h11 sniffio hf_xet click typer shellingham
-    pytest _pytest py pluggy iniconfig pytest_timeout xdist execnet hypothesis sortedcontainers attr
-    psutil tabulate wcwidth rich pygments markdown_it mdurl xxhash tensorboard google grpc absl markdown werkzeug
-    pydantic pydantic_core annotated_types typing_inspection orjson zstandard
-    benchmarks common corpus tests training
-""".split()
-
-BLOCKER = f"""
-import sys
-from importlib.machinery import PathFinder
-
-KNOWN = sys.stdlib_module_names | {{*{PRESENT}}}
-
-class Known(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        top = name.partition(".")[0]
-        hidden = path is None and top not in KNOWN and not top.startswith("_")
-        return None if hidden else super().find_spec(name, path, target)
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Known
+# what the corpus needs and a GPU machine may lack
+ABSENT = """
+    aiohttp brotli datasketch ftfy gigatoken langdetect lxml matplotlib newspaper pycld2 scipy snakemake submitit
+    tiktoken tldextract trafilatura turbohtml warcio yarl
 """
+BLOCKER = f"import sys; sys.modules.update(dict.fromkeys({ABSENT.split()}))"
 
 
 def rows_of(folder: Path, part: str) -> list[dict[str, Any]]:
@@ -52,13 +32,10 @@ def rows_of(folder: Path, part: str) -> list[dict[str, Any]]:
 
 def test_a_part_fills_its_table(tmp_path: Path) -> None:
     report = Report(tmp_path, {part: module.TITLE for part, module in PARTS.items()}, FILES)
-    items = plan(["machine"], [], toy=True)
-    for item in items:
+    for item in plan(["machine"], [], toy=True):
         for row in PARTS[item.part].run(item, Context(tmp_path, toy=True)):
             report.add(item, row)
-    assert {path.name for path in tmp_path.iterdir()} == {"machine.md", "rows.jsonl"}
-    rows = rows_of(tmp_path, "machine")
-    assert {row["item"] for row in rows} == {item.name for item in items} and all(row["ms"] > 0 for row in rows)
+    assert all(row["ms"] > 0 for row in rows_of(tmp_path, "machine"))
     assert (tmp_path / "machine.md").read_text().count("| bfloat16 product") > 4
 
 
@@ -71,7 +48,6 @@ def test_a_rehearsal_fills_every_table_without_other_packages(
     folder = tmp_path / "out"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("HYPOTHESIS_NO_PLUGINS", "1")  # those of packages that are hidden
     result = command("benchmarks.gpu", "--out", folder, "--toy", timeout=400)
     assert result.returncode == 0, result.stdout + result.stderr
     expected = {f"{file}.md" for file in FILES.values()} | {"tests.txt", "rows.jsonl"}
@@ -82,10 +58,6 @@ def test_a_rehearsal_fills_every_table_without_other_packages(
     steps = rows_of(folder, "step")
     assert [row["item"] for row in steps] == list(VARIANTS) and all(5 < row["loss"] < 6 for row in steps)
     assert all(row["measured GB"] > 0 and row["device"] == "cpu" for row in rows_of(folder, "planning"))
-    values = {row["loss"]: row["value"] for row in rows_of(folder, "kernels") if "loss" in row}
-    assert values["chunked"] == pytest.approx(values["whole, eager"], rel=1e-3)
-    profile = rows_of(folder, "profile")
-    assert sum(row["ms per step"] for row in profile[1:17]) == pytest.approx(profile[0]["ms per step"])
 
 
 def test_nothing_begins_that_cannot_end_in_time_and_rows_are_chosen_by_their_names(tmp_path: Path) -> None:
@@ -118,4 +90,3 @@ def test_goals_are_judged_by_the_best_step_and_the_worst_prediction() -> None:
     memory, time = goals({"planning": [*rows, {**row, "device": "cpu", "memory error %": 80.0, "time error %": 0.0}]})
     assert memory.endswith(", reached") and "-16.0 %" in time and time.endswith("NOT reached")
     assert best([step(16, 48.0), step(16, 60.0, dropout=0.1)]) == best([]) == Variant("345m", 16)
-    assert [cell(value) for value in (None, 204123.4, 12.3456, 1024)] == ["-", "204,123", "12.35", "1,024"]

