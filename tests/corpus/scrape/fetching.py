@@ -89,12 +89,13 @@ class Visits:
         return ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]
 
 
-def lookup_at(server: Server, asked: list[str]) -> Callable[..., list[tuple[Any, ...]]]:
-    """A fake `socket.getaddrinfo` that returns one address and appends each host to `asked`."""
+def lookup_at(server: Server) -> Callable[..., list[tuple[Any, ...]]]:
+    """A fake `socket.getaddrinfo` that knows one address, and that nowhere.example has none."""
     ip, port = server.address.split(":")
 
     def lookup(host: str, *_: object) -> list[tuple[Any, ...]]:
-        asked.append(host)
+        if host == "nowhere.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, int(port)))]
 
     return lookup

@@ -1,6 +1,7 @@
 """A small web, and a shard that tests scrape from it repeatedly."""
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,20 @@ class Shard:
         )
 
     def run(self, address: str, urls: list[str] | None = None, **changes: Any) -> Stats:
-        options = {key: changes.pop(key) for key in ("allow_empty", "refetch", "site", "workers") if key in changes}
+        options = {key: changes.pop(key) for key in ("allow_empty", "refetch", "workers") if key in changes}
         archive = self.warc if changes.pop("archive", False) else None
         rules = BlacklistSettings(**changes.pop("blacklist", {}))
         settings = ScrapeSettings(**{"resolve": {"*": address}, **QUICK, **changes})
-        self.urls.write_text("".join(f"{url}\n" for url in (URLS if urls is None else urls)))
+        self.write_list(URLS if urls is None else urls)
         return scrape(self.urls, self.output, settings, rules, archive=archive, rejects=self.rejects, **options)
+
+    def write_list(self, urls: Iterable[str]) -> None:
+        """Write the list."""
+        self.urls.write_text("".join(f"{url}\n" for url in urls))
 
     def arguments(self, address: str) -> list[str]:
         """The same run as arguments of the command."""
-        paths = {"--urls": self.urls, "--output": self.output, "--rejects": self.rejects, "--archive": self.warc}
+        paths = {"--urls": self.urls, "--output": self.output, "--rejects": self.rejects}
         options = [str(part) for pair in paths.items() for part in pair] + ["--resolve", f"*={address}"]
         return [*options, *(f"scrape.{key}={value}" for key, value in QUICK.items())]
 

