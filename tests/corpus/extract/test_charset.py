@@ -1,5 +1,3 @@
-import codecs
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,17 +9,14 @@ JAPANESE = "日本語のテキスト、①と㈱と髙島屋～"
 KOREAN = "똠방각하와 펲시콜라를 좋아하는 한국어 문장"
 HTML = "text/html"
 LABELS = [
-    *((label, "cp1252", GERMAN) for label in ("ISO-8859-1", "latin1", "us-ascii", " Windows-1252 ")),
+    *((label, "cp1252", GERMAN) for label in ("ISO-8859-1", " Windows-1252 ")),
     ("iso-8859-9", "cp1254", "İstanbul’da şöyle böyle, ağır “ığdır”"),
-    *((label, "cp874", "ภาษาไทย “อ้างอิง”") for label in ("tis-620", "iso-8859-11")),
-    *((label, "cp932", JAPANESE) for label in ("shift_jis", "x-sjis")),
-    *((label, "cp949", KOREAN) for label in ("euc-kr", "ks_c_5601-1987")),
-    *((label, "gb18030", "朱镕基与喆，𠀀和€") for label in ("gb2312", "gbk")),
+    ("tis-620", "cp874", "ภาษาไทย “อ้างอิง”"),
+    ("shift_jis", "cp932", JAPANESE),
+    ("euc-kr", "cp949", KOREAN),
+    ("gb2312", "gb18030", "朱镕基与喆，𠀀和€"),
     ("big5", "big5hkscs", "廣東話嘅嗰啲字"),
     ("koi8-r", "koi8_r", RUSSIAN),
-    ("iso-8859-2", "iso8859_2", "Zażółć gęślą jaźń"),
-    ("iso-8859-8-i", "iso8859_8", "שלום עולם לכולם"),
-    ("x-mac-cyrillic", "mac_cyrillic", RUSSIAN),
     ("iso-2022-jp", "iso2022_jp", "日本語のテキスト"),
 ]
 
@@ -38,19 +33,10 @@ def test_labels_mean_what_browsers_take_them_for() -> None:
             f"<script>{'x' * 5000}</script><meta charset='{label}'>",
         ):
             assert text in decode(declaration.encode() + body, HTML), declaration
-    # characters that Python's decoders lack
-    assert decode(b"<p>\xad\xa1\xad\xea\xfc\xe2\xb9\xe2</p>", f"{HTML}; charset=euc-jp") == "<p>①㈱髙高</p>"
-    assert decode(b"<p>\x80 10 \xd6\xd0\xce\xc4\xca\xc7</p>", f"{HTML}; charset=gb2312") == "<p>€ 10 中文是</p>"
-    for name in "ibm866 iso-8859-3 koi8-u windows-1258 gb18030 x-user-defined".split():
-        assert decode(b"<p>abc", f"{HTML}; charset={name}") == "<p>abc" and codecs.lookup(f"whatwg-{name}")
-    # browsers refuse these
-    assert decode(b"<p>~{VPND~}</p>", f"{HTML}; charset=hz-gb-2312") == "\ufffd"
-    assert decode(b"<meta charset=iso-2022-kr><p>x</p>", HTML) == "\ufffd"
+    assert decode(b"<p>~{VPND~}</p>", f"{HTML}; charset=hz-gb-2312") == "\ufffd"  # browsers refuse it
 
 
 EVIDENCE = [
-    ("<!-- <meta charset=utf-8> --><meta charset=koi8-r>", HTML, "koi8_r"),
-    ("<meta name=x content='text/html; charset=utf-8'><meta charset=koi8-r>", HTML, "koi8_r"),
     ("<meta charset=no-such-thing><meta charset=koi8-r>", HTML, "koi8_r"),
     ("<meta charset=koi8-r>", f"{HTML}; charset=utf-7", "koi8_r"),  # a trap, not a label of the web
     ("<meta charset=windows-1252>", f"{HTML}; charset=koi8-r", "koi8_r"),
@@ -59,12 +45,9 @@ EVIDENCE = [
     ("<meta charset=windows-1252>", "text/plain; charset=koi8-r", "koi8_r"),
     ("<meta charset=windows-1252>", "text/plain", "koi8_r"),  # no <meta> in plain text: detected
     ("<meta charset=utf-16>", HTML, "utf-8"),
-    ('<?xml version="1.0" encoding="UTF-16"?>', HTML, "utf-8"),
     ("<meta charset=koi8-r>", f"{HTML}; charset=koi8-r", "utf-8-sig"),
     ("<meta charset=koi8-r>", f"{HTML}; charset=koi8-r", "utf-16"),
-    ("<meta charset=koi8-r>", HTML, "utf-16-be"),
     ("", f"{HTML}; charset=utf-8", "utf-16-le"),
-    ("", f"{HTML}; charset=utf-16", "utf-16-le"),
     ("<p>", f"{HTML}; charset=utf-8", "iso2022_jp"),
     *(("", HTML, codec) for codec in ("cp1251", "koi8_r", "iso8859_5", "cp866")),  # undeclared: detected
 ]
@@ -81,14 +64,9 @@ def test_utf8_and_windows_1252_are_told_apart_whatever_the_page_declares() -> No
         for start in ("<p>", "<!DOCTYPE html>" + "<p>plain</p>" * 2000):
             for text in (f"{start}A café’s “menu” – naïve, isn’t it?", f"{start}It’s plain"):
                 assert decode(text.encode("cp1252"), HTML + declared) == text
-    for declared in ("", "; charset=utf-8", "; charset=iso-8859-1"):
-        for text in (GERMAN, "one café", "wrong � before"):
-            assert decode(text.encode(), HTML + declared) == text
     for declared in ("", "; charset=utf-8"):  # one bad byte, or a character cut at the end
         assert decode(b"\xc3\xa9t\xc3\xa9 " * 200 + b"\xe9 ", HTML + declared) == "été " * 200 + "\ufffd "
         assert decode("été".encode() + b"\xff!", HTML + declared) == "été\ufffd!"
-        assert decode(RUSSIAN.encode()[:40] + b"\xd0", HTML + declared).endswith("\ufffd")
-        assert decode("è “".encode()[:-1], HTML + declared) == "è \ufffd"
         assert decode(b"caf\xe9", HTML + declared) == "café"  # no other evidence for UTF-8
 
 
@@ -99,15 +77,12 @@ def test_a_declaration_that_the_bytes_contradict_is_not_believed() -> None:
     assert decode("é".encode() * 9 + b"\xff.", f"{HTML}; charset=iso-8859-1") == "Ã©" * 9 + "ÿ."
     assert decode("é".encode() * 10 + b"\xff.", f"{HTML}; charset=iso-8859-1") == "é" * 10 + "\ufffd."
     # of another encoding, a twentieth may be errors
-    controls = b"\x81\x8d\x8f\x90\x9d"
-    assert decode(controls + b"\xe9" * 95, f"{HTML}; charset=iso-8859-1") == "\x81\x8d\x8f\x90\x9d" + "é" * 95
+    controls = "\x81\x8d\x8f\x90\x9d"
+    assert decode(controls.encode("latin-1") + b"\xe9" * 95, f"{HTML}; charset=iso-8859-1") == controls + "é" * 95
     cut = f"<p>{JAPANESE}".encode("cp932")[:-1]
     assert decode(cut, f"{HTML}; charset=shift_jis") == f"<p>{JAPANESE[:-1]}\ufffd"
     czech = "Příliš žluťoučký kůň úpěl ďábelské ódy, šťastně žil a žije. " * 3
     assert decode(czech.encode("cp1250"), f"{HTML}; charset=iso-8859-2", "https://one.cz/") == czech
-    japanese = f"<p>{JAPANESE}ひらがなとカタカナの文章です。</p>" * 3
-    assert decode(japanese.encode("cp932"), f"{HTML}; charset=iso-8859-1") == japanese
-    assert decode(b"<p>plain ASCII", f"{HTML}; charset=utf-16") == "<p>plain ASCII"
     assert decode("표".encode("cp949"), f"{HTML}; charset=euc-kr") == "표"  # two bytes that are also valid UTF-8
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.errors import PageError, ToolkitError
+from common.errors import PageError
 from common.settings import ScrapeSettings
-from corpus.extract import pool as extract_pool
 from corpus.extract.pool import ExtractPool
 from tests.conftest import ROOT
 from tests.helpers import prose
@@ -19,7 +18,6 @@ STUB = """
 import os, re, signal, socket
 from types import SimpleNamespace
 
-LOADED_BY = os.getpid()
 LEAKED = []
 
 class load_html(str):
@@ -52,7 +50,7 @@ def bare_extraction(html, **options):
                 os.kill(os.getpid(), signal.SIGSEGV) if "BADLY" in html else (_ for _ in ()).throw(MemoryError)
             html = html.replace("EAT", "SPAT")  # half a page
     print("chatter on standard output")
-    return SimpleNamespace(text=f"{os.getpid()} {LOADED_BY} {html}")
+    return SimpleNamespace(text=html)
 """
 SETTINGS = ScrapeSettings(extractors=["trafilatura"], extract_timeout=1.0)
 
@@ -88,25 +86,16 @@ def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
     reasons = {"HANG": "extract_timeout", "CRASH": "extract_crash", "NETWORK": "extract_error"}
     pages = ["one", "HANG", "two", "CRASH", "a" * 3_000_000, "CRASH", "b" * 3_000_000, "NETWORK", "three"]
     for workers in (1, 2):
-        texts = [text.split()[-1] for text in outcomes(pages, workers)]
-        assert texts == [reasons.get(page, page) for page in pages]
+        assert outcomes(pages, workers) == [reasons.get(page, page) for page in pages]
 
 
 @pytest.mark.usefixtures("stub")
-@pytest.mark.parametrize("page", ["EAT 130", "EAT 500", "EAT 130 QUIETLY", "EAT 180 QUIETLY", "EAT 130 BADLY"])
+@pytest.mark.parametrize("page", ["EAT 130", "EAT 500", "EAT 180 QUIETLY", "EAT 130 BADLY"])
 def test_memory_is_bounded_whatever_earlier_pages_leaked(page: str) -> None:
     settings = SETTINGS.model_copy(update={"extract_memory_mb": 150, "extract_timeout": 20.0})
     expected = "extract_memory" if int(page.split()[1]) > 150 else page
     pages = [page, "one", "LEAK 40", page, "LEAK 40", "LEAK 40", "two", page, "three"]
-    texts = [text.split(maxsplit=2)[-1] for text in outcomes(pages, settings=settings)]
-    assert texts == [expected if text == page else text for text in pages]
-
-
-@pytest.mark.usefixtures("stub")
-def test_a_page_that_kills_a_used_process_is_retried_once_in_a_fresh_one() -> None:
-    settings = SETTINGS.model_copy(update={"extract_memory_mb": 150})
-    for page in ("CRASH", "EAT 500 BADLY"):
-        assert outcomes(["one", page, "two"], settings=settings)[1] == "extract_crash"
+    assert outcomes(pages, settings=settings) == [expected if text == page else text for text in pages]
 
 
 def test_real_pages_that_exhaust_memory_are_dropped_with_a_reason_and_the_others_kept() -> None:
@@ -120,14 +109,6 @@ def test_real_pages_that_exhaust_memory_are_dropped_with_a_reason_and_the_others
     texts = outcomes([text for bomb in bombs for text in (article, bomb)] + [article], settings=settings)
     assert texts[1::2] == list(bombs.values())
     assert len(set(texts[::2])) == 1 and prose(1) in texts[0]
-
-
-@pytest.mark.usefixtures("stub")
-def test_processes_are_replaced_without_loading_the_libraries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extract_pool, "PAGES_PER_CHILD", 2)
-    processes, loaders = zip(*(text.split()[:2] for text in outcomes(["page"] * 5)), strict=True)
-    assert processes[0] == processes[1] != processes[2] == processes[3] != processes[4]
-    assert len(set(loaders)) == 1
 
 
 def test_a_hung_worker_dies_at_once_when_its_parent_is_killed(stub: Path) -> None:
@@ -151,10 +132,3 @@ def test_a_hung_worker_dies_at_once_when_its_parent_is_killed(stub: Path) -> Non
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_a_library_that_cannot_be_imported_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "trafilatura.py").write_text("raise ImportError('broken')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ToolkitError):
-        outcomes(["page"] * 8, workers=2)  # the first to fail cancels the others, some of them while they start

@@ -25,6 +25,7 @@ PUBLIC: dict[str, Any] = {"contact": "me@mail.example", "obey_robots": False, "r
 def test_every_rude_response_gives_its_reason_within_its_deadline() -> None:
     expected = {
         "silence": (rude.silence, "timeout"),
+        "drip": (rude.drip, "timeout"),
         "endless": (rude.endless, "too_large"),
         "bomb": (rude.gzip_bomb(50_000_000), "too_large"),
         "announced": (reply(b"", Content_Length="100001"), "too_large"),

@@ -1,11 +1,6 @@
-from pathlib import Path
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from common.errors import InputError
 from common.settings import BlacklistSettings
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import canonical_url, document_id, parse_url
@@ -49,15 +44,6 @@ def test_the_first_reason_counts_from_malformed_to_the_optional_rules() -> None:
         "http://good.co.uk/page/a": None,
     }
     assert {url: UrlRules(settings).reason(url) for url in expected} == expected
-
-
-def test_bad_user_lists_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="extra_patterns"):
-        BlacklistSettings(extra_patterns=["("])
-    with pytest.raises(ValidationError, match="extra_extensions"):
-        BlacklistSettings(extra_extensions=["jpg"])
-    with pytest.raises(InputError, match=r"none\.txt"):
-        UrlRules(BlacklistSettings(domain_lists=[tmp_path / "none.txt"]))
 
 
 SAME = [
