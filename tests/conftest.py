@@ -36,17 +36,17 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 
-# a worker takes a whole file at a time: these begin first, so that none of them is left over at the end
+# these begin first, so that none of them is left over at the end
 LONGEST = (
     "workflow/test_all.py",
     "workflow/test_run.py",
+    "tests/test_examples.py",
     "slurm/test_training.py",
     "corpus_jobs/test_executor.py",
     "slurm/test_corpus.py",
     "cluster/test_local.py",
     "slurm/test_submission.py",
     "training/test_parity.py",
-    "tests/test_examples.py",
     "workflow/test_snakefile.py",
     "training/monitoring/test_takeover.py",
 )
@@ -148,7 +148,7 @@ def tiny_run(once: Once) -> Path:
 def finished_run(once: Once) -> Path:
     """A working folder in which `python -m demo` has finished, from a site's URLs to text and report: `results/x`.
 
-    The site in `site/` has 24 chapters, eight exact and eight near copies, and every odd page; two shards; the model
+    The site in `site/` has 12 chapters, eight exact and eight near copies, and every odd page; two shards; the model
     `tiny` was trained by two processes. What the command printed is in `stdout`.
     """
     from tests.workflow import pipeline

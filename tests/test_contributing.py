@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from demo.pages import Host, page_html
 from tests.conftest import ROOT
 from tests.helpers import document, prose, read_shard, write_shard
@@ -37,14 +35,6 @@ def apply(title: str, folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the code, in which the example's command finds its input."""
-    for name in ("common", "corpus", "cluster", "training", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
 def run_example(title: str, folder: Path) -> str:
     """Run the command of a section in the copy; returns what it printed."""
     (command,) = re.findall(r"^    python (-m .*)$", SECTIONS[title], re.MULTILINE)
@@ -54,24 +44,21 @@ def run_example(title: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_filter_drops_documents_that_repeat_their_lines(copy: Path) -> None:
-    apply("Add a filter", copy)
-    repeated = document(1, f"{prose(1)}\n" * 3)
-    write_shard(copy / "pages.jsonl.zst", [repeated, document(2, prose(2))])
-    assert "1 repeated_lines" in run_example("Add a filter", copy)
-    assert [kept["id"] for kept in read_shard(copy / "clean.jsonl.zst")] == [document(2, "")["id"]]
+def test_the_changes_that_the_page_shows_work(tmp_path: Path) -> None:
+    for name in ("common", "corpus", "cluster", "training", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for title in ("Add a filter", "Add an extractor", "Add a model size"):
+        apply(title, tmp_path)
 
+    write_shard(tmp_path / "pages.jsonl.zst", [document(1, f"{prose(1)}\n" * 3), document(2, prose(2))])
+    assert "1 repeated_lines" in run_example("Add a filter", tmp_path)
+    assert [kept["id"] for kept in read_shard(tmp_path / "clean.jsonl.zst")] == [document(2, "")["id"]]
 
-def test_the_extractor_reads_the_article(copy: Path) -> None:
-    apply("Add an extractor", copy)
     page = page_html(Host("one.example", "The One", "", ("Home",), "main"), "Story", prose(3), number=1)
-    write_warc(copy / "raw.warc.gz", record("https://one.example/1", http(page.encode())))
-    run_example("Add an extractor", copy)
-    (found,) = read_shard(copy / "pages.jsonl.zst")
+    write_warc(tmp_path / "raw.warc.gz", record("https://one.example/1", http(page.encode())))
+    run_example("Add an extractor", tmp_path)
+    (found,) = read_shard(tmp_path / "pages.jsonl.zst")
     assert found["extractor"] == "article" and prose(3)[:100] in found["text"]
 
-
-def test_the_model_size_has_its_processes_and_its_targets(copy: Path) -> None:
-    apply("Add a model size", copy)
-    script = run_example("Add a model size", copy)
+    script = run_example("Add a model size", tmp_path)
     assert "#SBATCH --nodes=2\n" in script and "#SBATCH --ntasks-per-node=8\n" in script

@@ -125,18 +125,7 @@ def _workshop(finished: Path, address: str) -> None:
     mine = yaml.safe_load((ROOT / "configs/openwebtext.yaml").read_text()) | {"run": "results/mine", "scrape": scrape}
     for file, content in (("config.yaml", config), ("my.yaml", mine)):
         Path(file).write_text(yaml.safe_dump(content))
-    for name in (
-        "more",
-        "data/urls",
-        "texts",
-        "wiki/AA",
-        "pages",
-        "clean",
-        "dedup",
-        "work",
-        "megatron/gpt2-345m",
-        "merged",
-    ):
+    for name in "more data/urls texts wiki/AA pages clean dedup work megatron/gpt2-345m merged".split():
         Path(name).mkdir(parents=True)
     listed = "".join(f"{url}\n" for url in urls).encode()
     submissions = (orjson.dumps({"url": url, "score": 9, "over_18": False, "is_self": False}) for url in urls)

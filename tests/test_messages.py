@@ -20,56 +20,38 @@ MISTAKES = f"""
     corpus clena                                                                    | clean
     corpus.clean --input pages.jsonl.zst                                            | --output
     {CLEAN} --worker 3                                                              | --workers
-    {CLEAN} --workers 0                                                             | --workers
-    corpus.dedup runn --input pages.jsonl.zst --output-dir out                      | 'runn'
     corpus.blacklist --input urls.txt --output-dir out                              | --shards
-    corpus.clean --config none.yaml --input pages.jsonl.zst --output out.jsonl.zst  | none.yaml
     corpus.clean --config empty.yaml --input pages.jsonl.zst --output out.jsonl.zst | empty.yaml
     corpus.clean --config tab.yaml --input pages.jsonl.zst --output out.jsonl.zst   | tab.yaml:3
     {CLEAN} clean.min_charcters=5                                                   | 'min_characters'
     {CLEAN} clean.min_characters=few                                                | clean.min_characters: ...few
-    {CLEAN} clean.language=klingon                                                  | clean.language: 'klingon'
     {CLEAN} shards=0                                                                | shards: ...0
     training.train --config config.yaml --model tinny                               | 'tinny' ...tiny
     {TRAIN} model.n_head=3                                                          | n_embd 8...n_head 3
-    {TRAIN} parallel.tensor=3                                                       | parallel.tensor 3...model.n_head 2
     {TRAIN} train.global_batch_size=7 train.micro_batch_size=2                      | global_batch_size 7...6 or 8
-    {TRAIN} train.split=1,2                                                         | models.tiny.train.split: '1,2'
     {TRAIN}                                                                         | corpus_text_document.idx
     corpus.clean --input none.jsonl.zst --output out.jsonl.zst                      | none.jsonl.zst
-    corpus.clean --input *.nothing --output out.jsonl.zst                           | *.nothing
-    corpus.clean --input folder --output out.jsonl.zst                              | folder
     corpus.clean --input damaged.jsonl.zst --output out.jsonl.zst                   | damaged.jsonl.zst
     corpus.clean --input truncated.jsonl.zst --output out.jsonl.zst                 | truncated.jsonl.zst
     corpus.clean --input lines.jsonl.zst --output out.jsonl.zst                     | lines.jsonl.zst:2: ...1 of 2
     corpus.clean --input pages.jsonl.zst --output pages.jsonl.zst                   | pages.jsonl.zst
-    corpus.clean --input pages.jsonl.zst --output folder                            | folder
     corpus.clean --input pages.jsonl.zst --output urls.txt/out.jsonl.zst            | urls.txt/out.jsonl.zst
     corpus.clean --input short.jsonl.zst --output out.jsonl.zst                     | short.jsonl.zst: ...1 short
     corpus.scrape --urls empty.txt --output out.jsonl.zst                           | empty.txt
     corpus.scrape --urls urls.txt --output out.jsonl.zst                            | scrape.contact ...site.example
-    corpus.ingest --output out.jsonl.zst                                            | --input
-    corpus.ingest --input urls.txt --output-dir out --shards 99999999               | out: 99,999,999...100,000
     corpus.dedup bands --signatures folder --output out.pairs --part 0/2            | folder: ...signatures
-    corpus.decontaminate count --input pages.jsonl.zst --output out.json            | --files
     corpus.tokenize --input urls.txt --output-prefix out                            | urls.txt
-    corpus.tokenize --input pages.jsonl.zst --output-prefix out tokenize.encoder_json=a | tokenize.vocab_bpe
     corpus.train_tokenizer --input short.jsonl.zst --output-dir out --vocab-size 50000  | short.jsonl.zst: ...257
     corpus.merge_index --inputs data/cut --output-prefix out                        | data/cut.bin: 100...2000
     corpus.index inspect data/none                                                  | data/none.idx
     training.evaluate --checkpoint none --data data/few                             | none
-    training.evaluate --checkpoint folder --data urls.txt --part valid              | urls.txt
     training.generate --checkpoint folder --prompt Once                             | folder: ...convert.merge_mp
-    training.generate --checkpoint folder --prompt Once --temperature -1            | --temperature -1
     training.plan --config config.yaml --model tiny --gpu H1000                     | 'H1000' ...'h100'
     convert.merge_mp --checkpoint folder --output out                               | folder/mp_rank_00
-    convert.merge_mp --checkpoint folder --output out --max-shard-size big          | 'big'
     convert.merge_mp --checkpoint folder --output data                              | data/cut.bin
     cluster.status none                                                             | none
     cluster.logs folder                                                             | folder
-    cluster.cancel none                                                             | none
     report --run none --output out.html                                             | none
-    demo.build --output urls.txt                                                    | urls.txt
     demo.serve --site none                                                          | none/site.json
 """
 CASES = [tuple(part.strip() for part in line.split(" | ")) for line in MISTAKES.strip().splitlines()]

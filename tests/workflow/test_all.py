@@ -2,8 +2,6 @@
 
 import shutil
 import sys
-import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.files import read_json
 from tests.workflow import pipeline
-from tests.workflow.pipeline import configure, kill_tree
 from training.inference.load import load_model
 
 pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
@@ -67,33 +64,3 @@ def test_a_copy_of_a_finished_run_has_nothing_to_do_and_changes_no_file(finished
     before = {path: path.stat().st_mtime_ns for path in files}
     assert "Nothing to be done" in pipeline.finish(DEMO, folder)
     assert {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.slow  # tests/training and test_run.py cover its halves
-def test_a_run_killed_in_training_goes_on_to_the_same_weights(finished_run: Path, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "site").symlink_to(finished_run / "site")
-    configure(tmp_path)
-    process = pipeline.start(DEMO, tmp_path)
-    models = tmp_path / "results/x/models/tiny"
-    while not (models / "iter_0000004").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    kill_tree(process)
-    assert not (models / "done.json").exists()
-    pipeline.finish(DEMO, tmp_path)
-    assert "resumed from" in "".join(path.read_text() for path in (models / "logs").glob("*_0_log.out"))
-    for name in ("merged/tiny/model.safetensors", "models/tiny/valid.csv", "samples/tiny.txt"):
-        assert (tmp_path / "results/x" / name).read_bytes() == (run / name).read_bytes(), name
-
-
-@pytest.mark.slow
-def test_the_report_of_snakemake_has_captions_and_categories(finished_run: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(finished_run, tmp_path / "copy", symlinks=True)
-    made = pipeline.snakemake(folder, "--report", "run.zip", "all")
-    assert made.returncode == 0, made.stderr
-    with zipfile.ZipFile(folder / "run.zip") as parts:
-        names = {name.rpartition("/")[2] for name in parts.namelist()}
-        page = parts.read("run/report.html").decode()
-    assert {"report.html", "done.json", "tiny.json", "tiny.txt", "clusters.json", "stats.json"} <= names
-    for text in ("Overview", "Corpus", "Models", "Where the training of", "clusters of duplicates"):
-        assert text in page, text

@@ -103,13 +103,6 @@ def test_the_real_configuration_asks_for_a_contact_and_plans_its_shards_within_a
 
 
 @pytest.mark.slow
-def test_lint_finds_nothing_but_the_missing_containers(folder: Path) -> None:
-    result = snakemake(folder, "--lint")
-    findings = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.lstrip().startswith("* ")]
-    assert findings and all("Specify a conda environment or container" in finding for finding in findings), findings
-
-
-@pytest.mark.slow
 def test_ten_thousand_shards_are_planned_in_a_minute_and_a_gigabyte(folder: Path) -> None:
     """CPU time, because other work may run beside it; the memory of the largest child of this worker so far."""
     (folder / "texts").mkdir()
