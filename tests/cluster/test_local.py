@@ -115,38 +115,6 @@ def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_a_killed_rank_fails_the_job_with_its_log_and_the_next_submission_continues(run: Run) -> None:
-    run.train(save_interval=1)
-    waiting = run.start("--wait")
-    wait_for(lambda: checkpoint_folders(run.model), timeout=200)
-    run.ranks()[-1].kill()
-    _, errors = waiting.communicate(timeout=200)
-    first, *quoted = errors.strip().splitlines()
-    assert waiting.returncode == 2 and "_0_log.out" in first and any("rank " in line for line in quoted), errors
-    assert run.state["state"] == "failed"
-    newest = checkpoint_folders(run.model)[0]
-    run.train(iterations=iteration_of(newest) + 2)
-    again = run.start("--wait")
-    again.communicate(timeout=200)
-    assert again.returncode == 0 and read_json(run.model / "done.json")["iteration"] == iteration_of(newest) + 2
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_kills_a_job_that_does_not_end(run: Run) -> None:
-    waiting = run.start("--wait")
-    run.until_it_trains()
-    for rank in run.ranks():
-        rank.suspend()  # a step that takes hours
-    ctrl_c(waiting)
-    assert waiting.stderr is not None
-    while "Ctrl-C" not in waiting.stderr.readline():
-        pass
-    ctrl_c(waiting)
-    waiting.communicate(timeout=200)
-    assert waiting.returncode == 130 and not run.processes() and run.state["state"] == "cancelled"
-
-
-@pytest.mark.slow
 def test_a_job_without_a_waiter_survives_a_closed_terminal_and_cancel_now_ends_even_one_that_hangs(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

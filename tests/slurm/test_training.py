@@ -156,24 +156,6 @@ def test_an_error_that_a_person_must_cure_is_quoted_and_not_retried(lab: Lab, tm
 
 
 @pytest.mark.slow
-def test_of_two_copies_of_a_job_the_newer_one_wins(lab: Lab, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
-    """Slurmd alone dies: Slurm starts the job elsewhere, and the old copy goes on until it sees that."""
-    training = Training(lab, long_run(tmp_path), tasks_per_node=2)
-    training.run(*training.submit)
-    training.until_saved()
-    node, old = lab.job(training.id)["NodeList"], training.ranks()
-    lab.kill_slurmd(node)
-    try:
-        lab.wait(lambda: lab.job(training.id)["NodeList"] not in (node, "(null)", ""), timeout=120)
-        training.run(*training.submit, "--wait")
-        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in old)
-    finally:
-        lab.start_node(node)
-    lab.wait_idle()
-    assert training.last_checkpoint() == undisturbed
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "minutes", "key"),
     [

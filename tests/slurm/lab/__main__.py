@@ -13,6 +13,7 @@ import argparse
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,31 +36,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.slurm.lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    defaults = Options()
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of 8 CPUs (default 2)")
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="fake GPUs per node (default 0)")
     parser.add_argument("--accounting", action="store_true", help="with slurmdbd, and account `lab`")
-    for name, help_text in (
-        ("kill_wait", "seconds between SIGTERM and SIGKILL"),
-        ("slurmd_timeout", "seconds of silence after which a node is down"),
-        ("grace_time", "seconds between preemption and the end of a job in `low`"),
-    ):
-        default = getattr(defaults, name)
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=default, metavar="S", help=f"{help_text} (default {default})")
-    parser.add_argument("--preempt-mode", choices=["REQUEUE", "CANCEL"], default="REQUEUE", help="of jobs in `low`")
-    parser.add_argument(
-        "--send-user-signal",
-        action="store_true",
-        dest="preempt_send_user_signal",
-        help="preemption sends the signal of `sbatch --signal` first",
-    )
-    parser.add_argument(
-        "--enforce-part-limits", choices=["NO", "ALL"], default="NO", help="ALL: sbatch refuses a job over a limit"
-    )
+    known = ", ".join(f"{option.name}={option.default}" for option in fields(Options))
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"of slurm.conf, defaults: {known}")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what to run in the lab")
     options = vars(parser.parse_args(argv))
     command = options.pop("command")
+    options |= {name: value for name, _, value in (word.partition("=") for word in options.pop("set"))}
     if reason := missing(options["accounting"]):
         print(f"error: {reason}", file=sys.stderr)
         return 2
@@ -71,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
                 return _run(lab, command)
     except _Ended as ended:
         return 128 + ended.number
-    except (RuntimeError, TimeoutError, ValueError) as error:  # a daemon did not start
+    except (RuntimeError, TimeoutError, TypeError, ValueError) as error:  # a daemon did not start, or an unknown key
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -15,16 +15,13 @@ SYSTEM_FOLDER = Path("/etc/slurm")  # inside a lab's mount namespace this is the
 class Options:
     """What differs between sites, in slurm.conf's terms; times are in seconds."""
 
-    cpus: int = 8  # CPUs per node, whatever the machine has
     kill_wait: int = 5  # between SIGTERM and SIGKILL; Slurm's default is 30
     slurmd_timeout: int = 15  # silence after which a node is DOWN; sites have 100 to 300
     grace_time: int = 20  # between the preemption of a job in `low` and its end
     preempt_mode: str = "REQUEUE"  # of partition `low`; or CANCEL
-    preempt_send_user_signal: bool = False  # preemption sends the signal of `sbatch --signal` first
+    preempt_send_user_signal: int = 0  # 1: preemption sends the signal of `sbatch --signal` first
     enforce_part_limits: str = "NO"  # NO: a job over a limit waits for ever. ALL: sbatch refuses it
     max_time: str = "INFINITE"  # of a job in `main`, as Slurm writes times: 10 is minutes, 1:00:00 an hour
-    min_job_age: int = 600  # for which `scontrol show job` still knows a job that ended
-    job_requeue: int = 1  # 0: jobs are not requeued unless they ask for it
 
 
 _SLURM = """\
@@ -59,14 +56,13 @@ PreemptType=preempt/partition_prio
 PreemptMode={o.preempt_mode}
 {user_signal}SlurmdTimeout={o.slurmd_timeout}
 EnforcePartLimits={o.enforce_part_limits}
-JobRequeue={o.job_requeue}
 ReturnToService=2
 MessageTimeout=10
 KillWait={o.kill_wait}
-MinJobAge={o.min_job_age}
+MinJobAge=600
 FirstJobId={first_job}
 {accounting}
-NodeName=node[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_ports} CPUs={o.cpus} {memory}
+NodeName=node[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_ports} CPUs=8 {memory}
 PartitionName=DEFAULT Nodes=ALL State=UP DefMemPerCPU=100
 PartitionName=main Default=YES MaxTime={o.max_time} PriorityTier=10 PreemptMode=OFF
 PartitionName=low MaxTime=INFINITE PriorityTier=1 PreemptMode={o.preempt_mode} GraceTime={o.grace_time}
