@@ -1,11 +1,14 @@
-"""The fake Slurm of these tests, first in PATH."""
+"""The fake Slurm of these tests, first in PATH, and commands in this process."""
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.fake_slurm import FakeSlurm
+from tests.cluster.helpers import Call
+from tests.training.helpers import run_main
 
 
 @pytest.fixture
@@ -15,3 +18,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
     monkeypatch.setenv("PATH", made.path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """`call(main, ARGUMENTS…)` runs a command in this process; returns its exit code and output."""
+
+    def run(main: Callable[[list[str]], int], *arguments: object) -> "subprocess.CompletedProcess[str]":
+        code = run_main(main, *arguments)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess([], code, said.out, said.err)
+
+    return run

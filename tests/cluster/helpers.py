@@ -12,7 +12,9 @@ from cluster.jobs import Job, State, write_job, write_state
 from common.config import validate
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.training.helpers import run_main
+
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Type of the fixture `call`."""
 
 
 def settings(folder: Path, parallel: dict[str, int] | None = None, **cluster: object) -> Settings:
@@ -75,15 +77,6 @@ def at_each_look(fake: FakeSlurm, *steps: Callable[[], object], **behaviour: Any
     """Do the next of these at each call of squeue, before it answers."""
     left = iter(steps)
     fake.behave(meanwhile=lambda command: command == "squeue" and next(left, bool)(), **behaviour)
-
-
-def call(
-    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], *arguments: object
-) -> "subprocess.CompletedProcess[str]":
-    """What a command does that runs in this process."""
-    code = run_main(main, *arguments)
-    said = capsys.readouterr()
-    return subprocess.CompletedProcess([], code, said.out, said.err)
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:

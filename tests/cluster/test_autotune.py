@@ -16,7 +16,7 @@ import yaml
 from cluster.autotune import main
 from common.config import load_settings
 from tests.cluster.fake_slurm import FakeJob, FakeSlurm
-from tests.cluster.helpers import call
+from tests.cluster.helpers import Call
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error
 from tests.training.helpers import wait_for, write_config
@@ -34,8 +34,8 @@ def written(tmp_path: Path, **cluster: object) -> Path:
 class Site:
     """The fake Slurm; at each of the command's looks, `happens` to each job that has not ended."""
 
-    def __init__(self, fake: FakeSlurm, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.fake, self.folder, self._capsys = fake, folder, capsys
+    def __init__(self, fake: FakeSlurm, folder: Path, call: Call) -> None:
+        self.fake, self.folder, self._call = fake, folder, call
         self.config = written(folder, executor="slurm")
         self.happens: Seen = self.finish
         self.most = 0
@@ -56,7 +56,7 @@ class Site:
         self.fake.change(job.id, state="COMPLETED")
 
     def tune(self, *arguments: object) -> "subprocess.CompletedProcess[str]":
-        return call(self._capsys, main, "--config", self.config, "--model", "tiny", *arguments)
+        return self._call(main, "--config", self.config, "--model", "tiny", *arguments)
 
     def results(self) -> dict[str, Any]:
         """The results so far, by the names of the layouts."""
@@ -65,9 +65,9 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path: Path, fake: FakeSlurm, call: Call, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A Slurm whose jobs finish at once."""
-    made = Site(fake, tmp_path, capsys)
+    made = Site(fake, tmp_path, call)
     monkeypatch.setattr("cluster.trials.time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.clock))
     return made
 
@@ -182,10 +182,10 @@ def test_if_nothing_could_be_measured_the_reason_is_quoted(site: Site) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cluster: dict[str, Any], arguments: list[object], key: str
+    tmp_path: Path, call: Call, cluster: dict[str, Any], arguments: list[object], key: str
 ) -> None:
     config = written(tmp_path, **cluster)
-    assert_one_line_error(call(capsys, main, "--config", config, "--model", "tiny", *arguments), key)
+    assert_one_line_error(call(main, "--config", config, "--model", "tiny", *arguments), key)
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from cluster.submit import submit
 from common.errors import JobError
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import (
+    Call,
     add_checkpoint,
     at_each_look,
-    call,
     finish,
     make_quick,
     model_folder,
@@ -83,14 +83,14 @@ def test_without_the_controller_a_running_job_can_be_asked_but_not_killed(folder
 
 
 def test_the_command_says_what_there_was_to_cancel_and_where_the_next_job_starts(
-    tmp_path: Path, folder: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, folder: Path, fake: FakeSlurm, call: Call
 ) -> None:
-    assert call(capsys, main, folder).returncode == 0
+    assert call(main, folder).returncode == 0
     job = submit(settings(tmp_path, executor="slurm"), "tiny")
     add_checkpoint(folder, 30)
-    result = call(capsys, main, folder)
+    result = call(main, folder)
     assert result.returncode == 0 and result.stdout.endswith("iter_0000030\n") and state_of(folder, job) == "cancelled"
     calls = len(fake.calls("scancel"))
-    assert call(capsys, main, folder).returncode == 0 and len(fake.calls("scancel")) == calls == 1
+    assert call(main, folder).returncode == 0 and len(fake.calls("scancel")) == calls == 1
     assert submit(settings(tmp_path, executor="slurm"), "tiny").id != job.id, "only a person starts it again"
-    assert_one_line_error(call(capsys, main, folder / "none"), f"{folder}/none")
+    assert_one_line_error(call(main, folder / "none"), f"{folder}/none")

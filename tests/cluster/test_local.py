@@ -14,7 +14,7 @@ import yaml
 
 from cluster import cancel, logs, status, submit
 from common.files import read_json, read_rows
-from tests.cluster.helpers import call
+from tests.cluster.helpers import Call
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error
 from tests.training.helpers import make_run, wait_for
@@ -80,9 +80,7 @@ def ctrl_c(process: "subprocess.Popen[str]") -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run, call: Call) -> None:
     waiting = run.start("--wait")
     run.until_it_trains()
     ctrl_c(waiting)
@@ -95,17 +93,17 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(
     _, errors = again.communicate(timeout=200)
     assert again.returncode == 0 and run.state["state"] == "finished", errors
     assert read_json(run.model / "done.json")["iteration"] == iteration_of(saved) + 2
-    assert "finished" in call(capsys, status.main, run.model).stdout
-    assert f"resumed from {saved}" in call(capsys, logs.main, run.model, "--lines", "40").stdout
-    assert call(capsys, logs.main, run.model, "--rank", "1").returncode == 0
-    assert call(capsys, logs.main, run.model, "--all").stdout.count("==> ") == 2
+    assert "finished" in call(status.main, run.model).stdout
+    assert f"resumed from {saved}" in call(logs.main, run.model, "--lines", "40").stdout
+    assert call(logs.main, run.model, "--rank", "1").returncode == 0
+    assert call(logs.main, run.model, "--all").stdout.count("==> ") == 2
 
 
-def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, call: Call) -> None:
     run.config.write_text(run.config.read_text().replace("tensor: 2", "tensor: 1"))
     waiting = run.start("--wait")
     run.until_it_trains()
-    result = call(capsys, cancel.main, run.model)
+    result = call(cancel.main, run.model)
     (saved,) = checkpoint_folders(run.model)
     assert result.returncode == 0 and saved.name in result.stdout.splitlines()[-1]
     _, errors = waiting.communicate(timeout=200)
@@ -116,7 +114,7 @@ def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, capsys: pytest.C
 
 @pytest.mark.slow
 def test_a_job_without_a_waiter_survives_a_closed_terminal_and_cancel_now_ends_even_one_that_hangs(
-    run: Run, capsys: pytest.CaptureFixture[str]
+    run: Run, call: Call
 ) -> None:
     submitting = run.start()
     submitting.communicate(timeout=60)
@@ -125,9 +123,9 @@ def test_a_job_without_a_waiter_survives_a_closed_terminal_and_cancel_now_ends_e
     for number in (signal.SIGINT, signal.SIGHUP):
         os.killpg(os.getpgid(int(controller)), number)
     run.until_it_trains(rows=len(read_rows(run.model / "train.csv")) + 3)
-    assert call(capsys, submit.main, *run.names).returncode == 0
+    assert call(submit.main, *run.names).returncode == 0
     assert read_json(run.model / "job.json")["id"] == controller, "not submitted again"
     for rank in run.ranks():
         rank.suspend()
-    assert call(capsys, cancel.main, run.model, "--now").returncode == 0
+    assert call(cancel.main, run.model, "--now").returncode == 0
     assert run.state["state"] == "cancelled" and not run.processes() and not checkpoint_folders(run.model)

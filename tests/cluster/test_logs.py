@@ -10,7 +10,7 @@ import pytest
 from cluster.jobs import Job, log_path
 from cluster.logs import main
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import at_each_look, call, finish, make_quick, model_folder, slurm_job
+from tests.cluster.helpers import Call, at_each_look, finish, make_quick, model_folder, slurm_job
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error
 
@@ -30,33 +30,29 @@ def write_log(job: Job, text: str, rank: int = 0, number: str = "", age: float =
 
 
 def test_the_log_of_a_rank_is_printed_and_those_of_earlier_jobs_before_it(
-    folder: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    folder: Path, fake: FakeSlurm, call: Call
 ) -> None:
     job = slurm_job(folder, fake)
     oldest, old = write_log(job, "oldest\n", number="9", age=200), write_log(job, "old\n", number="10", age=100)
     new = write_log(job, "one\ntwo\nthree\n")
     write_log(job, "rank 10\n", rank=10)
-    assert call(capsys, main, folder).stdout == "one\ntwo\nthree\n"
-    assert call(capsys, main, folder, "--lines", 2).stdout == "two\nthree\n"
-    assert call(capsys, main, folder, "--rank", 10).stdout == "rank 10\n"
+    assert call(main, folder).stdout == "one\ntwo\nthree\n"
+    assert call(main, folder, "--lines", 2).stdout == "two\nthree\n"
+    assert call(main, folder, "--rank", 10).stdout == "rank 10\n"
     everything = f"==> {oldest} <==\noldest\n==> {old} <==\nold\n==> {new} <==\none\ntwo\nthree\n"
-    assert call(capsys, main, folder, "--all").stdout == everything
-    assert call(capsys, main, folder, "--all", "--lines", 5).stdout.splitlines() == everything.splitlines()[-5:]
+    assert call(main, folder, "--all").stdout == everything
+    assert call(main, folder, "--all", "--lines", 5).stdout.splitlines() == everything.splitlines()[-5:]
 
 
-def test_a_missing_log_says_how_the_job_stands(
-    folder: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_one_line_error(call(capsys, main, folder), str(folder), "cluster.submit")
+def test_a_missing_log_says_how_the_job_stands(folder: Path, fake: FakeSlurm, call: Call) -> None:
+    assert_one_line_error(call(main, folder), str(folder), "cluster.submit")
     job = slurm_job(folder, fake, "PENDING", reason="Resources")
-    assert_one_line_error(call(capsys, main, folder), "1000_0_log.out", "queued: Resources")
+    assert_one_line_error(call(main, folder), "1000_0_log.out", "queued: Resources")
     write_log(job, "x\n", rank=3)
-    assert_one_line_error(call(capsys, main, folder, "--rank", "7"), "1000_7_log.out", "0 to 3")
+    assert_one_line_error(call(main, folder, "--rank", "7"), "1000_7_log.out", "0 to 3")
 
 
-def test_following_begins_in_the_queue_and_ends_with_the_job(
-    folder: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_following_begins_in_the_queue_and_ends_with_the_job(folder: Path, fake: FakeSlurm, call: Call) -> None:
     job = slurm_job(folder, fake, "PENDING", reason="Resources")
 
     def run() -> None:
@@ -68,7 +64,7 @@ def test_following_begins_in_the_queue_and_ends_with_the_job(
         finish(folder, fake, job)
 
     at_each_look(fake, bool, run, lambda: write_log(job, "two\n"), end)
-    result = call(capsys, main, folder, "--follow")
+    result = call(main, folder, "--follow")
     assert result.returncode == 0 and result.stdout == "one\ntwo\nlast\n"
     first, *_, last = result.stderr.splitlines()
     assert first.endswith("1000 queued: Resources") and last.endswith("1000 finished")

@@ -8,7 +8,7 @@ import yaml
 from cluster.jobs import Job, State, write_job
 from cluster.status import main
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import add_checkpoint, call, claim, slurm_job
+from tests.cluster.helpers import Call, add_checkpoint, claim, slurm_job
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 
@@ -28,8 +28,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return made
 
 
-def rows(capsys: pytest.CaptureFixture[str], *options: object) -> list[dict[str, Any]]:
-    result = call(capsys, main, "--json", *options)
+def rows(call: Call, *options: object) -> list[dict[str, Any]]:
+    result = call(main, "--json", *options)
     assert result.returncode == 0, result.stderr
     found: list[dict[str, Any]] = json.loads(result.stdout)
     return found
@@ -46,7 +46,7 @@ def test_a_line_shows_how_far_a_training_is_and_how_long_it_takes(
 
 
 def test_the_heartbeat_shows_the_steps_since_the_last_row_of_the_curve(
-    folders: list[Path], fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    folders: list[Path], fake: FakeSlurm, call: Call
 ) -> None:
     for folder, time, done in ((folders[0], 2.0, 137), (folders[0], 1.0, 999), (folders[1], 2.0, 1)):
         beat = folder / "heartbeat" / f"job-{time}" / "rank_00000.json"
@@ -55,7 +55,7 @@ def test_the_heartbeat_shows_the_steps_since_the_last_row_of_the_curve(
     add_checkpoint(folders[2], 40)
     slurm_job(folders[0], fake)
     (folders[3] / "train.csv").write_text(f"{HEAD}10,nan,,inf,\n")
-    first, second, third, fourth = rows(capsys, *folders)
+    first, second, third, fourth = rows(call, *folders)
     assert [first[key] for key in ("iteration", "loss", "seconds_left")] == [137, 6.25, 90]
     assert [second[key] for key in ("iteration", "loss", "seconds_left")] == [1, 6.25, None]
     assert third["iteration"] == 40, "stopped between two rows"
@@ -63,24 +63,24 @@ def test_the_heartbeat_shows_the_steps_since_the_last_row_of_the_curve(
 
 
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(
-    folders: list[Path], fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    folders: list[Path], fake: FakeSlurm, call: Call
 ) -> None:
     slurm_job(folders[0], fake)
     reason = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
     slurm_job(folders[1], fake, "PENDING", reason=reason)
     slurm_job(folders[2], fake, "FAILED", State("1002", "out of restarts", "time limit", restarts=4))
     (folders[3] / "done.json").write_text('{"iteration": 20}')
-    found = rows(capsys)
+    found = rows(call)
     states = [("running", ""), ("queued", reason), ("out of restarts", "time limit"), ("finished", "")]
     assert [(row["state"], row["reason"]) for row in found] == states and len(fake.calls()) == 1
     assert found[0]["seconds_left"] == 3600 and found[0]["mfu"] == 0.4123 and found[1]["seconds_left"] is None
     assert found[3]["iteration"] == 20 and found[2]["restarts"] == 4
-    table = call(capsys, main).stdout
+    table = call(main).stdout
     assert "queued (Nodes required " in table and reason not in table and "out of restarts (time limit)" in table
 
 
 def test_without_an_answer_of_slurm_the_files_are_shown(
-    folders: list[Path], fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folders: list[Path], fake: FakeSlurm, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in folders[:3]:
         slurm_job(folder, fake)
@@ -88,24 +88,20 @@ def test_without_an_answer_of_slurm_the_files_are_shown(
     fake.behave(silent=True)
     for path in (fake.path, "/none"):
         monkeypatch.setenv("PATH", path)
-        result = call(capsys, main)
+        result = call(main)
         assert result.returncode == 0 and len(result.stderr.splitlines()) == 1, "one note for all"
         assert "running" in result.stdout.splitlines()[1] and "20/14420" in result.stdout
 
 
-def test_the_total_is_that_of_the_submitted_snapshot(
-    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_total_is_that_of_the_submitted_snapshot(folders: list[Path], tmp_path: Path, call: Call) -> None:
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump({"models": {"a": {"train": {"iterations": 99}}}}))
     write_job(folders[0], Job("999999999", "local", "LOGS", snapshot=str(tmp_path)))
-    (row,) = rows(capsys, folders[0])
+    (row,) = rows(call, folders[0])
     assert (row["iteration"], row["iterations"]) == (20, 99)
     assert row["state"] == "failed", "the controller is gone, and there is no done.json"
 
 
-def test_a_folder_that_does_not_exist_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert_one_line_error(call(capsys, main, tmp_path / "none"), f"{tmp_path}/none")
-    assert_one_line_error(call(capsys, main), "cluster.submit")
+    assert_one_line_error(call(main, tmp_path / "none"), f"{tmp_path}/none")
+    assert_one_line_error(call(main), "cluster.submit")

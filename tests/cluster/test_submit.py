@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from cluster.jobs import Job, look, read_job, read_state, write_job
@@ -17,7 +16,7 @@ from common.config import load_settings, validate
 from common.errors import ConfigError, InputError
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import call, model_folder, settings, write_settings
+from tests.cluster.helpers import Call, model_folder, settings, write_settings
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error
 from tests.training.helpers import wait_for
@@ -105,19 +104,17 @@ def test_every_key_of_a_site_becomes_its_directive_and_is_absent_by_default(
     assert set(directives(script(tmp_path))) == set(always.split())
 
 
-def test_a_model_may_ask_for_other_nodes_than_the_others(
-    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_may_ask_for_other_nodes_than_the_others(tmp_path: Path, fake: FakeSlurm, call: Call) -> None:
     config = write_settings(tmp_path, executor="slurm", gpus_per_node=2, partition="gpu", account="p123")
     line = ["--config", config, "--model", "tiny", "slurm.partition=h100", "slurm.gres=gpu:h100"]
-    asked = directives(call(capsys, main, *line, "--dry-run").stdout)
+    asked = directives(call(main, *line, "--dry-run").stdout)
     assert (asked["partition"], asked["gres"], asked["account"]) == ("h100", "gpu:h100:2", "p123")
     assert list(tmp_path.glob("models")) == [], "a dry run writes nothing"
-    assert call(capsys, main, *line).returncode == 0
+    assert call(main, *line).returncode == 0
     job = read_job(model_folder(tmp_path))
     assert job is not None and load_settings(Path(job.snapshot) / "settings.yaml").cluster.partition == "h100"
     config = write_settings(tmp_path)
-    here = call(capsys, main, "--config", config, "--model", "tiny", "--dry-run").stdout
+    here = call(main, "--config", config, "--model", "tiny", "--dry-run").stdout
     assert re.search("^processes +2$", here, re.M) and "training.train" in here
 
 
@@ -150,14 +147,14 @@ def test_a_batch_script_is_valid_shell_in_a_folder_with_spaces(tmp_path: Path) -
 
 
 def test_mistakes_of_a_user_are_one_line_and_leave_the_finished_run_alone(
-    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake: FakeSlurm, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_settings(tmp_path, executor="slurm", partition="none")
     done = model_folder(tmp_path) / "done.json"
     done.write_text('{"iteration": 10}')
     fake.behave(refuses="Invalid partition name specified")
-    assert_one_line_error(call(capsys, main, "--config", config, "--model", "tinny"), "'tinny'", "'tiny'")
-    assert_one_line_error(call(capsys, main, "--config", config, "--model", "tiny"), "cluster.partition")
+    assert_one_line_error(call(main, "--config", config, "--model", "tinny"), "'tinny'", "'tiny'")
+    assert_one_line_error(call(main, "--config", config, "--model", "tiny"), "cluster.partition")
     assert done.exists() and read_job(done.parent) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"squeue.*cluster\.executor"):
@@ -219,24 +216,27 @@ def test_a_living_job_with_other_settings_is_refused_by_key(tmp_path: Path, fake
     assert submit(Settings.model_validate(raw), "tiny") != job
 
 
-def test_a_finished_training_is_not_submitted_again(
-    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_training_is_not_submitted_again(tmp_path: Path, fake: FakeSlurm, call: Call) -> None:
     config = write_settings(tmp_path, executor="slurm")
     (model_folder(tmp_path) / "done.json").write_text('{"iteration": 20}')
     line = ["--config", config, "--model", "tiny"]
-    assert call(capsys, main, *line, "--wait").returncode == 0 and fake.jobs() == []
-    assert call(capsys, main, *line, "train.iterations=21").returncode == 0 and len(fake.jobs()) == 1
+    assert call(main, *line, "--wait").returncode == 0 and fake.jobs() == []
+    assert call(main, *line, "train.iterations=21").returncode == 0 and len(fake.jobs()) == 1
+
+
+def waits_for_the_lock(folder: Path) -> bool:
+    """Whether somebody waits for the lock of the submissions of a model, while another has it."""
+    inode = os.stat(folder / "models/tiny/submit.lock").st_ino
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("-> FLOCK" in line and f":{inode} " in line for line in lines)
 
 
 def test_of_two_submissions_at_once_the_second_finds_the_job_of_the_first(tmp_path: Path, fake: FakeSlurm) -> None:
-    def locks() -> int:
-        return sum(file.path.endswith("submit.lock") for file in psutil.Process().open_files())
-
     fake.behave(holds="before")
     with ThreadPoolExecutor(2) as pool:
         both: list[Any] = [pool.submit(submit, settings(tmp_path, executor="slurm"), "tiny") for _ in range(2)]
-        wait_for(lambda: locks() == 2 and fake.calls("sbatch"))
+        wait_for(lambda: fake.calls("sbatch"))
+        wait_for(lambda: waits_for_the_lock(tmp_path) or len(fake.calls("sbatch")) == 2)
         fake.behave()
     assert both[0].result() == both[1].result() and len(fake.jobs()) == 1
 
@@ -255,12 +255,15 @@ def test_a_submission_that_is_ended_inside_sbatch_and_repeated_gives_one_job(
     wait_for(lambda: fake.calls("sbatch") and (holds == "before" or fake.jobs()))
     if number == signal.SIGINT:
         os.killpg(first.pid, number)  # a terminal's Ctrl-C reaches sbatch, too
+        waits = re.compile(r"^ShdPnd:\s+0*2$", re.MULTILINE)
+        wait_for(lambda: first.poll() is not None or waits.search(Path(f"/proc/{first.pid}/status").read_text()))
+        assert first.poll() is None, "it waits for sbatch's answer"
     else:
         first.kill()
         first.wait()
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit, load_settings(config), "tiny")
-        wait_for(lambda: any(file.path.endswith("submit.lock") for file in psutil.Process().open_files()))
+        wait_for(lambda: waits_for_the_lock(tmp_path) or second.done() or len(fake.calls("sbatch")) == 2)
         fake.behave()
         job = second.result()
     first.wait(timeout=60)

@@ -20,7 +20,7 @@ from cluster.status import main
 from common.config import load_settings, validate
 from common.settings import Settings, SiteSettings
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import call, claim, slurm_job
+from tests.cluster.helpers import Call, claim, slurm_job
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error
 
@@ -59,20 +59,17 @@ def steps(text: str) -> dict[str, list[str]]:
     return {re.split(r"  +", line)[0]: line.split("░")[-1].split("█")[-1].split() for line in block.splitlines()[1:]}
 
 
-def test_a_table_counts_the_finished_shards_of_each_step(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = call(capsys, main, "--watch")
+def test_a_table_counts_the_finished_shards_of_each_step(run: Path, call: Call) -> None:
+    result = call(main, "--watch")
     found = steps(result.stdout)
     assert [found[name][0] for name in ("blacklist", "scrape", "tokenize")] == ["1/1", "4/4", "0/4"]
     assert found["clean"][0] == "2/4", "temporary files and shards of an older configuration do not count"
-    assert (
-        found["clean"][-1] != "-"
-        and found["scrape"][-1] == "-"
-        and re.search("^tiny +not started ", result.stdout, re.M)
-    )
+    assert found["clean"][-1] != "-" and found["scrape"][-1] == "-"
+    assert re.search("^tiny +not started ", result.stdout, re.M)
     (model := run / "models" / "tiny").mkdir(parents=True)
-    one = call(capsys, main, "--watch", model).stdout
-    assert "scrape" not in one and re.search("^tiny +no job ", one, re.M)
-    assert_one_line_error(call(capsys, main, "--watch", run / "none"), f"{run}/none")
+    one = call(main, "--watch", model)
+    assert "scrape" not in one.stdout and re.search("^tiny +no job ", one.stdout, re.M), one.stderr
+    assert_one_line_error(call(main, "--watch", run / "none"), f"{run}/none")
 
 
 def test_steps_follow_the_configuration(tmp_path: Path) -> None:

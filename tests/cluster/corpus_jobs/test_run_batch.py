@@ -135,14 +135,3 @@ def test_the_log_of_an_interrupted_attempt_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "0003.attempt2.log").read_text() == "second\n"
     forget_logs(str(log))
     assert not list(tmp_path.glob("*.attempt*"))
-
-
-def test_fifty_shards_cost_less_than_a_snakemake_in_the_job(tmp_path: Path) -> None:
-    write_task(tmp_path, *["true"] * 50)
-    seconds = []
-    for _ in range(2):
-        (tmp_path / "0.results").write_text("")
-        started = sum(os.times()[2:4])
-        assert run(tmp_path) == 0
-        seconds.append(sum(os.times()[2:4]) - started)
-    assert min(seconds) < 1.5, "CPU seconds"
