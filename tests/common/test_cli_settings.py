@@ -8,22 +8,13 @@ import pytest
 from common import cli
 from common.errors import ConfigError
 from common.settings import Settings
-
-CONFIG = """
-run: results/x
-urls: [urls.txt]
-clean: {language: de, min_characters: 10}
-models:
-  tiny:
-    model: {n_layer: 2, n_head: 4, n_embd: 8}
-    train: {iterations: 10}
-"""
+from tests.common.test_config import SMALL
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("config.yaml").write_text(CONFIG)
+    Path("config.yaml").write_text(f"{SMALL}\nclean: {{language: de, min_characters: 10}}\n")
 
 
 def parse(*words: str) -> tuple[argparse.Namespace, Settings]:
@@ -34,7 +25,6 @@ def parse(*words: str) -> tuple[argparse.Namespace, Settings]:
     count = verbs.add_parser("count")
     count.add_argument("--output", type=cli.output_file)
     count.add_argument("--input", type=cli.shards, nargs="+")
-    count.add_argument("--explain", action="store_true")
     cli.add_key_flag(count, "--language", "clean.language", metavar="CODE")
     cli.add_key_flag(count, "--gopher", "clean.gopher.enabled", nargs=0)
     cli.add_settings(count, "clean")
@@ -72,9 +62,6 @@ def test_a_wrong_key_or_value_is_named_with_the_closest_one(capsys: pytest.Captu
         with pytest.raises(SystemExit):
             parse(*words)
         assert words[1] in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        parse("count", "--help")
-    assert "--language CODE clean.language: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_overrides_of_a_model_are_keys_of_that_model() -> None:

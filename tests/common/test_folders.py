@@ -27,8 +27,6 @@ def test_a_swap_keeps_the_older_folder_under_another_name_or_restores_it(tmp_pat
     assert (old / "file").read_text() == "old" and not (tmp_path / "aside").exists()
     swap_folder(new, old, tmp_path / "aside")
     assert (old / "file").read_text() == "new" and (tmp_path / "aside/file").read_text() == "old"
-    swap_folder(tmp_path / "aside", tmp_path / "first", tmp_path / "unused")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "result"]
 
 
 def test_a_replaced_folder_is_gone_and_a_refused_one_or_one_that_is_being_written_stays(tmp_path: Path) -> None:

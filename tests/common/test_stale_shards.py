@@ -54,9 +54,3 @@ def test_a_crawl_of_another_number_of_shards_stops_the_run_until_it_is_moved_awa
     assert files(run) == before
     (run / "pages").rename(run / "pages-2")
     check_crawl(settings(run, 4))
-    older = tmp_path / "older"  # known by its lists
-    make(older, "urls/0000.txt", "urls/0001.txt", "pages/0000.jsonl.zst")
-    check_crawl(settings(older, 2))
-    with pytest.raises(ConfigError, match="shards: 2"):
-        check_crawl(settings(older, 4))
-    check_crawl(Settings(run=older, sources=[{"path": "x"}], shards=1))  # type: ignore[list-item]

@@ -45,8 +45,8 @@ def test_the_vocabulary_is_gpt2s() -> None:
         assert ours.encode("Hello world").dtype == np.uint32
         ids = ours.encode("before <|endoftext|> after")
         assert 50256 not in ids and ours.decode(ids.tolist()) == "before <|endoftext|> after"
-    assert OURS[0].decode([15496, 50256]) == "Hello<|endoftext|>"
-    assert OURS[0].decode(OURS[0].encode("\u1680").tolist()[:1]) == "\ufffd"
+        with pytest.raises(InputError, match=r"D83D\) at character 2"):
+            ours.encode("ab\ud83d")
 
 
 @given(TEXTS)
@@ -57,19 +57,13 @@ def test_ids_equal_those_of_the_tokenizers_library_and_decode_to_the_text(text: 
         assert ours.decode(expected) == text
 
 
-@pytest.mark.parametrize("step", [pytest.param(17, id="some"), pytest.param(1, id="every", marks=pytest.mark.slow)])
-def test_code_points_have_the_ids_of_the_tokenizers_library(step: int) -> None:
-    for start in range(0, 0x110000 if step == 1 else 0x34000, 2048 * step):
-        points = [number for number in range(start, start + 2048 * step, step) if not 0xD800 <= number < 0xE000]
+@pytest.mark.slow
+def test_code_points_have_the_ids_of_the_tokenizers_library() -> None:
+    for start in range(0, 0x110000, 2048):
+        points = [number for number in range(start, start + 2048) if not 0xD800 <= number < 0xE000]
         text = "".join(f"{chr(point)}a {chr(point)}" for point in points)
         expected = THEIRS.encode(text).ids
         assert all(ours.encode(text).tolist() == expected for ours in OURS), hex(start)
-
-
-def test_half_a_surrogate_pair_is_an_error_that_says_where() -> None:
-    for ours in OURS:
-        with pytest.raises(InputError, match=r"D83D\) at character 2"):
-            ours.encode("ab\ud83d")
 
 
 def test_a_batch_is_its_texts_laid_end_to_end() -> None:

@@ -52,12 +52,8 @@ def set_model(key: str, value: object) -> Callable[[dict[str, Any]], object]:
     [
         (set_model("type", "Unigram"), "Unigram"),
         (set_model("dropout", 0.1), "dropout"),
-        (set_model("merges", []), ""),
-        (set_model("vocab", {"a": 0}), ""),
         (lambda raw: raw.update(normalizer={"type": "NFC"}), "NFC"),
         (lambda raw: raw["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space"),
-        (lambda raw: raw.update(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer"),
-        (lambda raw: raw.pop("model"), ""),
         (lambda raw: raw["added_tokens"].append({"id": 7, "content": "[PAD]"}), r"\[PAD\]"),
     ],
 )
@@ -66,7 +62,6 @@ def test_a_tokenizer_that_would_give_other_ids_is_refused_by_what_differs(
 ) -> None:
     raw, path = small(), tmp_path / "tokenizer.json"
     spoil(raw)
-    for content in (json.dumps(raw), "[]", "{"):
-        path.write_text(content)
-        with pytest.raises(InputError, match=rf"tokenizer\.json: .*{says if content == json.dumps(raw) else ''}"):
-            Tokenizer(TokenizerJson(path)).encode("text")
+    path.write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=rf"tokenizer\.json: .*{says}"):
+        Tokenizer(TokenizerJson(path)).encode("text")

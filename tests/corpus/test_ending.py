@@ -17,21 +17,19 @@ from tests.conftest import ROOT
 from tests.helpers import document, prose
 
 LINES = b"".join(orjson.dumps(document(n, prose(n, 400))) + b"\n" for n in range(900))  # two blocks of a megabyte
-STEPS = {
-    "corpus.clean": ["--input", "-", "--output", "out.zst", "--rejects", "rejects.zst"],
-    "corpus.blacklist": ["--input", "-", "--output", "out.txt"],
-}
+STEP = [sys.executable, "-m", "corpus.clean", "--input", "-", "--output", "out.zst", "--rejects", "rejects.zst"]
 
 
 @contextmanager
-def waiting(module: str, folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[psutil.Process]]]:
+def waiting(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[psutil.Process]]]:
     """A step in a new session that waits for more input, and its two workers."""
-    command = [sys.executable, "-m", module, *STEPS[module], "--workers", "2"]
     pipe: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, **pipe, cwd=folder, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(
+        [*STEP, "--workers", "2"], **pipe, cwd=folder, env=environment, start_new_session=True
+    ) as process:
         assert process.stdin is not None
-        process.stdin.write(LINES if module == "corpus.clean" else b"http://site.example/a-page-of-a-length\n" * 60_000)
+        process.stdin.write(LINES)
         process.stdin.flush()
         found: list[psutil.Process] = []
         while len(found) < 2:  # the step has started, and waits for the rest of its input
@@ -49,18 +47,12 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize(
-    ("module", "number", "group"),
-    [
-        ("corpus.clean", signal.SIGTERM, True),  # Slurm, a terminal: to every process of the job
-        ("corpus.clean", signal.SIGHUP, False),
-        ("corpus.blacklist", signal.SIGINT, True),
-    ],
-)
+# Slurm and a terminal signal every process of the job.
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, True), (signal.SIGHUP, False)])
 def test_a_step_that_is_told_to_end_leaves_no_process_and_no_file(
-    tmp_path: Path, module: str, number: signal.Signals, group: bool
+    tmp_path: Path, number: signal.Signals, group: bool
 ) -> None:
-    with waiting(module, tmp_path) as (process, workers):
+    with waiting(tmp_path) as (process, workers):
         (os.killpg if group else os.kill)(process.pid, number)
         _, errors = process.communicate(timeout=60)
         assert not alive(workers)
@@ -69,9 +61,9 @@ def test_a_step_that_is_told_to_end_leaves_no_process_and_no_file(
 
 
 def test_the_workers_of_a_step_that_is_killed_end_with_it(tmp_path: Path) -> None:
-    with waiting("corpus.clean", tmp_path) as (process, workers):
+    with waiting(tmp_path) as (process, workers):
         process.kill()
         assert not alive(workers)
-    command = [sys.executable, "-m", "corpus.clean", *STEPS["corpus.clean"]]  # replaces what is left
-    subprocess.run(command, input=LINES[: LINES.index(b"\n") + 1], check=True, cwd=tmp_path, capture_output=True)
+    line = LINES[: LINES.index(b"\n") + 1]
+    subprocess.run(STEP, input=line, check=True, cwd=tmp_path, capture_output=True)  # replaces what is left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.zst", "rejects.zst"]

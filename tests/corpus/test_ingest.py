@@ -12,8 +12,7 @@ from common.settings import SourceSettings
 from corpus.ingest import ingest
 from corpus.urls.url import document_id
 from tests.common.commands import here
-from tests.conftest import Command
-from tests.helpers import assert_one_line_error, prose, read_shard
+from tests.helpers import prose, read_shard
 
 WIKI = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="The "Quoted" Title">
 The "Quoted" Title
@@ -86,18 +85,10 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
     assert "a.jsonl:7" not in warnings, "a number that is not kept does no harm"
     with pytest.raises(InputError, match=r"a.jsonl:2: .*5 of 8"):
         take(tmp_path / "new", json, max_bad_share=0.6)
+    latin.write_text(" \n")
+    with pytest.raises(EmptyResultError):
+        take(tmp_path / "new", latin)
     assert not list(tmp_path.glob("new/*"))
-
-
-def test_nothing_to_take_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(EmptyResultError, match="1 empty"):
-        take(tmp_path, tmp_path / "a.txt")
-    assert_one_line_error(here(capsys, "corpus.ingest", "--output", tmp_path / "o.zst"), "--input")
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 99)[:-9])
-    result = here(capsys, "corpus.ingest", "--input", tmp_path / "cut.jsonl.gz", "--output", tmp_path / "o.zst")
-    assert_one_line_error(result, "cut.jsonl.gz")
-    assert not (tmp_path / "o.zst").exists()
 
 
 def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_byte(tmp_path: Path) -> None:
@@ -124,17 +115,11 @@ def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_b
         assert all(int(name, 16) % 200 == number for name in found) and found == sorted(found, key=order.__getitem__)
 
 
-def test_the_command_reads_sources_from_the_configuration(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_sources_from_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "One."}\n')
     (tmp_path / "c.yaml").write_text(f"run: x\nsources: [{{path: {tmp_path}/a.jsonl, text_key: body}}]\n")
     arguments = ("--config", tmp_path / "c.yaml", "--stats", tmp_path / "stats.json", "--shards", 3)
-    result = command("corpus.ingest", *arguments, "--output-dir", tmp_path / "out")
-    assert result.returncode == 0, result.stderr
+    assert here(capsys, "corpus.ingest", *arguments, "--output-dir", tmp_path / "out").returncode == 0
     assert sorted(len(read_shard(path)) for path in (tmp_path / "out").iterdir()) == [0, 0, 1]
     read = orjson.loads((tmp_path / "stats.json").read_bytes())["inputs"]
     assert read == {str(tmp_path / "a.jsonl"): fingerprint(tmp_path / "a.jsonl")}
-    assert_one_line_error(here(capsys, "corpus.ingest", *arguments, "--output", "o"), "--output-dir")
-    (tmp_path / "c.yaml").write_text("run: x\nsources: [{path: a, txt_key: body}]\n")
-    assert_one_line_error(here(capsys, "corpus.ingest", *arguments[:4], "--output", "o"), "sources.0.txt_key")

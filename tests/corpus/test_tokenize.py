@@ -10,9 +10,8 @@ from common.settings import TokenizeSettings
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset, read_meta
 from corpus.tokenize import tokenize
-from tests.common.commands import here
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import document, prose, read_shard, write_shard
 
 TOKENIZER = Tokenizer()
 
@@ -42,8 +41,10 @@ def test_the_limit_counts_tokens_exactly_and_without_end_of_text(tmp_path: Path,
     assert (reject["id"], reject["tokens"], reject["reason"]) == (f"{127:016x}", 127, "short")
 
 
-def test_the_worker_count_changes_no_byte(tmp_path: Path) -> None:
-    texts = [prose(n, 50 + n % 100) for n in range(150)] + [prose(n, 20_000) for n in range(20)]  # 3 MB: batches
+def test_a_long_document_among_others_has_the_ids_of_its_lines_whatever_the_workers(tmp_path: Path) -> None:
+    """It is encoded in pieces, which end where lines do."""
+    text = "".join(f"{prose(number, 300)} {number * 7919} {'=' * (number % 200)}\n" for number in range(1500))
+    texts = [*(prose(n, 50 + n % 100) for n in range(150)), text, *(prose(n, 5000) for n in range(20))]
     source = write_shard(tmp_path / "in.jsonl.zst", [document(n, text) for n, text in enumerate(texts)])
     for workers in (1, 3):
         rejects = tmp_path / f"{workers}_text_document.rejects"
@@ -51,27 +52,17 @@ def test_the_worker_count_changes_no_byte(tmp_path: Path) -> None:
     for suffix in ("bin", "idx", "json", "rejects"):
         contents = {(tmp_path / f"{workers}_text_document.{suffix}").read_bytes() for workers in (1, 3)}
         assert len(contents) == 1 and contents != {b""}
-
-
-def test_a_long_document_has_the_ids_of_its_lines(tmp_path: Path) -> None:
-    """It is encoded in pieces, which end where lines do."""
-    text = "".join(f"{prose(number, 300)} {number * 7919} {'=' * (number % 200)}\n" for number in range(1500))
-    source = write_shard(tmp_path / "in.jsonl.zst", [document(1, text)])
-    tokenize([source], tmp_path / "out", TokenizeSettings(), workers=2)
+    dataset = IndexedDataset(tmp_path / "1_text_document")
     lines = np.concatenate([TOKENIZER.encode(line) for line in text.splitlines(keepends=True)])
-    assert np.array_equal(IndexedDataset(tmp_path / "out_text_document")[0][:-1], lines)
+    assert np.array_equal(dataset[int(np.argmax(dataset.lengths))][:-1], lines)
 
 
-def test_bad_lines_are_counted_and_nothing_long_enough_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, prefix = tmp_path / "in.jsonl", tmp_path / "out"
+def test_bad_lines_are_counted_and_nothing_long_enough_is_an_error(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
     source.write_text(f'{{"id": "1", "text": "{" word" * 200}"}}\n{{"id": "4", "text": "a \\ud83d b"}}')
     stats = tokenize([source], tmp_path / "half", TokenizeSettings(), max_bad_share=0.5)
     assert (stats.documents_out, stats.extra["bad_lines"]) == (1, 1)
     write_shard(source, [document(1, "short")])
     with pytest.raises(EmptyResultError, match=r"tokenize\.min_tokens"):
-        tokenize([source], prefix, TokenizeSettings(), tmp_path / "rejects.jsonl.zst")
-    wrong = here(capsys, "corpus.tokenize", "--input", source, "--output-prefix", prefix, "--min-tokens", -1)
-    assert_one_line_error(wrong, "tokenize.min_tokens")
+        tokenize([source], tmp_path / "out", TokenizeSettings(), tmp_path / "rejects.jsonl.zst")
     assert not list(tmp_path.glob("out*")) and not list(tmp_path.glob("rejects*")) and len(read_shard(source)) == 1

@@ -69,12 +69,10 @@ def test_links_to_folders_are_followed_each_folder_once_and_never_in_circles(tmp
         (tmp_path / name).write_text("x")
     for link, target in (("linked", "../outside"), ("again", "../outside"), ("circle", "../in"), ("deep/up", "../..")):
         (tmp_path / "in" / link).symlink_to(target)
-    for pattern in ("in", "in/**", "in/**/*.txt", "in/*"):
+    for pattern in ("in", "in/**/*.txt", "in/*"):
         files = expand_inputs([f"{tmp_path}/{pattern}"])
         assert sorted({path.resolve() for path in files}) == sorted(path.resolve() for path in files)
         assert {path.name for path in files} == {"a.txt", "b.txt", "c.txt"}, pattern
-    (tmp_path / "in/broken.txt").symlink_to("nowhere")
-    assert "in/broken.txt" in below(tmp_path, expand_inputs([f"{tmp_path}/in"])), "its reader says that it is not there"
 
 
 def test_pipes_and_devices_are_inputs_but_not_for_steps_that_read_twice(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from common.files import (
     atomic_paths,
     document_writer,
     output_files,
-    scratch_file,
     sharded_writer,
     write_json,
     write_text,
 )
 from common.folders import replace_folder
-from corpus.index import IndexWriter, Meta
+from corpus.index import IndexWriter
 from tests.helpers import document, prose, read_shard, write_shard
 
 
@@ -112,12 +111,6 @@ def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
         write_text(tmp_path / name, "new")
         assert (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == "new"
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["target"]
-    for suffix in ("bin", "idx", "json"):
-        (tmp_path / f"a.{suffix}").symlink_to(f"other/b.{suffix}")
-    with IndexWriter(tmp_path / "a", "<u2", Meta(vocab_size=10, end_of_text=9)) as index:
-        index.add_document([1, 2, 9])
-    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["b.bin", "b.idx", "b.json"]
-    assert all((tmp_path / f"a.{suffix}").is_symlink() for suffix in ("bin", "idx", "json"))
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_path: Path) -> None:
@@ -131,8 +124,6 @@ def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_pa
     for tokens, count, name in ((50_000, 1, "a.bin"), (1, 30_000, "a.idx")):
         with pytest.raises(OSError, match=f"{name}'$"), no_space(60_000), IndexWriter(tmp_path / "a", "<u2") as index:
             index.add_documents([1] * tokens * count, [tokens] * count)
-    with pytest.raises(OSError, match=r"spool'$"), no_space(10_000), scratch_file(tmp_path / "spool") as file:
-        file.write(bytes(99_999))
     with pytest.raises(OSError, match="/dev/full"):
         write_text(Path("/dev/full"), "x")
     assert not list(tmp_path.iterdir())

@@ -73,10 +73,9 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
     assert not (tmp_path / "1" / first.name).exists()
 
 
-def test_bad_arguments_are_one_line(tmp_path: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    bands = ("corpus.dedup", "bands", "--signatures", tmp_path, "--output", tmp_path / "0.pairs", "--part")
-    for parts, said in ((["0/1"], "signatures"), (["1/1"], "--part"), (["0/2", "1/2"], "")):
-        assert_one_line_error(here(capsys, *bands, *parts), said)
+def test_a_threshold_that_the_bands_miss_is_told(
+    tmp_path: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     run = ("corpus.dedup", "run", "--input", *shards, "--output-dir", tmp_path / "out", "--threshold")
     for threshold in ("0", "1.5", "x"):
         assert_one_line_error(here(capsys, *run, threshold), "dedup.threshold")

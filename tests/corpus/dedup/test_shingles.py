@@ -29,7 +29,7 @@ def test_the_similarity_is_that_of_the_sets_of_n_grams(settings: DedupSettings, 
         assert jaccard(shingles(first, settings), shingles(second, settings)) == len(a & b) / len(a | b)
 
 
-@pytest.mark.parametrize("text", ["", "ab", "12345", prose(1), "żółć “quoted” 😀 " * 9, prose(2) * 20, prose(4) * 150])
+@pytest.mark.parametrize("text", ["", "12345", "żółć “quoted” 😀 " * 9, prose(4) * 150], ids=len)
 def test_signatures_are_those_of_datasketch(text: str) -> None:
     settings = DedupSettings(bands=4, rows=3, seed=7)
     hashes = shingle_hash(codes(text, settings))

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from corpus.index import IndexedDataset, Meta, content_of, read_meta
+from corpus.index import IndexedDataset, Meta, read_meta
 from corpus.index.layout import pointers
 from tests.common.commands import here
 from tests.conftest import Command
-from tests.corpus.index.helpers import META, by_hand, contents, files, written
+from tests.corpus.index.helpers import CODES, META, by_hand, contents, files, written
 from tests.helpers import assert_one_line_error
 
 SEVERAL = [[[1, 2], [3]], [], [[]], [[4, 5, 6], [], [7]]]  # documents of 2, 0, 1 and 3 sequences
@@ -30,7 +30,7 @@ def test_documents_come_back_as_they_were_written(
     assert dataset.tokens.tolist() == [token for tokens in documents for token in tokens]
 
 
-@pytest.mark.parametrize("kind", ["B", "b", "h", "i", "q", "H"])
+@pytest.mark.parametrize("kind", list(CODES))
 def test_the_files_of_others_are_read(tmp_path: Path, kind: str) -> None:
     modes = [0, 1, 0, 1, 1, 0] if kind == "H" else []
     dataset = IndexedDataset(by_hand(tmp_path / "a", SEVERAL, kind, modes))
@@ -50,10 +50,6 @@ def test_the_vocabulary_travels_with_the_dataset_and_bounds_its_ids(tmp_path: Pa
     (tmp_path / "b.json").write_text('{"vocab_size": 7, "end_of_text": 6}')
     with pytest.raises(InputError, match="token 6 is 7"):
         IndexedDataset(tmp_path / "b").verify()
-    for text in ('{"size": 3}', '{"vocab_size": "3", "end_of_text": 2}', "[3, 2]"):
-        (tmp_path / "b.json").write_text(text)
-        with pytest.raises(InputError, match=r"b\.json"):
-            read_meta(tmp_path / "b")
     by_hand(tmp_path / "c", [[[0] * 5 + [-7]]], "i")
     with pytest.raises(InputError, match="token 5 is -7"):
         IndexedDataset(tmp_path / "c").verify()
@@ -95,30 +91,14 @@ def test_beyond_four_gigabytes_nothing_wraps(tmp_path: Path) -> None:
     assert int(dataset[1][-1]) == 6 and len(dataset[1]) == longest
 
 
-@pytest.mark.parametrize("meta", [META, None], ids=["ours", "another tool's"])
-def test_other_tokens_of_the_same_lengths_have_another_checksum(tmp_path: Path, meta: Meta | None) -> None:
-    found = []
-    for number in range(3):
-        tokens = np.arange(4000) % 251
-        tokens[1234] += number // 2  # the third differs
-        written(tmp_path / str(number), [tokens.tolist()], meta)
-        found.append(content_of(tmp_path / str(number)))
-    assert found[0] == found[1] != found[2]
-
-
 def test_inspect_says_what_is_inside_and_reads_every_token_where_asked(
     tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(tmp_path / "a", [[1] * 9 + [50256], [2] * 1000, [], [50256]])
     told = command("corpus.index", "inspect", tmp_path / "a", "--verify")
     rows = [line.split() for line in told.stdout.splitlines()]
-    for row in (["documents", "4"], ["tokens", "1,011"], ["longest", "1,000", "tokens"], ["checksums", "yes"]):
+    for row in (["documents", "4"], ["tokens", "1,011"], ["longest", "1,000", "tokens"], ["verified"]):
         assert row in rows, told
-    assert ["end", "of", "text", "closes", "2", "of", "3", "documents", "checked"] in rows
-    sizes = [[*row[:3:2], row[4]] for row in rows[-5:-1]]
-    assert sizes == [["0", "0", "1"], ["1", "1", "1"], ["8", "15", "1"], ["512", "1,023", "1"]]
-    assert rows[-1] == ["verified"]
     (tmp_path / "a.bin").write_bytes(bytes(4) + files(tmp_path / "a")[".bin"][4:])
     assert here(capsys, "corpus.index", "inspect", tmp_path / "a").returncode == 0
     assert_one_line_error(here(capsys, "corpus.index", "inspect", tmp_path / "a", "--verify"), "a.bin")
-    assert_one_line_error(here(capsys, "corpus.index", "inspect", tmp_path / "none"), "none.idx")

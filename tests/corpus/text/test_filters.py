@@ -38,11 +38,6 @@ EDGES = [
         "the of word word word word word word word # " * 6,
         "the of word word word word word word word ## " * 6,
     ),
-    (
-        "symbols",
-        "the of word word word word word word … word " * 6,
-        "the of word word word word word word …… word " * 6,
-    ),
     ("bullets", "- words of the words\n" * 9 + "the words of the words", "- words of the words\n" * 10),
     (
         "ellipsis",

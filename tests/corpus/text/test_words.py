@@ -19,8 +19,7 @@ ODD = (
     [
         ("café Ångström", unicodedata.normalize("NFD", "café Ångström")),
         ("Which river 2020", "Ｗｈｉｃｈ　ｒｉｖｅｒ　２０２０"),
-        ("final office", "ﬁnal oﬃce"),
-        ("Straße GROSS", "STRASSE groß"),
+        ("Straße final", "STRASSE ﬁnal"),
         ("İstanbul DIŞ ılık", "istanbul dış ILIK"),
         ("information", "in\u00adfor\u00admation"),
         ("ガギグ", "ｶﾞｷﾞｸﾞ"),
