@@ -1,4 +1,4 @@
-"""A training or a probe of two ranks with one fault, on rank 1 alone except for `build`; the last argument names it."""
+"""A training or a probe of two ranks with one fault, on rank 1 alone; the last argument names it."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from common.errors import ConfigError, InputError
+from common.errors import InputError
 from training import probe, step, train, trainer
 from training.checkpoint import writing
 from training.monitoring.stop import Stop
@@ -62,17 +62,13 @@ def tell_signals() -> None:
 def spoil(where: str) -> None:
     if where == "start":
         train.make_plan = raises(InputError("corpus.bin: no such file"))
-    elif where == "build":
-        trainer.open_session = raises(ConfigError("no such layer on this device"))
-    elif where == "data":
-        before_the_third_step(raises(InputError("corpus.bin: holds token id 999, outside the vocabulary of 257")))
     elif where == "hangs":
         before_the_third_step(rank_1_hangs_here)
     elif where == "save":
         writing._write_tensors = raises(OSError(errno.ENOSPC, "No space left on device", "__1_0.distcp"))
     else:
-        in_a_step = {"memory": raises(OUT_OF_MEMORY), "defect": raises(ZeroDivisionError("division by zero"))}
-        trainer.train_step = step.train_step = in_a_step.get(where, lambda *_: os._exit(9))
+        fault = raises(OUT_OF_MEMORY) if where == "memory" else lambda *_: os._exit(9)
+        trainer.train_step = step.train_step = fault
 
 
 def main(argv: list[str]) -> int:
@@ -80,6 +76,6 @@ def main(argv: list[str]) -> int:
     if where == "nohup":
         tell_signals()
         before_the_third_step(rank_1_hangs_here)
-    elif where == "build" or read_launch().rank == 1:
+    elif read_launch().rank == 1:
         spoil(where)
     return (probe if "--steps" in argv else train).main(argv)

@@ -38,18 +38,12 @@ BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, 
 
 
 def byte_documents(count: int) -> list[np.ndarray]:
-    """English documents of different lengths, one token per byte, each ended by token 256.
-
-    The text is the `help()` topics of Python 3.11.2: those of other versions differ, and so would every loss.
-    """
+    """English documents of different lengths, one token per byte, each ended by token 256."""
     text = lzma.decompress((Path(__file__).parent / "english.txt.xz").read_bytes())
     lengths = np.random.RandomState(0).randint(20, 400, size=count)
     starts = np.cumsum(lengths) - lengths
-    pieces = zip(starts, lengths, strict=True)
-    return [
-        np.append(np.frombuffer(text[start : start + length], np.uint8).astype(np.uint16), 256)
-        for start, length in pieces
-    ]
+    tokens = np.frombuffer(text, np.uint8).astype(np.uint16)
+    return [np.append(tokens[start : start + length], 256) for start, length in zip(starts, lengths, strict=True)]
 
 
 def write_corpus(prefix: Path, documents: list[np.ndarray], vocab_size: int | None = BYTE_VOCABULARY) -> None:
@@ -127,17 +121,10 @@ def save_checkpoint(
     folder: Path, parameters: Any, optimizer: torch.optim.Optimizer, progress: Progress, plan: Plan
 ) -> Path:
     """A checkpoint in a model folder, as a run writes it (a collective call)."""
-    tensors = checkpoint.state_tensors(parameters, optimizer)
     folder.mkdir(parents=True, exist_ok=True)
-    return checkpoint.write(
-        folder,
-        tensors,
-        progress,
-        experiment=plan.experiment,
-        tokenize=plan.tokenize,
-        data=plan.data.train,
-        replicas=checkpoint.compare_replicas(parameters),
-    )
+    record: dict[str, Any] = {"experiment": plan.experiment, "tokenize": plan.tokenize, "data": plan.data.train}
+    record["replicas"] = checkpoint.compare_replicas(parameters)
+    return checkpoint.write(folder, checkpoint.state_tensors(parameters, optimizer), progress, **record)
 
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -174,7 +161,7 @@ def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], No
 
 
 def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
-    """Run a command in this process, as its `__main__` does, without another import of torch; returns the exit code."""
+    """Run a command in this process, as its `__main__` does; returns the exit code."""
     try:
         return cli.run(lambda: main([str(argument) for argument in arguments]))
     except SystemExit as leaving:  # options that cannot be parsed
@@ -229,12 +216,9 @@ class Job:
     """A command running as the `size` tasks of one job; tasks still running at the end of `with` are killed."""
 
     def __init__(self, size: int, module: str, *arguments: object) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._output = Path(self._folder.name)
-        words = [str(argument) for argument in arguments]
-        self.tasks = [
-            _PROCESSES.Process(target=_task, args=(rank, size, module, words, self._output)) for rank in range(size)
-        ]
+        self._output = Path(tempfile.mkdtemp())
+        given = (size, module, [str(argument) for argument in arguments], self._output)
+        self.tasks = [_PROCESSES.Process(target=_task, args=(rank, *given)) for rank in range(size)]
 
     def __enter__(self) -> "Job":
         for task in self.tasks:
@@ -245,7 +229,7 @@ class Job:
         self.signal(signal.SIGKILL)
         for task in self.tasks:
             task.join()
-        self._folder.cleanup()
+        shutil.rmtree(self._output)
 
     def signal(self, number: int, *ranks: int) -> None:
         """Send a signal to some ranks, or to all."""

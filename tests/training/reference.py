@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
@@ -13,14 +13,6 @@ from training.inference.load import model_from_weights
 from training.model import GPT2, initial_value
 
 SEQ_LEN = 24
-
-
-class Reference(NamedTuple):
-    """A folder, and the model and tokenizer that transformers saved there."""
-
-    folder: Path
-    model: GPT2LMHeadModel
-    tokenizer: GPT2Tokenizer
 
 
 def tiny_model(vocab_size: int) -> GPT2:
@@ -42,7 +34,7 @@ def random_gpt2(spread: float = 0.1, **sizes: Any) -> GPT2LMHeadModel:
     return model
 
 
-def write_reference(folder: Path, likely: str = "") -> Reference:
+def write_reference(folder: Path, likely: str = "") -> tuple[GPT2LMHeadModel, GPT2Tokenizer]:
     """Save a small model and GPT-2's tokenizer. The tokens of `likely` are likelier than others everywhere."""
     files = vocabulary_files()
     shutil.copyfile(files.encoder_json, folder / "vocab.json")
@@ -57,4 +49,4 @@ def write_reference(folder: Path, likely: str = "") -> Reference:
         if likely:
             model.transformer.wpe.weight *= 20  # which of them is likeliest is for the place to say
     model.save_pretrained(folder)
-    return Reference(folder, model, tokenizer)
+    return model, tokenizer

@@ -14,13 +14,8 @@ from tests.training.helpers import make_run, wait_for
 from training.leaving import RESUME_ME
 
 LONG = {"iterations": 10**6, "save_interval": 10**6, "eval_interval": 10**6}
-ONE_OF_TWO = {
-    "EXECUTOR": "local",
-    "LOCAL_JOB_ID": "1",
-    "LOCAL_NTASKS": "2",
-    "LOCAL_GLOBALID": "0",
-    "LOCAL_LOCALID": "0",
-}
+ONE_OF_TWO = {"EXECUTOR": "local", "LOCAL_JOB_ID": "1"}
+ONE_OF_TWO |= {"LOCAL_NTASKS": "2", "LOCAL_GLOBALID": "0", "LOCAL_LOCALID": "0"}
 
 
 @contextmanager
@@ -63,15 +58,8 @@ def test_a_time_limit_announced_during_the_start_saves_after_the_first_step(tmp_
 
 
 def test_a_process_that_is_failing_already_keeps_its_code() -> None:
-    code = """
-import sys
-from training.leaving import disarm, leave_at_once
-leave_at_once()
-disarm()
-print("failing", file=sys.stderr, flush=True)
-sys.stdin.read()
-sys.exit(2)
-"""
+    code = "import sys; from training.leaving import disarm, leave_at_once; leave_at_once(); disarm(); "
+    code += "print('failing', file=sys.stderr, flush=True); sys.stdin.read(); sys.exit(2)"
     with running("-c", code) as process:
         assert process.stderr is not None and process.stderr.readline() == "failing\n"
         process.send_signal(signal.SIGTERM)

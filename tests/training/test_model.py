@@ -43,12 +43,10 @@ def test_logits_and_gradients_equal_those_of_transformers() -> None:
         assert difference <= 1e-4 * parameter.grad.abs().max(), name
 
 
-@pytest.mark.parametrize("model", [SMALL, ModelSettings(n_layer=2, n_head=2, n_embd=6, seq_len=3, vocab_size=5)])
-def test_parameters_are_counted_as_the_model_has_them(model: ModelSettings) -> None:
+def test_the_345m_model_has_the_parameters_that_the_reference_logs_print() -> None:
+    model = ModelSettings(n_layer=24, n_head=16, n_embd=1024, vocab_size=50304)
     with torch.device("meta"):
-        assert model.parameters == sum(parameter.numel() for parameter in GPT2(model).parameters())
-    # the number that the reference logs of the 345M model print
-    assert ModelSettings(n_layer=24, n_head=16, n_embd=1024, vocab_size=50304).parameters == 354_871_296
+        assert model.parameters == sum(parameter.numel() for parameter in GPT2(model).parameters()) == 354_871_296
 
 
 def test_positions_and_ignored_targets_reach_the_loss() -> None:
@@ -57,7 +55,6 @@ def test_positions_and_ignored_targets_reach_the_loss() -> None:
     tokens = torch.randint(SMALL.vocab_size, (1, 9))
     halves = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     logits = model(tokens[:, :-1], halves).detach()
-    assert torch.equal(model(tokens[:, :-1], torch.arange(8)[None]), model(tokens[:, :-1]))
     assert torch.allclose(logits[:, :4], model(tokens[:, :4]), atol=1e-6)
     assert not torch.allclose(logits[:, 4:], model(tokens[:, :-1])[:, 4:], atol=1e-3)
     targets = tokens[:, 1:].clone()

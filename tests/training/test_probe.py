@@ -1,26 +1,23 @@
 """The probe on CPUs, alone and with two processes: its figures, and what it leaves behind when it fails."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from common.files import read_json
 from common.settings import ModelSettings
-from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch, launch_ok, refusal, run_main, write_config
+from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch, refusal, run_main, write_config
 from training.leaving import RESUME_ME
 from training.parallel.vocabulary import with_padded_vocabulary
-from training.planning.flops import flops_per_token
-from training.probe import RandomTokens, main
+from training.probe import main
 
 MODEL = ModelSettings(n_layer=2, n_head=4, n_embd=32, seq_len=16, vocab_size=BYTE_VOCABULARY)
 PARAMETERS = with_padded_vocabulary(MODEL, 1).parameters
 
 
-def options(tmp_path: Path, train: dict[str, Any] | None = None, **parallel: object) -> list[object]:
+def options(tmp_path: Path, **parallel: object) -> list[object]:
     """The probe of a tiny model without a corpus, its figures in out.json."""
-    config = write_config(tmp_path, {}, parallel, train or {})
+    config = write_config(tmp_path, {}, parallel, {})
     return ["--config", config, "--model", "tiny", "--steps", 3, "--output", tmp_path / "out.json"]
 
 
@@ -35,19 +32,11 @@ def test_a_probe_alone_prints_and_writes_predicted_and_measured(tmp_path: Path, 
     parts = ("parameters", "optimizer", "transient", "context")
     assert measured["memory"] == sum(measured[part] for part in parts) and min(measured.values()) >= 0
     assert measured["context"] > 50e6, "Python and torch"
-    assert result["versions"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("1 x cpu", "predicted", "tokens/s", "MFU"))
     assert not (tmp_path / "dataset").exists()
-
-
-def test_two_processes_share_the_parameters_and_rank_0_speaks(tmp_path: Path) -> None:
-    first, second = launch_ok(2, "training.probe", *options(tmp_path, data=2, zero_stage=3))
-    assert second.stdout == "" and "2 x cpu: dp 2, ZeRO 3, batch 2 x 2" in first.stdout
-    measured = read_json(tmp_path / "out.json")["measured"]
-    assert measured["parameters"] == pytest.approx(2 * PARAMETERS, rel=0.01)
-    peak = measured["tokens_per_second"] * flops_per_token(MODEL) / measured["mfu"] / 2
-    assert 1e8 < peak < 1e13, "FLOP/s of a process"
+    line = refusal(capsys, main, *options(tmp_path, tensor=2))  # of which there is one process
+    assert "tensor 2 = 2 processes" in line and read_json(tmp_path / "out.json")["failed"] in line
 
 
 def test_a_rank_that_runs_out_of_memory_is_the_result_and_one_that_dies_says_nothing(tmp_path: Path) -> None:
@@ -58,14 +47,3 @@ def test_a_rank_that_runs_out_of_memory_is_the_result_and_one_that_dies_says_not
     well, dead = launch(2, "tests.training.failing", *options(tmp_path, data=2), "dies")
     assert (well.returncode, dead.returncode) == (RESUME_ME, 9)
     assert not (tmp_path / "out.json").exists()
-
-
-def test_a_wrong_number_of_processes_is_one_line_and_the_result(tmp_path: Path, capsys: Capsys) -> None:
-    line = refusal(capsys, main, *options(tmp_path, tensor=2))
-    assert "tensor 2 = 2 processes" in line and read_json(tmp_path / "out.json")["failed"] in line
-
-
-def test_random_tokens_are_of_the_vocabulary_and_repeatable() -> None:
-    tokens = RandomTokens(seq_len=1000, vocab_size=5)
-    assert tokens.sample(1).shape == (1001,) and {*tokens.sample(1)} == {*range(5)} and tokens.end_of_text == 4
-    assert (tokens.sample(3) == tokens.sample(3)).all() and (tokens.sample(3) != tokens.sample(4)).any()

@@ -4,24 +4,16 @@ import json
 import re
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
 
 from common.config import load_settings
-from common.errors import InputError
 from common.files import read_json, read_rows
-from common.settings import Experiment, ModelSettings, Settings
-from tests.training.helpers import Capsys, Patch, copy_run, course, launch_ok, make_run, refusal, train_tiny
-from training import train
+from common.settings import Experiment, ModelSettings
+from tests.training.helpers import Capsys, copy_run, course, launch_ok, make_run, refusal, train_tiny
 from training.checkpoint.storage import without_process_group_warning
-from training.leaving import RESUME_ME, TO_CURE
-from training.model_folder import failed_mark
-from training.parallel.launch import Launch
-from training.parallel.lifeline import Failure
-from training.parallel.process_group import QuietExit
 from training.planning.flops import flops_per_token
 from training.train import main
 
@@ -88,7 +80,6 @@ def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(tmp_path
     config, folder = make_run(tmp_path), tmp_path / "models/tiny"
     assert train_tiny(config) == 0
     plan = capsys.readouterr().out.partition("iteration ")[0]  # printed before training
-    assert "34,208 (vocabulary 257; 38,272 padded to 384)" in plan
     assert "2 micro x 4 accumulation x 1 data = 8 samples = 128 tokens" in plan
     (folder / "done.json").unlink()
     before = (folder / "train.csv").read_bytes()
@@ -98,43 +89,19 @@ def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(tmp_path
     assert train_tiny(config, "train.iterations=6", "train.global_batch_size=16", "model.dropout=0") == 0
     said = capsys.readouterr().out
     assert f"resumed from {folder}/iter_0000004: 2 iterations left\n" in said
-    changes = "model.dropout 0.1 -> 0.0, train.iterations 4 -> 6, train.global_batch_size 8 -> 16"
-    assert f"changed since iter_0000004: {changes}\n" in said
+    assert "model.dropout 0.1 -> 0.0, train.iterations 4 -> 6, train.global_batch_size 8 -> 16" in said
     # 4 x 8 samples are consumed, 2 x 16 are left
     assert "6 iterations, 2 left, 64 samples, 1,024 tokens" in said
     # a warm-up of a quarter of 4 is 1, of 6 it is 2; the cosine of 4 had come to its end
     assert "learning rate: 1e-05 in the last step, 0.00251 in the next one" in said
-    assert "train.decay_iterations=4 train.warmup_iterations=1\n" in said
     assert read_json(folder / "done.json")["checkpoint"] == "iter_0000006"
     assert [row["iteration"] for row in read_rows(folder / "train.csv")] == list("123456")
-    held = ("train.iterations=7", "train.decay_iterations=6", "train.warmup_iterations=2")
-    assert train_tiny(config, *held) == 0
-    assert "learning rate: 1e" not in capsys.readouterr().out
-    assert float(read_rows(folder / "train.csv")[-1]["learning_rate"]) == 1e-5
 
 
-def test_a_run_that_would_take_months_on_cpus_is_refused_unless_it_is_allowed(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_that_would_take_months_on_cpus_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     config = make_run(tmp_path, train={"warmup_iterations": 1})
     assert "allow_slow" in refusal(capsys, main, "--config", config, "--model", "tiny", "train.iterations=10000000000")
     assert not list((tmp_path / "models/tiny").glob("iter_*"))
-    digits = []
-    for allowed in ("true", "false"):  # measuring changes no number
-        shutil.rmtree(tmp_path / "models")
-        assert train_tiny(config, f"train.allow_slow={allowed}") == 0
-        digits.append(course(tmp_path / "models/tiny"))
-    assert digits[0] == digits[1]
-
-
-def test_a_finished_run_stays_finished_whatever_fails_afterwards(tmp_path: Path, monkeypatch: Patch) -> None:
-    config, done = make_run(tmp_path), tmp_path / "models/tiny/done.json"
-    for tidying in ("metrics.boards.TensorBoard.close", "monitoring.run_claim.RunClaim.release"):
-        monkeypatch.setattr(f"training.{tidying}", Mock(side_effect=OSError(5, "Input/output error")))
-    assert train_tiny(config) == 0
-    assert read_json(done)["iteration"] == 4
-    done.unlink()
-    done.with_name("train.csv").write_bytes(b"\xff\xfe spoilt")
-    assert train_tiny(config) == 0
-    assert read_json(done)["checkpoint"] == "iter_0000004"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +110,7 @@ def test_a_finished_run_stays_finished_whatever_fails_afterwards(tmp_path: Path,
         ("model.seq_len=100000", "model.seq_len"),
         ("model.vocab_size=300", "models.tiny.model.vocab_size is 300"),
         ("parallel.tensor=2", "tensor 2 = 2 processes"),
+        ("parallel={auto: true, gpus: 4}", "models.tiny.parallel: auto over 4 processes, but 1"),
         ("model.n_hed=2", "'models.tiny.model.n_hed' (did you mean 'n_head'?)"),
         ("model={n_layer: 9000, n_head: 4, n_embd: 16384, seq_len: 16, vocab_size: 257}", "models.tiny needs "),
     ],
@@ -158,21 +126,6 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_run: Path, tmp_path: Path
     config = make_run(tmp_path, model={"n_layer": 1})
     shutil.copytree(tiny_run / "models/tiny/iter_0000010", tmp_path / "models/tiny/iter_0000010")
     assert "models.tiny.model.n_layer is 1" in refusal(capsys, main, "--config", config, "--model", "tiny")
-
-
-def test_each_rank_of_a_slurm_job_leaves_the_error_that_a_person_must_cure(tmp_path: Path, monkeypatch: Patch) -> None:
-    mark = failed_mark(tmp_path / "models", "slurm-7.0-0")
-    mark.parent.mkdir()
-    monkeypatch.setattr(train, "read_launch", lambda: Launch("slurm", 1, 2, 1, 2, 1, "slurm-7.0-0"))
-    # the last one: srun may kill the rank that prints
-    for error in (QuietExit(Failure("lost", RESUME_ME)), InputError("bad"), QuietExit(Failure("bad", TO_CURE))):
-        monkeypatch.setattr(train, "_train", Mock(side_effect=error))
-        mark.unlink(missing_ok=True)
-        with pytest.raises(type(error)):
-            train.train(Settings(run=tmp_path, urls=["none"]), "")
-        assert (mark.read_text() if mark.exists() else "") == (
-            "bad\n" if "bad" in repr(vars(error)) + str(error) else ""
-        )
 
 
 def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(tmp_path: Path, capsys: Capsys) -> None:
@@ -193,10 +146,3 @@ def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(tmp_path: 
     first, _ = launch_ok(2, "training.train", "--config", config, "--model", "tiny", "train.iterations=5")
     assert re.search("on 2 processes, chosen by the planner", first.stderr) and "resumed from" in first.stdout
     assert (layout().world_size, layout().train.recompute) == (2, "none")
-
-
-def test_a_job_of_another_size_than_was_asked_for_is_refused(tmp_path: Path, capsys: Capsys) -> None:
-    config = make_run(tmp_path, parallel={"auto": True, "gpus": 4}, train={"micro_batch_size": 0})
-    assert "models.tiny.parallel: auto over 4 processes, but 1" in refusal(
-        capsys, main, "--config", config, "--model", "tiny"
-    )

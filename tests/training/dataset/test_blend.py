@@ -1,6 +1,6 @@
 """A blend is exact to one sample at every prefix, and the same in every layout."""
 
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -78,16 +78,3 @@ def test_global_batches_are_the_same_in_every_layout_and_after_a_change(consumed
         assert [step(data, consumed, number) for number in range(3)] == straight
     # stopped after one batch on two ranks, resumed on four
     assert [step(2, consumed, 0), step(4, consumed + batch, 0), step(4, consumed + batch, 1)] == straight
-
-
-def test_a_blend_of_one_has_its_corpus_identity_and_weights_change_the_identity() -> None:
-    books, web = samples_of(30, 1), samples_of(50, 2)
-    alone = Blend([books], [0.2])
-    assert [alone.sample(n).tolist() for n in range(60)] == [books.sample(n).tolist() for n in range(60)]
-    assert alone.identity == books.corpus.identity and alone.per_epoch == books.per_epoch
-    identities = [
-        Blend(parts, weights).identity
-        for parts, weights in (([books, web], [1, 2]), ([books, web], [2, 1]), ([web, books], [1, 2]))
-    ]
-    assert all(a != b for a, b in pairwise(sorted(identities)))
-    assert Blend([books, web], [0.5, 1.0]).identity == identities[0]

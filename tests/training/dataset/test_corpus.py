@@ -64,16 +64,6 @@ def test_the_order_is_what_existing_runs_expect() -> None:
     ]
 
 
-def test_without_a_seed_samples_come_in_the_corpus_own_order() -> None:
-    samples = Samples(corpus_of([6, 0, 7]), range(3), 4)
-    assert [samples.sample(number).tolist() for number in range(3)] == [
-        [0, 1, 2, 3, 4],
-        [4, 5, 6, 7, 8],
-        [8, 9, 10, 11, 12],
-    ]
-    assert samples.tail().tolist() == [12]
-
-
 @given(
     documents=st.integers(1, 500), shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
 )
@@ -89,13 +79,6 @@ def test_parts_are_contiguous_and_cover_all_documents(documents: int, shares: tu
     assert [bool(part) for part in parts.values()] == [True, *(share > 0 for share in shares[1:])]
 
 
-@pytest.mark.parametrize(
-    ("documents", "sizes"), [(3, [1, 1, 1]), (17, [15, 1, 1]), (400, [379, 20, 1]), (1000, [949, 50, 1])]
-)
-def test_the_default_split_fits_any_corpus_of_three_documents_or_more(documents: int, sizes: list[int]) -> None:
-    assert [len(part) for part in split_documents("949,50,1", documents).values()] == sizes
-
-
 def test_permutations_are_uniform_and_are_what_existing_runs_expect() -> None:
     assert permutation(8, 1234, 0, 1).tolist() == [7, 3, 0, 2, 4, 6, 5, 1]
     counts = np.zeros((5, 5), int)
@@ -104,20 +87,14 @@ def test_permutations_are_uniform_and_are_what_existing_runs_expect() -> None:
     assert (counts.sum(0) == 2000).all() and abs(counts - 400).max() < 90  # five standard deviations
 
 
-def test_documents_of_several_or_no_sequences_are_read_as_written(tmp_path: Path) -> None:
+def test_empty_documents_are_read_and_a_corpus_shorter_than_a_sample_is_refused(tmp_path: Path) -> None:
     documents = byte_documents(5)
     write_corpus(tmp_path / "c", [documents[0], np.empty(0, np.uint16), *documents[1:]])
-    corpus = Corpus.open(tmp_path / "c")
-    assert corpus.documents == 6
-    whole = np.concatenate(documents)
-    samples = Samples(corpus, range(6), 16)
-    assert samples.tokens == len(whole)
-    assert np.array_equal(samples.sample(3), whole[48:65])
-    with pytest.raises(
-        InputError, match=f"{len(whole)} tokens in 6 documents.* = {len(whole) + 1}; lower model.seq_len"
-    ):
-        Samples(corpus, range(6), len(whole)).require_one("train")
+    corpus, whole = Corpus.open(tmp_path / "c"), np.concatenate(documents)
+    assert np.array_equal(Samples(corpus, range(6), 16).sample(3), whole[48:65])
     Samples(corpus, range(6), len(whole) - 1).require_one("train")
+    with pytest.raises(InputError, match=f"{len(whole)} tokens in 6 documents.* = {len(whole) + 1}"):
+        Samples(corpus, range(6), len(whole)).require_one("train")
 
 
 def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -135,20 +112,3 @@ def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     Corpus.open(tmp_path / "theirs").check_vocabulary(257, "key")
     with pytest.raises(InputError, match="token id 256, but key is 256"):
         Corpus.open(tmp_path / "theirs").check_vocabulary(256, "key")
-
-
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_samples_begin_where_megatrons_helper_puts_them(epochs: int) -> None:
-    helpers = pytest.importorskip(
-        "megatron.core.datasets.helpers_cpp", reason="megatron-core is not installed", exc_type=ImportError
-    )
-    lengths = np.random.RandomState(1).randint(0, 60, 400).astype(np.int32)
-    order = np.concatenate([permutation(400, epoch) for epoch in range(epochs)])
-    tokens = int(lengths.sum(dtype=np.int64))
-    theirs = helpers.build_sample_idx_int32(lengths, order.astype(np.int32), 32, epochs, tokens, True, 1)
-    # the same documents concatenated into one corpus, which can hold several epochs
-    samples = Samples(corpus_of(lengths[order].tolist()), range(len(order)), 32)
-    assert samples.per_epoch == len(theirs) - 1 == (epochs * tokens - 1) // 32
-    starts = samples.corpus.starts
-    for number, (document, offset) in enumerate(theirs[:-1].tolist()):
-        assert samples.sample(number)[0] == starts[document] + offset

@@ -25,23 +25,17 @@ def losses(folder: Path, validates: bool = False, **train: Any) -> list[float]:
 
 def test_validation_does_not_change_later_steps_and_bfloat16_is_near_float32(tmp_path: Path) -> None:
     plain = losses(tmp_path, precision="float32")
-    assert losses(tmp_path, validates=True, precision="float32") == plain
-    assert losses(tmp_path, precision="auto") == plain  # on a CPU
+    assert losses(tmp_path, validates=True, precision="auto") == plain  # float32 on a CPU
     half = losses(tmp_path, precision="bfloat16")
-    assert half != plain
-    assert half == pytest.approx(plain, rel=0.01)
+    assert half != plain and half == pytest.approx(plain, rel=0.01)
 
 
-def test_validation_does_not_depend_on_how_its_samples_are_batched(tmp_path: Path) -> None:
+def test_validation_scores_the_samples_asked_for_however_they_are_batched(tmp_path: Path) -> None:
     """11 samples are not a multiple of the global batch of 8 or of the micro-batch of 4."""
-    seen = []
     for micro in (2, 4):
         session = make_session(tmp_path / str(micro), train={"micro_batch_size": micro})
-        seen.append(validate(session, session.plan.data.valid, 11))
-    assert seen[0] == pytest.approx(seen[1], rel=1e-6)
-    settings = session.experiment.model
-    weights = {name: value.detach() for name, value in session.parameters.items()}
-    weights["wte.weight"] = weights["wte.weight"][: settings.vocab_size]
-    model = model_from_weights(settings, weights)
-    expected = sum_of_losses(model, session.plan.data.valid, range(11), 3) / (11 * 16)
-    assert seen[0] == pytest.approx(expected, rel=1e-6)
+        found, settings = validate(session, session.plan.data.valid, 11), session.experiment.model
+        weights = {name: value.detach() for name, value in session.parameters.items()}
+        weights["wte.weight"] = weights["wte.weight"][: settings.vocab_size]
+        model = model_from_weights(settings, weights)
+        assert found == pytest.approx(sum_of_losses(model, session.plan.data.valid, range(11), 3) / (11 * 16), rel=1e-6)

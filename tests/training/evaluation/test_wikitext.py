@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
 from common.files import read_json
-from tests.training.helpers import Capsys, refusal, run_main
+from tests.training.helpers import Capsys, run_main
 from tests.training.reference import SEQ_LEN, write_reference
 from training.evaluate import main
 from training.evaluation.scoring import sliding_windows
@@ -60,13 +60,13 @@ def loss_of_transformers(model: GPT2LMHeadModel, tokens: list[int], stride: int)
 
 
 def test_the_measures_equal_those_of_transformers(tmp_path: Path, capsys: Capsys) -> None:
-    folder, model, tokenizer = write_reference(tmp_path)
+    model, tokenizer = write_reference(tmp_path)
     file, output = tmp_path / "wiki.test.tokens", tmp_path / "result.json"
     file.write_text(TEXT)
     tokens = tokenizer(detokenize(TEXT))["input_ids"]
     for stride in (1, 7, SEQ_LEN):
         options = ("--task", "wikitext", "--data", file, "--stride", stride, "--output", output)
-        assert run_main(main, "--checkpoint", folder, *options) == 0
+        assert run_main(main, "--checkpoint", tmp_path, *options) == 0
         found = read_json(output)
         loss, ratio = loss_of_transformers(model, tokens, stride), (len(tokens) - 1) / (count_words(TEXT) - 1)
         assert (found["tokens"], found["words"], found["stride"]) == (len(tokens) - 1, count_words(TEXT), stride)
@@ -88,28 +88,3 @@ def test_every_token_is_scored_once_with_the_context_of_the_overlap(
     for window in windows:
         assert 0 < window.scored <= window.end - window.begin <= seq_len
         assert window.begin == 0 or window.end - window.scored - window.begin == seq_len - stride
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "names"),
-    [
-        (b"word", (), "text: "),
-        (b"two \xff words", (), "(byte 4)"),
-        (b"two words", ("--stride", 17), "--stride 17"),
-        (b"two words", ("--part", "test"), "--part test"),
-        (b"two words", ("--data", "a", "b"), "--data names 2"),
-        (None, (), "text: no such file"),
-    ],
-)
-def test_wrong_wikitext_options_give_one_line(
-    gpt2_folder: Path,
-    tmp_path: Path,
-    content: bytes | None,
-    options: tuple[object, ...],
-    names: str,
-    capsys: Capsys,
-) -> None:
-    if content is not None:
-        (tmp_path / "text").write_bytes(content)
-    arguments = ("--checkpoint", gpt2_folder, "--task", "wikitext", "--data", tmp_path / "text", *options)
-    assert names in refusal(capsys, main, *arguments)

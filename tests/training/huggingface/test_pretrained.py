@@ -1,6 +1,5 @@
 """transformers reads the Hugging Face folders that we write, and we read those that it writes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from common.tokenizer import Tokenizer
 from tests.convert.helpers import write_pretrained
 from training.huggingface import pretrained
 from training.huggingface.tokenizer import read_tokenizer
-from training.inference.load import load_model, model_from_weights
+from training.inference.load import model_from_weights
 from training.model import GPT2
 
 SMALL = ModelSettings(n_layer=2, n_head=3, n_embd=24, seq_len=20, vocab_size=101, dropout=0.2)
@@ -32,7 +31,6 @@ def test_our_folder_loads_in_transformers_with_equal_logits_and_bit_for_bit_agai
     write_pretrained(tmp_path, weights, SMALL)
     theirs, report = GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert theirs.lm_head.weight is theirs.transformer.wte.weight
     assert (theirs.config.activation_function, theirs.config.resid_pdrop) == ("gelu_new", 0.2)
     tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len), generator=torch.Generator().manual_seed(1))
     expected = model_from_weights(SMALL, weights)(tokens)
@@ -40,24 +38,20 @@ def test_our_folder_loads_in_transformers_with_equal_logits_and_bit_for_bit_agai
     settings, read = pretrained.load_pretrained(tmp_path)
     assert settings == SMALL and read.keys() == weights.keys()
     assert [name for name in weights if not torch.equal(read[name], weights[name])] == []
-    assert load_model(tmp_path)[1] is None
 
 
-def test_the_folders_tokenizer_is_gpt2s(tmp_path: Path) -> None:
+def test_the_folders_tokenizer_is_gpt2s_from_each_of_its_files(tmp_path: Path) -> None:
     settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, seq_len=8)
     write_pretrained(tmp_path, random_weights(settings), settings, Tokenizer())
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path)
-    text = "Naïve café — 3.14 <|endoftext|>"
-    assert ours is not None
-    assert theirs("Naïve café — 3.14")["input_ids"] == ours.encode("Naïve café — 3.14").tolist()
-    assert theirs.eos_token_id == ours.end_of_text == 50256
-    assert ours.decode(ours.encode(text).tolist()) == text
-    assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == 50256
-    for name in ("vocab.json", "merges.txt"):  # tokenizer.json is enough, for transformers and for us
-        (tmp_path / name).unlink()
-    alone, again = read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert alone is not None and alone.encode(text).tolist() == ours.encode(text).tolist()
-    assert again(text)["input_ids"] == theirs(text)["input_ids"]
+    text = "Naïve café — 3.14"
+    expected = Tokenizer().encode(text).tolist()
+    for _ in range(2):
+        theirs, ours = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path)
+        assert ours is not None and ours.encode(text).tolist() == expected
+        assert theirs(text)["input_ids"] == expected
+        assert theirs.eos_token_id == ours.end_of_text == 50256
+        for name in ("vocab.json", "merges.txt"):  # tokenizer.json is enough, for transformers and for us
+            (tmp_path / name).unlink(missing_ok=True)
 
 
 def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
@@ -69,23 +63,3 @@ def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
     name = "transformer.h.1.attn.c_attn.weight"
     with pytest.raises(CheckpointError, match=r"h\.1\.attn\.c_attn\.weight' has shape \[71, 24\], .* \[72, 24\]"):
         pretrained.from_hugging_face({**theirs, name: theirs[name][:, 1:]}, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "names"),
-    [
-        ("activation_function", "relu", "activation_function is 'relu'"),
-        ("model_type", "llama", "model_type is 'llama'"),
-        ("n_inner", 77, "n_inner is 77"),
-        ("n_embd", "wide", r"config\.json: n_embd"),
-        ("n_head", 5, r"config\.json: .*n_head 5"),
-        ("n_layer", 3, r"h\.2\.attn\.c_attn\.bias"),
-        ("vocab_size", 102, r"wte\.weight.* \[101, 24\].* \[102, 24\]"),
-    ],
-)
-def test_an_unsupported_folder_is_refused_by_key(tmp_path: Path, key: str, value: object, names: str) -> None:
-    write_pretrained(tmp_path, random_weights(SMALL), SMALL)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(CheckpointError, match=names):
-        pretrained.load_pretrained(tmp_path)

@@ -38,24 +38,3 @@ def test_logits_equal_those_of_the_full_texts_even_when_the_window_slides(length
             length = lengths[row] + (step if row != 2 else min(step, 3))
             expected.append(whole(model, text[:length]))
     torch.testing.assert_close(torch.cat(found), torch.stack(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_a_pass_computes_only_the_new_token_until_the_window_slides() -> None:
-    model, (text,) = tiny_model(VOCABULARY), texts(14)
-    computed = []
-    handle = model.h["0"].register_forward_hook(lambda _module, _inputs, output: computed.append(output.shape[1]))
-    with kv_cache(model, 1, 100) as next_logits:
-        for token in range(5):
-            next_logits([text])
-            text.append(token)
-    handle.remove()
-    assert computed == [14, 1, 1, 16, 16]
-
-
-def test_the_model_is_restored_even_after_an_error() -> None:
-    model, (text,) = tiny_model(VOCABULARY), texts(6)
-    before, names = whole(model, text), list(model.state_dict())
-    with pytest.raises(KeyError), kv_cache(model, 1, 20) as next_logits:
-        next_logits([text])
-        raise KeyError
-    assert torch.equal(whole(model, text), before) and list(model.state_dict()) == names

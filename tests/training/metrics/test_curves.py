@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from common.errors import InputError
 from common.files import read_rows
 from training.metrics.curves import TRAIN_COLUMNS, VALID_COLUMNS, Curve, log_line
 
@@ -27,15 +24,6 @@ def test_a_resumed_run_drops_the_rows_it_will_repeat_and_one_truncated_by_a_kill
     Curve(path, VALID_COLUMNS, 25).append(row(40))
     assert [entry["iteration"] for entry in read_rows(path)] == ["10", "20", "25", "40"]
     assert float(read_rows(path)[2]["loss"]) == 1 / 25  # written with every digit
-
-
-def test_a_file_with_other_columns_keeps_every_value_under_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    path.write_text("lm_loss,iteration,mood\n9.5,50,glad\n8.5,60,calm\n")
-    Curve(path, TRAIN_COLUMNS, 50).append(ROW)
-    older, newer = read_rows(path)
-    assert (older["iteration"], older["lm_loss"], older["mood"], older["mfu"]) == ("50", "9.5", "glad", "")
-    assert (newer["iteration"], newer["lm_loss"], newer["mood"], newer["mfu"]) == ("100", "6.25", "", "0.03923")
 
 
 def test_the_log_line_has_the_fields_of_the_reference_runs_in_order() -> None:
@@ -62,15 +50,3 @@ def test_the_log_line_has_the_fields_of_the_reference_runs_in_order() -> None:
         "data wait (%)": 0.5,
     }
     assert [(key, float(value)) for key, value in figures.items()] == [*expected.items()]
-
-
-def test_a_curve_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "valid.csv"
-    curve = Curve(path, VALID_COLUMNS, 0)
-    curve.path = Path("/dev/full")
-    with pytest.raises(OSError, match="'/dev/full'"):
-        curve.append(row(10))
-    for text in ("iteration,loss\nten,1\n", "loss\n1\n"):
-        path.write_text(text)
-        with pytest.raises(InputError, match=r"valid\.csv"):
-            Curve(path, VALID_COLUMNS, 0)

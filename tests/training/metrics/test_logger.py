@@ -1,18 +1,15 @@
 """Reports: means over the steps taken, memory once, the slowest parts, a progress bar on terminals only."""
 
-import os
-import sys
 from collections.abc import Mapping
 from math import inf, nan
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import orjson
 import pytest
 
-from common.files import read_json, read_rows
-from tests.training.helpers import Capsys, Patch, Session, make_run, make_session, train_tiny
+from common.files import read_rows
+from tests.training.helpers import Capsys, Session, make_session
 from training.metrics.logger import MetricsLogger
 
 
@@ -76,37 +73,3 @@ def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Sess
         (row,) = read_rows(folder / "train.csv")
         rows.append([row[column] for column in ("lm_loss", "grad_norm", "skipped", "non_finite")])
     assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
-
-
-def test_a_board_that_cannot_write_is_dropped_and_a_job_that_lost_its_folder_writes_nothing(
-    session: Session, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
-    board = Mock(**{"show.side_effect": OSError(28, "No space left on device")})
-    monkeypatch.setattr("training.metrics.logger.open_boards", lambda *_arguments, **_options: [board])
-    with logger_of(session, tmp_path / "run") as logger:
-        for iteration in (1, 2):
-            logger.report_validation(iteration, 8 * iteration, 2.0)
-    assert capsys.readouterr().err.count("run/mock: No space left on device") == 1
-    assert len(read_rows(tmp_path / "run/valid.csv")) == 2
-    with logger_of(session, tmp_path / "lost", may_write=lambda: False) as logger:
-        logger.report_validation(1, 8, 2.0)
-    assert read_rows(tmp_path / "lost/valid.csv") == []
-
-
-def test_a_test_loss_has_its_own_file_and_a_huge_loss_is_reported(session: Session, tmp_path: Path) -> None:
-    with logger_of(session, tmp_path / "run") as logger:
-        logger.report_validation(3, 24, 1000.0)
-        logger.report_validation(3, 24, 2.0, "test")
-    assert [row["loss"] for row in read_rows(tmp_path / "run" / "valid.csv")] == ["1000.0"]
-    test = read_json(tmp_path / "run" / "test.json")
-    assert test == {"iteration": 3, "consumed_samples": 24, "loss": 2.0, "perplexity": pytest.approx(7.389, abs=1e-3)}
-
-
-def test_a_run_continues_after_its_output_pipe_is_closed(tmp_path: Path, monkeypatch: Patch) -> None:
-    config = make_run(tmp_path)
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert train_tiny(config) == 0
-    assert read_json(tmp_path / "models/tiny/done.json")["iteration"] == 4

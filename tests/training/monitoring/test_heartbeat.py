@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.files import read_json
 from tests.training.helpers import Capsys, Job, make_run, wait_for
-from training.monitoring.heartbeat import Heartbeat, describe, read_heartbeats
+from training.monitoring.heartbeat import Heartbeat, describe
 
 
 def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: Capsys) -> None:
@@ -19,16 +19,6 @@ def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: Capsy
         told += capsys.readouterr().err
     assert told.count("\n") == 1 and "0.2 s: 1 of 1 ranks at iteration 7 (save)" in told
     assert "test_silence_writes_the_stacks" in stacks.read_text()
-
-
-def test_regular_beats_and_a_silence_of_zero_dump_nothing_and_leave_no_files(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path, 3, 1, "a") as heartbeat, Heartbeat(tmp_path / "zero", 0, 0, "a"):
-        (life,) = read_heartbeats(tmp_path / "heartbeat/a")
-        assert life["rank"] == 3
-        for iteration in range(25):
-            heartbeat.beat(iteration, "step")
-            time.sleep(0.05)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:

@@ -3,8 +3,6 @@
 import signal
 from pathlib import Path
 
-import pytest
-
 from common.files import read_json, read_rows
 from tests.training.helpers import Job, course, launch_ok, make_run, wait_for
 from training.leaving import TAKEN_OVER
@@ -12,8 +10,8 @@ from training.leaving import TAKEN_OVER
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path, ranks: int) -> None:
+def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path) -> None:
+    ranks = 2
     train = {"iterations": 60, "save_interval": 10, "keep_last": 1, "log_interval": 7, "eval_interval": 30}
     train |= {"lr_decay": "constant", "warmup_iterations": 1}  # whatever the number of iterations
     sections = {"model": TINY, "parallel": {"data": ranks}, "train": train}
