@@ -63,22 +63,10 @@ def write_config(
     **others: Any,
 ) -> Path:
     """A configuration file with one model, `tiny`, whose results go to `folder`."""
-    tiny = {
-        "model": {"n_layer": 2, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY, **model},
-        "parallel": parallel,
-        "train": {
-            "iterations": 4,
-            "micro_batch_size": 2,
-            "global_batch_size": 8,
-            "lr": 0.01,
-            "warmup": 0.25,
-            "split": "90,10,0",
-            "log_interval": 1,
-            "eval_batches": 1,
-            **train,
-        },
-        **others,
-    }
+    model = {"n_layer": 2, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": BYTE_VOCABULARY, **model}
+    train = {"iterations": 4, "micro_batch_size": 2, "global_batch_size": 8, "lr": 0.01, "warmup": 0.25, **train}
+    train = {"split": "90,10,0", "log_interval": 1, "eval_batches": 1, **train}
+    tiny = {"model": model, "parallel": parallel, "train": train, **others}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     # one thread: threads that wait for a core make operations on tiny tensors ten times slower

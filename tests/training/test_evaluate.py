@@ -8,11 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from common.files import read_json
-from common.tokenizer import Tokenizer
 from convert.merge_mp import merge
 from tests.conftest import Once
 from tests.convert.helpers import write_pretrained
-from tests.helpers import document, write_shard
 from tests.training.helpers import Capsys, byte_documents, make_run, run_main, train_tiny, write_corpus
 from tests.training.reference import tiny_model
 from training.dataset.corpus import Corpus, Samples
@@ -38,21 +36,6 @@ def test_every_token_counts_once_even_in_the_short_last_window(texts: list[np.nd
     assert result["tokens"] == sum(map(len, texts)) - 1
     assert result["loss"] == pytest.approx(plain_loss(model, np.concatenate(texts)), rel=1e-5)
     assert result["perplexity"] == pytest.approx(np.exp(result["loss"]))
-
-
-def test_a_shard_of_documents_is_encoded_and_its_bytes_are_counted(gpt2_folder: Path, tmp_path: Path) -> None:
-    texts = ["The quick brown fox jumps over the lazy dog. " * 3, "Another document."]
-    shard, output = tmp_path / "two.jsonl.zst", tmp_path / "result.json"
-    write_shard(shard, [document(number, text) for number, text in enumerate(texts)])
-    tokenizer = Tokenizer()
-    tokens = np.concatenate([np.append(tokenizer.encode(text), tokenizer.end_of_text) for text in texts])
-    assert run_main(main, "--checkpoint", gpt2_folder, "--data", shard, "--output", output) == 0
-    found = read_json(output)
-    assert found["tokens"] == len(tokens) - 1
-    assert found["loss"] == pytest.approx(plain_loss(tiny_model(50257), tokens), rel=1e-5)
-    # the first token is not predicted
-    assert found["bytes"] == len("".join(texts).encode()) - len(tokenizer.decode(tokens[:1]).encode())
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / np.log(2) / found["bytes"])
 
 
 def test_all_tokens_of_several_datasets_have_the_same_weight(tmp_path: Path) -> None:

@@ -5,14 +5,17 @@ from pathlib import Path
 
 from common.settings import GenerateSettings
 from common.tokenizer import Tokenizer
+from tests.convert.helpers import write_pretrained
 from tests.training.helpers import Capsys, run_main
+from tests.training.reference import tiny_model
 from training.generate import main
-from training.inference.load import load_model
 from training.inference.sampling import generate
 
 
-def test_samples_differ_and_their_seeds_reproduce_them(gpt2_folder: Path, tmp_path: Path, capsys: Capsys) -> None:
-    model, tokenizer = load_model(gpt2_folder)[0], Tokenizer()
+def test_samples_differ_and_their_seeds_reproduce_them(tmp_path: Path, capsys: Capsys) -> None:
+    model, tokenizer = tiny_model(50257), Tokenizer()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    write_pretrained(tmp_path, weights, model.settings, tokenizer)
     seeds = [2**64 - 1, 0, 1]  # the second one wraps around
     options = GenerateSettings(max_tokens=6, temperature=3, seed=seeds[0], top_k=0)
     texts = list(generate(model, tokenizer, ["The", "A list"], options, samples=3))
@@ -21,7 +24,7 @@ def test_samples_differ_and_their_seeds_reproduce_them(gpt2_folder: Path, tmp_pa
         alone = options.model_copy(update={"seed": seed})
         assert list(generate(model, tokenizer, ["The", "A list"], alone)) == [texts[sample], texts[3 + sample]]
     (tmp_path / "prompts.jsonl").write_text('{"id": 1, "prompt": "The"}\n{"id": 2, "prompt": "A list"}\n')
-    asked = ("--checkpoint", gpt2_folder, "--max-tokens", 6, "--temperature", 3, "--top-k", 0, "--samples", 3)
+    asked = ("--checkpoint", tmp_path, "--max-tokens", 6, "--temperature", 3, "--top-k", 0, "--samples", 3)
     asked += ("--seed", seeds[0])
     assert run_main(main, *asked, "--prompts", tmp_path / "prompts.jsonl") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

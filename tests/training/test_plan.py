@@ -67,14 +67,3 @@ def test_only_the_given_layout_is_judged_and_what_would_fit_is_named(mine: tuple
     assert "dp 8, batch 1 x 128 does not fit" in error and "of 39.4 GiB per GPU" in error
     cure = error.split("; ")[1].split(" would fit")[0].split()
     assert answer(capsys, *words, *cure)["layouts"][0]["verdict"] != "too large"
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["--model", "gpt2_345m", "--gpus", "12"], "--gpus 8 or 16"),
-        (["--model", "gpt2_124m", "--gpus", "8", "--gpu-memory", "1MiB"], "nothing fits on 8 x h100"),
-    ],
-)
-def test_what_cannot_be_answered_is_one_line(capsys: Capsys, words: list[str], names: str) -> None:
-    assert names in refusal(capsys, main, *words)

@@ -57,3 +57,7 @@ def test_offloading_without_a_gpu_is_refused_before_anything_starts(monkeypatch:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"models\.m\.parallel\.offload"):
         check_offload(ParallelSettings(data=2, zero_stage=1, offload=True), "m")
+
+
+def test_rates_and_lengths_at_their_limits_are_accepted(tmp_path: Path) -> None:
+    experiment(tmp_path, train={"lr": 1e-5, "warmup_iterations": 10, "decay_iterations": 10, "seed": 2**64 - 1})

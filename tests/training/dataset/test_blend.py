@@ -40,16 +40,6 @@ def test_the_stream_takes_each_corpus_samples_in_order_from_any_start(weights: l
     assert counts == [blend.taken(start + 20, corpus) for corpus in range(len(weights))]
 
 
-@given(st.lists(st.tuples(st.integers(2, 50), st.integers(1, 20)), min_size=1, max_size=4))
-def test_an_epoch_of_a_blend_ends_before_any_corpus_repeats(parts: list[tuple[int, int]]) -> None:
-    blend = Blend([samples_of(tokens, number) for number, (tokens, _) in enumerate(parts)], [w for _, w in parts])
-    taken = [blend.taken(blend.per_epoch, corpus) for corpus in range(len(parts))]
-    more = [blend.taken(blend.per_epoch + 1, corpus) for corpus in range(len(parts))]
-    sizes = [tokens - 1 for tokens, _ in parts]
-    assert all(count <= size for count, size in zip(taken, sizes, strict=True))
-    assert any(count > size for count, size in zip(more, sizes, strict=True))
-
-
 def test_weights_become_the_smallest_integers_in_their_ratio() -> None:
     assert integer_weights([0.7, 0.2, 0.1]) == [7, 2, 1]
     assert integer_weights([30, 70]) == [3, 7]

@@ -62,6 +62,7 @@ def test_the_order_is_what_existing_runs_expect() -> None:
         [25, 26, 27, 28, 29],
         [1, 2, 3, 4, 5],
     ]
+    assert [len(part) for part in split_documents("949,50,1", 400).values()] == [379, 20, 1]
 
 
 @given(
