@@ -2,23 +2,47 @@
 
     python tests/convert/megatron_core_job.py ITER_FOLDER TENSOR PIPELINE OUTPUT_FOLDER
 
-Writes OUTPUT_FOLDER/logits.pt for the tokens 0 to 19, and as Megatron-LM does OUTPUT_FOLDER/mp_rank_*.
+Writes OUTPUT_FOLDER/logits.pt for the tokens 0 to 19, and as Megatron-LM does OUTPUT_FOLDER/mp_rank_*. A torch_dist
+folder is saved as OUTPUT_FOLDER/stacked and OUTPUT_FOLDER/numbered, both forms of keys; the first one with the state of
+Adam after a step with the learning rate 0, whose gradients are the weights.
 """
 
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 TOKENS = 20
 
 
+def pretend_cuda() -> None:
+    """megatron-core asks for a GPU in places that need none."""
+    cuda: Any = torch.cuda
+    tensor: Any = Tensor
+    cuda.synchronize = lambda *_arguments: None
+    cuda.current_device = lambda: torch.device("cpu")
+    tensor.cuda = lambda self, *_arguments, **_options: self
+    real_type = tensor.type
+    tensor.type = lambda self, *to: real_type(self, *to) if to else real_type(self).replace("torch.", "torch.cuda.")
+
+    def on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *arguments, **options: make(
+            *arguments, **{name: value for name, value in options.items() if value != "cuda"}
+        )
+
+    for name in ("tensor", "empty", "zeros", "full"):
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
 def build(args: Namespace, tensor: int, pipeline: int, stage: int) -> Any:
+    """This rank's part, with NaN everywhere."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
@@ -42,7 +66,7 @@ def build(args: Namespace, tensor: int, pipeline: int, stage: int) -> Any:
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
     )
-    return GPTModel(
+    model = GPTModel(
         config,
         get_gpt_layer_local_spec(),
         args.padded_vocab_size,
@@ -51,24 +75,16 @@ def build(args: Namespace, tensor: int, pipeline: int, stage: int) -> Any:
         post_process=stage == pipeline - 1,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         parallel_output=False,
-    ).eval()
+    )
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    return model.eval()
 
 
-def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> None:
-    torch.set_num_threads(1)
-    torch.cuda.synchronize = lambda *_args: None
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-    torch.Tensor.cuda = lambda self, *_args, **_kwargs: self  # type: ignore[method-assign]
+def save_logits(model: Any, args: Namespace, stage: int, pipeline: int, path: Path | None) -> None:
+    """The model's output from the last stage; no file without a `path`."""
     from megatron.core import parallel_state
 
-    dist.init_process_group("gloo", f"file://{output / 'store'}", rank=rank, world_size=tensor * pipeline)
-    parallel_state.initialize_model_parallel(tensor, pipeline)
-    stage, shard = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
-    name = f"mp_rank_{shard:02d}" + (f"_{stage:03d}" if pipeline > 1 else "")
-    content = torch.load(source / name / "model_optim_rng.pt", weights_only=False)
-    args = content["args"]
-    model = build(args, tensor, pipeline, stage)
-    model.load_state_dict(content["model"], strict=True)
     tokens = torch.arange(TOKENS)[None]
     mask = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).triu(1)
     with torch.no_grad():
@@ -79,16 +95,60 @@ def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> N
         result = model(tokens, tokens, mask)
         if stage < pipeline - 1:
             dist.send(result.contiguous(), parallel_state.get_pipeline_model_parallel_next_rank())
-        elif shard == 0:
-            torch.save(result[0, :, : args.vocab_size].clone(), output / "logits.pt")
-    (output / name).mkdir()
+        elif path:
+            torch.save(result[0, :, : args.vocab_size].clone(), path)
+
+
+def save_distributed(model: Any, saved: dict[str, Any], output: Path) -> None:
+    """Both forms of torch_dist."""
+    from megatron.core.dist_checkpointing import save
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+
+    adam = torch.optim.Adam(model.parameters(), lr=0.0)
+    optimizer = FP32Optimizer(adam, OptimizerConfig(optimizer="adam", lr=0.0), lambda *_arguments: None)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    adam.step()
+    state = optimizer.sharded_state_dict(model.sharded_state_dict(metadata={}))
+    numbered = model.sharded_state_dict(metadata={"non_homogeneous_layers": True})
+    for form, content in (
+        ("stacked", {"model": model.sharded_state_dict(metadata={}), "optimizer": state}),
+        ("numbered", {"model": numbered}),
+    ):
+        (output / form).mkdir(exist_ok=True)
+        dist.barrier()
+        save({**saved, **content}, str(output / form))
+
+
+def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> None:
+    torch.set_num_threads(1)
+    pretend_cuda()
+    from megatron.core import dist_checkpointing, parallel_state
+
+    dist.init_process_group("gloo", f"file://{output / 'store'}", rank=rank, world_size=tensor * pipeline)
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    stage, shard = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
+    name = f"mp_rank_{shard:02d}" + (f"_{stage:03d}" if pipeline > 1 else "")
+    distributed = (source / "common.pt").exists()
+    content = torch.load(source / ("common.pt" if distributed else f"{name}/model_optim_rng.pt"), weights_only=False)
+    args = content["args"]
+    model = build(args, tensor, pipeline, stage)
+    if distributed:
+        content = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(source))
+    model.load_state_dict(content["model"], strict=True)
+    save_logits(model, args, stage, pipeline, output / "logits.pt" if shard == 0 else None)
     saved = {"args": args, "checkpoint_version": 3.0, "iteration": content["iteration"]}
-    torch.save({**saved, "model": model.state_dict_for_save_checkpoint()}, output / name / "model_optim_rng.pt")
+    if distributed:
+        save_distributed(model, saved, output)
+    else:
+        (output / name).mkdir()
+        torch.save({**saved, "model": model.state_dict_for_save_checkpoint()}, output / name / "model_optim_rng.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # megatron-core's writer spawns processes that import this file
     source, tensor, pipeline, output = sys.argv[1:]
     arguments = (Path(source), int(tensor), int(pipeline), Path(output))
     spawn(work, arguments, nprocs=int(tensor) * int(pipeline))  # type: ignore[no-untyped-call]

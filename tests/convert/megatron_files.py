@@ -5,25 +5,19 @@
 Nothing here uses `convert`, whose readers and writers these files are for.
 """
 
-import random
-import sys
 from argparse import Namespace
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from convert.sources.source import Architecture
 from tests.convert.encoded import SMALL, truth
 
+FILE = "model_optim_rng.pt"
 OLD_LAYER = {
     "ln_1": "input_layernorm",
     "attn.c_attn": "attention.query_key_value",
@@ -81,13 +75,8 @@ class Layout:
     iteration: int | None = 100
     args: Mapping[str, Any] | None = None
     """None: none for the 2019 names, else what Megatron-LM records; an empty mapping: no args."""
-    file_name: str = "model_optim_rng.pt"
-    new_format: bool | None = None
-    """Whether the file is a zip; None: not for the 2019 names."""
     padding: str = "zeros"
     """Of the embedding: zeros, or last (its last row again, as in Megatron-LM's converter)."""
-    extras: bool = False
-    """Optimizer state of a foreign class, schedules, random states."""
     edit: Callable[[int, int, dict[str, Any]], None] = field(default=lambda stage, rank, content: None)
     """Changes a file's content before it is saved."""
 
@@ -180,11 +169,11 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chunk_state(
     layout: Layout, weights: Mapping[str, Tensor], rank: int, first: int, last: int, ends: tuple[bool, bool]
-) -> Any:
+) -> dict[str, Any]:
     """One `model`: layers from `first` to before `last`, with the embedding and the head if it is at the ends."""
     starts, stops = ends
     core = layout.names in ("core", "folded")
-    state: dict[str, Any] = OrderedDict()
+    state: dict[str, Any] = {}
     for name, whole in weights.items():
         is_here = starts if name in ("wte.weight", "wpe.weight") else stops
         if name.startswith("h."):
@@ -197,10 +186,7 @@ def _chunk_state(
         state[key] = shard("wte.weight", weights["wte.weight"], layout, rank)
     if core and stops:
         state["output_layer._extra_state"] = None
-    if layout.names in ("transformer", "encoder"):
-        return nested(state)
-    state._metadata = OrderedDict({"": {"version": 1}})  # type: ignore[attr-defined]  # as of a Module's state_dict
-    return state
+    return nested(state) if layout.names in ("transformer", "encoder") else state
 
 
 def content_of(layout: Layout, weights: Mapping[str, Tensor], stage: int, rank: int) -> dict[str, Any]:
@@ -222,56 +208,18 @@ def content_of(layout: Layout, weights: Mapping[str, Tensor], stage: int, rank: 
     return content | ({"args": Namespace(**args)} if args else {})
 
 
-class _Scaler:
-    """A class whose module cannot be imported when the file is read."""
-
-    master = torch.ones(3)
-
-
-def _extras() -> dict[str, Any]:
-    groups: defaultdict[str, Any] = defaultdict(list, params=[torch.zeros(4)])
-    states = {
-        "random_rng_state": random.Random(3).getstate(),
-        "np_rng_state": np.random.RandomState(3).get_state(),
-        "rng_tracker_states": {"model-parallel-rng": torch.zeros(16, dtype=torch.uint8)},
-    }
-    optimizer = {"loss_scaler": _Scaler(), "fp32_from_fp16": [[torch.ones(5)]], "groups": groups}
-    return {"optimizer": optimizer, "opt_param_scheduler": {"num_steps": 6400}, "rng_state": [states]}
-
-
-@contextmanager
-def _foreign_module() -> Iterator[None]:
-    """`fp16.loss_scaler`, the module of `_Scaler`, exists while a file is saved."""
-    module = ModuleType("fp16.loss_scaler")
-    module._Scaler = _Scaler  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {"fp16": ModuleType("fp16"), "fp16.loss_scaler": module}):
-        with mock.patch.object(_Scaler, "__module__", "fp16.loss_scaler"):
-            yield
-
-
-def save(content: Any, path: Path, new_format: bool = True, location: str | None = None) -> None:
-    """torch.save, in the format before torch 1.6 if not `new_format`; `location` such as "cuda:0" is recorded."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tag = mock.patch("torch.serialization.location_tag", lambda storage: location) if location else _foreign_module()
-    with _foreign_module(), tag:
-        torch.save(content, path, _use_new_zipfile_serialization=new_format)
-
-
 def folder_name(layout: Layout, stage: int, rank: int) -> str:
     """`mp_rank_01`, or with pipeline stages `mp_rank_01_003`."""
     return f"mp_rank_{rank:02d}" if layout.pipeline == 1 else f"mp_rank_{rank:02d}_{stage:03d}"
 
 
-def write(
-    folder: Path, layout: Layout, weights: Mapping[str, Tensor] | None = None, location: str | None = None
-) -> Path:
-    """All files of a checkpoint; returns `folder`."""
-    weights = truth(layout.model) if weights is None else weights
+def write(folder: Path, layout: Layout) -> Path:
+    """All files of a checkpoint, those with the 2019 names in the format before torch 1.6; returns `folder`."""
     for stage in range(layout.pipeline):
         for rank in range(layout.tensor):
-            content = content_of(layout, weights, stage, rank)
-            content |= _extras() if layout.extras else {}
+            content = content_of(layout, truth(layout.model), stage, rank)
             layout.edit(stage, rank, content)
-            new = layout.names != "2019" if layout.new_format is None else layout.new_format
-            save(content, folder / folder_name(layout, stage, rank) / layout.file_name, new, location)
+            path = folder / folder_name(layout, stage, rank) / FILE
+            path.parent.mkdir(parents=True)
+            torch.save(content, path, _use_new_zipfile_serialization=layout.names != "2019")
     return folder
