@@ -18,8 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from convert.assemble import assemble
-from convert.sources.source import Architecture, Source
+from convert.sources.source import Architecture
 from tests.convert import megatron_files
 from tests.convert.encoded import SMALL, truth
 from tests.convert.megatron_files import ENCODER_LAYER, Layout, nested, recorded_args, shard
@@ -36,7 +35,7 @@ class Run:
     tensor: int = 1
     data: int = 2
     names: str = "transformers"
-    """Or `megatron`, or `2019`."""
+    """Or `megatron`."""
     version: int | None = 2
     """Megatron's checkpoint_version: the order of the qkv rows."""
     pipeline: int = 0
@@ -47,8 +46,6 @@ class Run:
     """Elements to which each parameter of stages 1 and 2 is padded."""
     frozen: tuple[str, ...] = ()
     """Keys of weights that were not trained."""
-    args: bool = True
-    """Record Megatron's arguments."""
     model: Architecture = SMALL
     state: Mapping[str, Any] = field(default_factory=dict)
     """More keys of the model files."""
@@ -61,9 +58,8 @@ class Run:
 def write_tag(folder: Path, run: Run) -> Path:
     """The files of a save in `folder`, which is made."""
     folder.mkdir(parents=True)
-    stages = rank_tensors(run)
     with deepspeed_classes():
-        for stage, ranks in enumerate(stages):
+        for stage, ranks in enumerate(rank_tensors(run)):
             for rank, tensors in enumerate(ranks):
                 _write_rank(folder, run, stage * run.tensor + rank, tensors)
     if run.pipeline:
@@ -86,29 +82,29 @@ def write_layers(folder: Path, run: Run) -> None:
 
 def rank_tensors(run: Run) -> list[list[Tensors]]:
     """Float32 tensors by key: per pipeline stage (one without a pipeline), then per tensor rank."""
+    ranks = split(run)
     if not run.pipeline:
-        return [[{key_of(name, run): tensor for name, tensor in rank.items()} for rank in split(run)]]
-    per_stage, stages = run.model.n_layer // run.pipeline, []
-    for stage in range(run.pipeline):
-        ranks = []
-        for rank in split(run):
-            kept = {}
-            for name, tensor in rank.items():
-                layer = int(name.split(".")[1]) if name.startswith("h.") else None
-                # the tied embedding's module is in the first and in the last stage, and so are its positions
-                home = [0, run.pipeline - 1] if name in ("wte.weight", "wpe.weight") else [run.pipeline - 1]
-                if stage in ([layer // per_stage] if layer is not None else home):
-                    stale = name == "wpe.weight" and stage > 0
-                    kept[pipeline_key(name, run.model.n_layer)] = tensor * 0 if stale else tensor
-            ranks.append(kept)
-        stages.append(ranks)
-    return stages
+        return [[{key_of(name, run): tensor for name, tensor in rank.items()} for rank in ranks]]
+    return [[_of_stage(rank, stage, run) for rank in ranks] for stage in range(run.pipeline)]
+
+
+def _of_stage(tensors: Tensors, stage: int, run: Run) -> Tensors:
+    """The tied embedding is in the first and in the last stage, and so are its positions, there not trained."""
+    per_stage, last, kept = run.model.n_layer // run.pipeline, run.pipeline - 1, {}
+    for name, tensor in tensors.items():
+        homes = {0, last} if name in ("wte.weight", "wpe.weight") else {last}
+        if name.startswith("h."):
+            homes = {int(name.split(".")[1]) // per_stage}
+        if stage in homes:
+            stale = name == "wpe.weight" and stage > 0
+            kept[pipeline_key(name, run.model.n_layer)] = tensor * 0 if stale else tensor
+    return kept
 
 
 def key_of(name: str, run: Run) -> str:
     """The key of a tensor in the model's state dict."""
     if run.megatron:
-        return megatron_files.key_of(name, "2019" if run.names == "2019" else "encoder")
+        return megatron_files.key_of(name, "encoder")
     return name if name == "lm_head.weight" else f"transformer.{name}"
 
 
@@ -124,7 +120,7 @@ def pipeline_key(name: str, n_layer: int) -> str:
 
 def split(run: Run) -> list[Tensors]:
     """Our names, the run's layout: Megatron's shards; for transformers [in, out], and no padded vocabulary."""
-    layout = Layout(version=run.version if run.names == "megatron" else 0, tensor=run.tensor, model=run.model)
+    layout = Layout(version=run.version if run.megatron else 0, tensor=run.tensor, model=run.model)
     ranks: list[Tensors] = [{} for _ in range(run.tensor)]
     for name, tensor in truth(run.model).items():
         for number, rank in enumerate(ranks):
@@ -168,22 +164,17 @@ def paddings(tensors: Sequence[Tensor], aligned: int) -> list[int]:
     return [*found, 0]
 
 
-def weights(source: Source) -> Tensors:
-    """Every tensor in our layout, float32."""
-    return {name: assemble(source, name).float() for name in source.tensors}
-
-
 def rounded(model: Architecture = SMALL) -> Tensors:
     """What the model files hold."""
     return {name: tensor.bfloat16().float() for name, tensor in truth(model).items()}
 
 
-def edit(path: Path, change: Callable[[Any], Any]) -> None:
-    """Write a .pt file again with a change, made in place or returned as another dict."""
+def edit(path: Path, change: Callable[[Any], object]) -> None:
+    """Write a .pt file again with a change that is made in place."""
     with deepspeed_classes():
         content = torch.load(path, weights_only=False)
-        other = change(content)
-        torch.save(other if isinstance(other, dict) else content, path)
+        change(content)
+        torch.save(content, path)
 
 
 def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
@@ -195,13 +186,11 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
         shared = {"lm_head.weight": "transformer.wte.weight"} if rank == 0 and run.model.tied else {}
         module.setdefault("lm_head.weight", module["transformer.wte.weight"])
         module["transformer.h.0.attn.bias"] = torch.ones(4, 4).tril().bool()
-    if run.names == "megatron" and module is not None:
+    elif module is not None:
         module = nested(module)
     frozen = {key: tensors[key].shape for key in run.frozen}
     state = {
         "module": module,
-        "buffer_names": [],
-        "optimizer": None,
         "global_steps": ITERATION,
         "global_samples": SAMPLES,
         "dp_world_size": run.data,
@@ -214,9 +203,9 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
     }
     if not run.stage:
         state |= {"param_shapes": None, "shared_params": None}
-    if run.names == "megatron":
+    if run.megatron:
         state |= {} if run.version is None else {"checkpoint_version": float(run.version)}
-        state |= {"args": arguments(run)} if run.args else {}
+        state["args"] = arguments(run)
     state |= run.state
     if run.stage < 3:
         torch.save(state, folder / f"mp_rank_{rank:02d}_model_states.pt")
@@ -238,16 +227,11 @@ def _optimizer(run: Run, groups: Sequence[Sequence[Tensor]], data: int) -> dict[
         return flat[data].clone()
 
     masters = [part(number, 1.0, lean=not run.bf16_optimizer) for number in range(2)]
-    moments = [
-        {"exp_avg": part(number, -1.0), "exp_avg_sq": part(number, 0.25)} for number in range(2)
-    ]  # padding stays
-    base = {
-        "state": {number: {"step": torch.tensor(float(STEP)), **moments[number]} for number in range(2)},
-        "param_groups": [{"lr": 1e-4, "weight_decay": 0.1}, {"lr": 1e-4, "weight_decay": 0.0}],
-    }
+    moments = [{"exp_avg": part(number, -1.0), "exp_avg_sq": part(number, 0.25)} for number in range(2)]  # padded
+    base = {"state": {number: {"step": torch.tensor(float(STEP)), **moments[number]} for number in range(2)}}
     states: dict[str, Any] = {}
     if not run.bf16_optimizer:
-        states = {"zero_stage": ZeroStageEnum(run.stage), "loss_scaler": LossScaler()}
+        states = {"zero_stage": ZeroStageEnum(run.stage)}
     if run.stage == 3:
         states |= {"partition_count": run.data, "optimizer_state_dict": base, "fp32_flat_groups": masters}
     else:
@@ -271,20 +255,14 @@ class ZeroStageEnum(enum.IntEnum):
     disabled, optimizer_states, gradients, weights = 0, 1, 2, 3
 
 
-class LossScaler:
-    """DeepSpeed's."""
+ZeroStageEnum.__module__ = "deepspeed.runtime.zero.config"
 
 
 @contextmanager
 def deepspeed_classes() -> Iterator[None]:
-    """The modules of DeepSpeed's classes exist while a file is saved."""
-    places = {ZeroStageEnum: "deepspeed.runtime.zero.config", LossScaler: "deepspeed.runtime.fp16.loss_scaler"}
-    modules: dict[str, types.ModuleType] = {}
-    for made, module in places.items():
-        parts = module.split(".")
-        for end in range(1, len(parts) + 1):  # pickle imports the packages, too
-            modules.setdefault(".".join(parts[:end]), types.ModuleType(parts[end - 1]))
-        made.__module__ = module
-        setattr(modules[module], made.__name__, made)
+    """The module of DeepSpeed's class exists while a file is saved; pickle imports the packages, too."""
+    parts = ZeroStageEnum.__module__.split(".")
+    modules = {name: types.ModuleType(name) for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1))}
+    modules[ZeroStageEnum.__module__].ZeroStageEnum = ZeroStageEnum  # type: ignore[attr-defined]
     with mock.patch.dict(sys.modules, modules):
         yield
