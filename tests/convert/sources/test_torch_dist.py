@@ -18,7 +18,6 @@ from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
 from tests.convert.sources.torch_dist_files import (
-    FolderWriter,
     add_flattened,
     add_model,
     arguments,
@@ -50,15 +49,21 @@ def half() -> dict[str, Tensor]:
         (8, 2, True, ""),
     ],
 )
-def test_every_layout_gives_the_same_model(folder: Path, tp: int, pp: int, stacked: bool, prefix: str) -> None:
+def test_every_layout_gives_the_same_model(
+    folder: Path, tmp_path: Path, tp: int, pp: int, stacked: bool, prefix: str
+) -> None:
     model = replace(SMALL, tied=tp != 4)
     said = {"untie_embeddings_and_output_weights": not model.tied}
-    write_folder(folder, truth(model), args=said, tp=tp, pp=pp, stacked=stacked, prefix=prefix).close()
+    writer = write_folder(folder, truth(model), args=said, tp=tp, pp=pp, stacked=stacked, prefix=prefix)
+    for key in ("decoder.layers.mlp.linear_fc1._extra_state/shard_0_4", "rng_state/shard_0.0_1.1", "rerun_state"):
+        writer.add_object(99, key, Touch(tmp_path / "mark"))  # never read
+    writer.close()
+    (folder / "__99_0.distcp").unlink()
     assert matches(folder)
     source = open_folder(folder, Options())
     assert_equal(merged(source), truth(model), model)
     assert source.model == model and source.notes == ()
-    assert (source.iteration, source.consumed_samples, source.moments, source.step) == (100, 1600, {}, None)
+    assert (source.iteration, source.consumed_samples, source.moments, source.step) == (100, 6400, {}, None)
     assert f"tensor {tp} x pipeline {pp}" in source.layout and ("stacked" in source.layout) == stacked
     assert {path.name for path in source.files} == {
         ".metadata",
@@ -68,7 +73,7 @@ def test_every_layout_gives_the_same_model(folder: Path, tp: int, pp: int, stack
     }
 
 
-def test_the_common_part_may_be_an_object_among_the_tensors(folder: Path, tmp_path: Path) -> None:
+def test_the_common_part_may_be_an_object_among_the_tensors(folder: Path) -> None:
     writer = write_folder(folder, truth())
     (folder / "common.pt").unlink()
     args = arguments(SMALL, hidden_dropout=0.2, attention_dropout=0.2, layernorm_zero_centered_gamma=False)
@@ -76,15 +81,7 @@ def test_the_common_part_may_be_an_object_among_the_tensors(folder: Path, tmp_pa
     writer.close()
     source = open_folder(folder, Options())
     assert (source.model.n_head, source.model.dropout, source.iteration) == (8, 0.2, 100)
-    assert source.facts["checkpoint_version"] == 3.0 and source.facts["args"]["hidden_dropout"] == 0.2
-    writer = FolderWriter(tmp_path / "torch_dcp")  # each in an object of its own
-    add_model(writer, padded(truth()), stacked=False, prefix="model.")
-    writer.add_object(0, "args", arguments(SMALL))
-    writer.add_object(0, "iteration", 100)
-    writer.close()
-    source = open_folder(tmp_path / "torch_dcp", Options())
     assert_equal(merged(source), truth())
-    assert source.iteration == 100 and source.model == SMALL
 
 
 def test_without_a_common_part_heads_and_vocabulary_must_be_given(folder: Path) -> None:
@@ -102,7 +99,6 @@ def test_without_a_common_part_heads_and_vocabulary_must_be_given(folder: Path) 
     [
         (add_model, 2, True, "optimizer.state.fp32_param."),
         (add_model, 1, False, "chained_0.optimizer.state.param."),
-        (add_flattened, 4, True, "optimizer.state.fp32_param."),
         (add_flattened, 2, False, "optimizer.state.fp32_param."),
     ],
 )
@@ -151,16 +147,8 @@ def test_nothing_but_the_heads_of_records_is_read(folder: Path, monkeypatch: pyt
     open_folder(folder, Options())
 
 
-def test_extra_state_and_rng_state_are_never_read(folder: Path, tmp_path: Path) -> None:
-    writer = write_folder(folder, truth())
-    for key in ("decoder.layers.mlp.linear_fc1._extra_state/shard_0_4", "rng_state/shard_0.0_1.1", "rerun_state"):
-        writer.add_object(7, key, Touch(tmp_path / "mark"))
-    writer.close()
-    (folder / "__7_0.distcp").unlink()
-    assert_equal(merged(open_folder(folder, Options())), truth())
-
-
 FC1, BIAS = "decoder.layers.mlp.linear_fc1.weight", "decoder.final_layernorm.bias"
+ROUTER = "decoder.layers.mlp.router.weight"
 
 
 def chunks_of(metadata: Metadata, key: str = FC1) -> list[ChunkStorageMetadata]:
@@ -169,48 +157,23 @@ def chunks_of(metadata: Metadata, key: str = FC1) -> list[ChunkStorageMetadata]:
     return described.chunks
 
 
-def record_of(metadata: Metadata, key: str) -> Any:
-    return next(index for index in metadata.storage_data if key in index.fqn)
-
-
-def lose_record(metadata: Metadata) -> None:
-    del metadata.storage_data[record_of(metadata, FC1)]
-
-
-def shift_chunk(metadata: Metadata) -> None:
-    """The second half of layer 0 now lies over the first one, at 32 rows."""
-    chunk = next(chunk for chunk in chunks_of(metadata) if tuple(chunk.offsets) == (0, 64, 0))
-    for index in [index for index in metadata.storage_data if index.fqn == FC1 and index.offset == chunk.offsets]:
-        metadata.storage_data[type(index)(FC1, (0, 32, 0))] = metadata.storage_data.pop(index)
-    chunk.offsets = torch.Size((0, 32, 0))
-
-
-def enlarge(metadata: Metadata) -> None:
-    metadata.state_dict_metadata[FC1].size = torch.Size((4, 96, 32))  # type: ignore[union-attr]
-
-
-def rename(new: str, *, keep: bool = False) -> Callable[[Metadata], None]:
-    def apply(metadata: Metadata) -> None:
-        table, index = metadata.state_dict_metadata, record_of(metadata, BIAS)
-        table[new] = table[BIAS] if keep else table.pop(BIAS)
-        record = metadata.storage_data[index] if keep else metadata.storage_data.pop(index)
-        metadata.storage_data[type(index)(new, index.offset, index.index)] = record
-
-    return apply
+def rename_bias(metadata: Metadata) -> None:
+    metadata.state_dict_metadata[ROUTER] = metadata.state_dict_metadata.pop(BIAS)
+    index = next(index for index in metadata.storage_data if index.fqn == BIAS)
+    metadata.storage_data[type(index)(ROUTER, index.offset, index.index)] = metadata.storage_data.pop(index)
 
 
 @pytest.mark.parametrize(
     ("damage", "parts"),
     [
         (lambda metadata: chunks_of(metadata).pop(1), [FC1, "[128, 32]"]),
-        (lose_record, [FC1, "[0, 0, 0]"]),
-        (shift_chunk, [FC1, "[128, 32]"]),
-        (enlarge, [FC1, "[4, 96, 32]", "[0, 64, 0]"]),
-        (rename("decoder.layers.mlp.router.weight"), ["decoder.layers.mlp.router.weight", "[32]"]),
-        (rename("rng_state"), ["'ln_f.bias'"]),
-        (rename(f"model.{BIAS}", keep=True), [f"model.{BIAS}"]),
+        (lambda metadata: chunks_of(metadata).append(chunks_of(metadata)[0]), [FC1, "[128, 32]"]),
+        (lambda metadata: metadata.storage_data.pop(next(iter(metadata.storage_data))), ["word_embeddings", "[0, 0]"]),
+        (lambda metadata: setattr(metadata.state_dict_metadata[FC1], "size", (4, 96, 32)), [FC1, "[0, 64, 0]"]),
+        (rename_bias, [ROUTER, "[32]"]),
+        (lambda metadata: metadata.state_dict_metadata.pop(BIAS), ["'ln_f.bias'"]),
     ],
-    ids=["chunk", "record", "overlap", "size", "unknown", "missing", "twice"],
+    ids=["chunk", "overlap", "record", "size", "unknown", "missing"],
 )
 def test_a_metadata_file_that_contradicts_the_records_or_the_model_is_refused(
     folder: Path, damage: Callable[[Metadata], object], parts: list[str]
@@ -227,7 +190,6 @@ def test_a_metadata_file_that_contradicts_the_records_or_the_model_is_refused(
     [
         ({}, {"iteration": 200}, ["iteration 100", "iteration 200"]),
         ({"num_layers": 5}, {}, ["args.num_layers is 5", "4"]),
-        ({"swiglu": True}, {}, ["args.swiglu is True"]),
         ({"untie_embeddings_and_output_weights": True}, {}, ["output_layer.weight"]),
     ],
 )

@@ -40,34 +40,29 @@ class FolderWriter:
             key, TensorStorageMetadata(TensorProperties(chunk.dtype), torch.Size(shape), [])
         )
         assert isinstance(described, TensorStorageMetadata)
-        index = MetadataIndex(key, offset, len(described.chunks))
+        self._append(rank, MetadataIndex(key, offset, len(described.chunks)), chunk.clone())
         described.chunks.append(ChunkStorageMetadata(torch.Size(offset), chunk.shape))
-        record = io.BytesIO()
-        torch.save(chunk.clone(), record)
-        self._append(rank, index, record.getvalue())
 
     def add_object(self, rank: int, key: str, content: Any) -> None:
         """Write what is no tensor."""
         self.metadata.state_dict_metadata[key] = BytesStorageMetadata()
-        record = io.BytesIO()
-        torch.save(content, record)
-        self._append(rank, MetadataIndex(key), record.getvalue())
+        self._append(rank, MetadataIndex(key), content)
 
     def close(self) -> None:
         (self.folder / ".metadata").write_bytes(pickle.dumps(self.metadata))
 
-    def _append(self, rank: int, index: MetadataIndex, data: bytes) -> None:
-        name = f"__{rank}_0.distcp"
+    def _append(self, rank: int, index: MetadataIndex, content: Any) -> None:
+        record, name = io.BytesIO(), f"__{rank}_0.distcp"
+        torch.save(content, record)
         with (self.folder / name).open("ab") as file:
-            self.metadata.storage_data[index] = _StorageInfo(name, file.tell(), len(data))
-            file.write(data)
+            self.metadata.storage_data[index] = _StorageInfo(name, file.tell(), len(record.getvalue()))
+            file.write(record.getvalue())
 
 
 def arguments(model: Architecture, **changes: Any) -> argparse.Namespace:
     """What Megatron records about the model."""
     recorded = recorded_args(Layout("core", 3.0, model=model))
-    values = {"position_embedding_type": "learned_absolute", "swiglu": False, "consumed_train_samples": 1600}
-    return argparse.Namespace(**{**recorded, **values, **changes})
+    return argparse.Namespace(**{**recorded, "position_embedding_type": "learned_absolute", **changes})
 
 
 def padded(weights: Mapping[str, Tensor], rows: int = 384) -> dict[str, Tensor]:
