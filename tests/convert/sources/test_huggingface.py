@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from common.errors import InputError
 from common.tokenizer import Tokenizer
@@ -116,16 +116,15 @@ def test_narrow_types_and_links_of_a_cache_are_read(tmp_path: Path) -> None:
     assert (source.iteration, source.consumed_samples, source.facts["split"]) == (7, 56, "949,50,1")  # a merge of ours
 
 
-@pytest.mark.parametrize(("kind", "limit"), [(GPT2LMHeadModel, "30KB"), (GPT2Model, "1GB")])
-def test_what_transformers_writes_is_read_with_its_constants(tmp_path: Path, kind: Any, limit: str) -> None:
+def test_what_transformers_writes_is_read_with_its_constants(tmp_path: Path) -> None:
     constants = {"n_inner": 48, "activation_function": "gelu", "layer_norm_epsilon": 1e-6, "resid_pdrop": 0.2}
-    model = kind(GPT2Config(**SIZES, **constants, bos_token_id=1, eos_token_id=2)).eval()
-    model.save_pretrained(tmp_path, max_shard_size=limit)
+    model = GPT2LMHeadModel(GPT2Config(**SIZES, **constants, bos_token_id=1, eos_token_id=2)).eval()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
     source = read(tmp_path)
     found = source.model
     assert (found.n_inner, found.activation, found.layer_norm_epsilon, found.dropout) == (48, "gelu", 1e-6, 0.2)
     assert (source.facts["bos_token_id"], source.facts["eos_token_id"]) == (1, 2)
-    expected = model.get_submodule("transformer" if kind is GPT2LMHeadModel else "").state_dict()
+    expected = model.transformer.state_dict()
     for name, tensor in expected.items():
         assert torch.equal(assemble(source, name, qkv=QKV(0), conv1d=True), tensor), name
     assert found.tied and len(source.tensors) == len(expected)
@@ -138,11 +137,10 @@ def test_a_head_that_is_not_tied_is_kept_if_config_says_so(tmp_path: Path) -> No
     assert not source.model.tied and torch.equal(assemble(source, "lm_head.weight"), head)
     refused(make(tmp_path, tensors), "'lm_head.weight'", "'wte.weight'")
     refused(make(tmp_path, theirs(), tie_word_embeddings=False), "'lm_head.weight'")
-    same = tensors | {"lm_head.weight": theirs()["wte.weight"]}
-    assert read(make(tmp_path, same, tie_word_embeddings=False)).model.tied
-    same["lm_head.weight"] = same["lm_head.weight"].clone()
+    same = {"lm_head.weight": theirs()["wte.weight"].clone()}
+    assert read(make(tmp_path, tensors | same, tie_word_embeddings=False)).model.tied
     same["lm_head.weight"][-1, -1] += 1
-    refused(make(tmp_path, same), "'lm_head.weight'")
+    refused(make(tmp_path, tensors | same), "'lm_head.weight'")
 
 
 def test_padding_rows_are_left_out_if_the_tokenizer_or_a_flag_says_how_many(tmp_path: Path) -> None:
@@ -158,20 +156,9 @@ def test_padding_rows_are_left_out_if_the_tokenizer_or_a_flag_says_how_many(tmp_
     (folder / "merges.txt").write_text("")
     (folder / "added_tokens.json").write_text(json.dumps({"<pad>": 297, "<user>": 299}))
     assert read(folder).model.vocab_size == 300  # rows of added tokens are no padding
-    (folder / "added_tokens.json").unlink()
-    assert read(folder).model.vocab_size == 297
-    added = [{"id": 299, "content": "<user>"}]
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
-    assert read(folder).model.vocab_size == 300
     refused(folder, "--vocab-size is 299", "300 tokens", vocab_size=299)
     refused(folder, "--vocab-size is 321", "320 rows", vocab_size=321)
     refused(make(tmp_path, theirs(), vocab_size=320), "vocab_size is 320", "has 300")
-
-
-def test_rows_that_look_like_gpt2s_padded_vocabulary_are_kept_with_a_note(tmp_path: Path) -> None:
-    tensors = theirs() | {"wte.weight": torch.zeros(50304, 32)}
-    source = read(make(tmp_path, tensors, vocab_size=50304))
-    assert source.model.vocab_size == 50304 and "--vocab-size 50257" in source.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -179,11 +166,8 @@ def test_rows_that_look_like_gpt2s_padded_vocabulary_are_kept_with_a_note(tmp_pa
     [
         ("model_type", "llama"),
         ("activation_function", "relu"),
-        ("scale_attn_by_inverse_layer_idx", True),
         ("n_head", "8"),
         ("n_layer", 3),
-        ("n_inner", 99),
-        ("layer_norm_epsilon", "small"),
         ("resid_pdrop", 1.0),
     ],
 )
@@ -197,11 +181,8 @@ def test_a_flag_that_contradicts_the_folder_is_refused(tmp_path: Path) -> None:
     refused(folder, "--activation is gelu", "gelu_pytorch_tanh", activation="gelu")
     refused(folder, "--qkv-version 3", qkv_version=3)
     assert read(folder, num_heads=8, activation="gelu_new", qkv_version=0).model.n_head == 8
-    folder = make(tmp_path, theirs(), n_head=None)
-    source = read(folder, num_heads=4, activation="gelu")  # which config has not
-    assert (source.model.n_head, source.model.activation) == (4, "gelu")
-    refused(folder, "--num-heads")
     refused(make(tmp_path, theirs(), n_head=5), "5 heads")
+    refused(make(tmp_path, theirs(), n_head=None), "--num-heads")
 
 
 Change = Callable[[dict[str, Tensor]], object]
@@ -211,9 +192,7 @@ Change = Callable[[dict[str, Tensor]], object]
     ("change", "parts"),
     [
         (lambda found: found.pop("h.2.ln_1.bias"), ["'h.2.ln_1.bias'"]),
-        (lambda found: found.pop("wte.weight"), ["'wte.weight'"]),
         (lambda found: found.update({"score.weight": torch.zeros(2)}), ["'score.weight'"]),
-        (lambda found: found.update({"layers.0.input_layernorm.weight": torch.zeros(32)}), ["layers.0.input"]),
         (lambda found: found.update({"transformer.wpe.weight": found["wpe.weight"].clone()}), ["wpe.weight", "twice"]),
         (lambda found: found.update({"wpe.weight": found["wpe.weight"].to(torch.int8)}), ["'wpe.weight'", "int8"]),
         (lambda found: found.update({"h.1.attn.c_proj.weight": torch.zeros(32, 31)}), ["c_proj.weight'", "[32, 31]"]),
@@ -238,22 +217,17 @@ def test_damaged_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
     name, tensor = next(iter(sorted(load_file(tmp_path / PARTS[0]).items())))
     save_file({name: tensor}, second)
     refused(tmp_path, repr(name), PARTS[0])
-    save_file({"h.0.attn.bias": torch.zeros(1)}, second)
-    refused(tmp_path, PARTS[1], index.name)
-    for listed in ('{"weight_map": {"wte.weight": "../model.safetensors"}}', "{}", "{"):
+    for listed in ('{"weight_map": {"wte.weight": "../model.safetensors"}}', "{"):
         index.write_text(listed)
         refused(tmp_path, index.name)
-    for content in ("[]", "{", ""):
-        config.write_text(content)
-        refused(tmp_path, config.name)
+    config.write_text("{")
+    refused(tmp_path, config.name)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_bin_that_holds_something_else_or_code_is_refused(tmp_path: Path, zipped: bool) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModelForCausalLM": "evil.Model"}}))
-    (tmp_path / "evil.py").write_text("open('touched', 'w')")
+def test_a_bin_that_holds_something_else_or_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for content in ([1], {"wte.weight": 3}, {**theirs(), "extra": Touch(tmp_path / "touched")}):
-        torch.save(content, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        torch.save(content, tmp_path / "pytorch_model.bin")
         refused(tmp_path, "pytorch_model.bin")
     assert not (tmp_path / "touched").exists()
 
@@ -266,50 +240,30 @@ def test_a_rewritten_folder_keeps_its_own_tokenizer_files_and_special_tokens(tmp
         "tokenizer_config.json": '{"chat_template": "mine"}',
         "added_tokens.json": '{"<user>": 299}',
     }
-    others = {"generation_config.json": '{"eos_token_id": [1, 299], "bos_token_id": 900, "top_k": 50}', "README.md": ""}
-    for name, content in (kept | others).items():
+    generation = {"eos_token_id": [1, 299], "bos_token_id": 900, "top_k": 50}
+    for name, content in {**kept, "generation_config.json": json.dumps(generation), "README.md": ""}.items():
         (folder / name).write_text(content)
     new = tmp_path / "new"
     new.mkdir()
     write_folder(new, read(folder))
-    assert {path.name for path in new.iterdir()} == {
-        *kept,
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    }
+    made = {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in new.iterdir()} == {*kept, *made}
     assert all((new / name).read_text() == content for name, content in kept.items())
     config = json.loads((new / "config.json").read_text())
     # 300 is no token of 300; the vocabulary is not GPT-2's, so that its end of text is not known
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (0, None, 299)
-    generation = json.loads((new / "generation_config.json").read_text())
-    assert generation == {"eos_token_id": [1, 299], "bos_token_id": 0, "pad_token_id": 299, "top_k": 50}
+    written = json.loads((new / "generation_config.json").read_text())
+    assert written == {"eos_token_id": [1, 299], "bos_token_id": 0, "pad_token_id": 299, "top_k": 50}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "damaged"),
-    [
-        ("tokenizer.json", '{"model": ', True),
-        ("vocab.json", None, True),
-        ("vocab.txt", "[PAD]", False),
-        ("tokenizer.json", '{"model": {"type": "WordPiece"}}', False),
-    ],
-)
-def test_a_tokenizer_that_is_damaged_or_of_another_kind_is_never_replaced(
-    name: str, content: str | None, damaged: bool, tmp_path: Path
-) -> None:
+def test_a_damaged_tokenizer_is_never_replaced_unless_another_is_given(tmp_path: Path) -> None:
     folder = make(tmp_path / "gpt2", theirs() | {"wte.weight": torch.zeros(50257, 32)}, vocab_size=50257)
-    if content is None:
-        (folder / name).symlink_to(tmp_path / "nothing")
-    else:
-        (folder / name).write_text(content)
+    (folder / "tokenizer.json").write_text('{"model": ')
     source = read(folder)
-    if damaged:
-        with pytest.raises(InputError, match=name):
-            check_tokenizer(source)
-        source = replace(source, tokenizer=Tokenizer())  # as with --tokenizer
-    assert (name in check_tokenizer(source)) != damaged
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        check_tokenizer(source)
+    source = replace(source, tokenizer=Tokenizer())  # as with --tokenizer
     (tmp_path / "new").mkdir()
     write_folder(tmp_path / "new", source)
     written = {path.name for path in (tmp_path / "new").iterdir()} & set(VOCABULARIES)
-    assert written == ({"tokenizer.json", "vocab.json", "merges.txt"} if damaged else {name})
+    assert written == {"tokenizer.json", "vocab.json", "merges.txt"}
