@@ -52,21 +52,13 @@ def test_a_run_stands_for_the_checkpoint_that_its_pointer_names(
     assert open_source(run, Options(iteration=20)).path == run / "global_step20"
 
 
-def test_a_single_checkpoint_needs_no_pointer(folder: Path, tmp_path: Path) -> None:
-    assert open_source(run_with(folder, tmp_path / "run", "anything")).path == tmp_path / "run" / "anything"
-
-
 @pytest.mark.parametrize(
     ("names", "pointers", "iteration", "parts"),
     [
-        ((), {}, None, []),
         (("a", "b"), {}, None, ["a, b", "--iteration"]),
         (("iter_0000010",), {}, 20, ["iteration 20", "iter_0000010"]),
-        (("a",), {"latest": "global_step7"}, None, ["latest: ", "global_step7"]),
         (("a",), {"latest": "../a"}, None, ["latest: ", "'../a'"]),
-        (("a",), {"latest": ""}, None, ["latest: "]),
         (("a",), {"latest": "empty"}, None, ["latest: ", "empty"]),
-        (("a",), {"latest_checkpointed_iteration_txt": "7" * 5000}, None, ["7777'"]),
         (("a",), {"latest_checkpointed_iteration_txt": "30"}, None, ["iter_0000030"]),
     ],
 )
@@ -77,10 +69,9 @@ def test_anything_else_is_one_line(
     refused(run_with(folder, tmp_path / "run", *names, **pointers), *parts, iteration=iteration)
 
 
-def test_a_file_a_rank_and_a_checkpoint_with_an_iteration_are_told_apart(folder: Path, tmp_path: Path) -> None:
-    refused(folder / "config.json", f"give its folder {folder}")
-    (tmp_path / "mp_rank_00").mkdir()
-    refused(tmp_path / "mp_rank_00", "one rank")
+def test_a_single_checkpoint_needs_no_pointer_and_one_of_its_files_does_not_do(folder: Path, tmp_path: Path) -> None:
+    assert open_source(run_with(folder, tmp_path / "run", "anything")).path == tmp_path / "run" / "anything"
+    refused(folder / "config.json", str(folder))
     refused(folder, "--iteration", iteration=3)
 
 
@@ -93,10 +84,6 @@ def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp
     (tmp_path / "tokenizer.json").write_text("{}")
     source = open_source(tmp_path)
     assert source.path == tmp_path / "global_step120" and source.model.n_head == 8 and source.tokenizer is not None
-    (tmp_path / "global_step120/config.json").write_bytes((tmp_path / "config.json").read_bytes())
-    assert open_source(tmp_path / "global_step120").layout.startswith("DeepSpeed")
     model.save_pretrained(tmp_path)
     source = open_source(tmp_path)
-    assert source.path == tmp_path and source.notes == (
-        f"model.safetensors is taken; for the DeepSpeed checkpoint give {tmp_path / 'global_step120'}",
-    )
+    assert source.path == tmp_path and str(tmp_path / "global_step120") in source.notes[0]

@@ -25,17 +25,14 @@ def test_settings_of_every_age_are_read_and_others_are_gpt2s_constants() -> None
     assert (none.n_layer, none.n_head, none.vocab_size, none.tied) == (None, None, None, None)
     assert none.apply(SMALL) == SMALL
     old = read(num_layers=4, num_attention_heads=8, layernorm_epsilon=1e-6, model_parallel_size=2, hidden_dropout=0)
-    assert (old.n_layer, old.n_head, old.epsilon, old.tensor, old.pipeline) == (4, 8, 1e-6, 2, None)
+    assert (old.n_layer, old.n_head, old.tensor, old.pipeline) == (4, 8, 2, None)
     assert replace(SMALL, layer_norm_epsilon=1e-6, dropout=0.0) == old.apply(SMALL)
     new = read(norm_epsilon=2e-5, tensor_model_parallel_size=4, pipeline_model_parallel_size=2)
     assert (new.epsilon, new.tensor, new.pipeline) == (2e-5, 4, 2)
-    mixed = read(hidden_dropout=0.1, attention_dropout=0.2, openai_gelu=True)
-    assert mixed.dropout == 0.1 and len(mixed.notes) == 1
 
 
 def test_the_padded_vocabulary_is_not_the_vocabulary() -> None:
     assert read(padded_vocab_size=50304).vocab_size is None
-    assert read(padded_vocab_size=50304, vocab_size=50257).vocab_size == 50257
     assert read(Options(vocab_size=300), vocab_size=384).vocab_size == 300
     assert read(vocab_size=50256, tokenizer_type="NullTokenizer").vocab_size == 50257  # and its end of text
 
@@ -60,11 +57,8 @@ def test_the_activation_is_that_of_the_kernel_that_ran(args: dict[str, Any], act
     [
         {"swiglu": True},
         {"position_embedding_type": "rope"},
-        {"use_rotary_position_embeddings": True},
         {"normalization": "RMSNorm"},
-        {"apply_residual_connection_post_layernorm": True},
         {"add_bias_linear": False},
-        {"qk_layernorm": True},
         {"num_experts": 2},
         {"group_query_attention": True, "num_query_groups": 2, "num_attention_heads": 8},
         {"kv_channels": 8, "num_attention_heads": 8, "hidden_size": 32},
@@ -77,25 +71,18 @@ def test_what_makes_the_model_no_gpt2_is_refused_by_name(args: dict[str, Any]) -
 
 
 def test_heads_may_be_given_but_not_against_the_record() -> None:
-    assert read(Options(num_heads=8)).n_head == 8
     assert read(Options(num_heads=8), num_attention_heads=8, num_experts=1).n_head == 8
     assert read(group_query_attention=True, num_query_groups=8, num_attention_heads=8).n_head == 8  # a group per head
-    assert read(num_query_groups=1, num_attention_heads=8).n_head == 8  # the default, unused
     with pytest.raises(CheckpointError, match=r"--num-heads is 4, but args.num_attention_heads is 8"):
         read(Options(num_heads=4), num_attention_heads=8)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_layers", 5),
-        ("hidden_size", 64),
-        ("ffn_hidden_size", 64),
-        ("max_position_embeddings", 1024),
-        ("untie_embeddings_and_output_weights", True),
-    ],
-)
-def test_what_the_tensors_contradict_is_refused(name: str, value: Any) -> None:
+SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "max_position_embeddings")
+
+
+@pytest.mark.parametrize("name", [*SIZES, "untie_embeddings_and_output_weights"])
+def test_what_the_tensors_contradict_is_refused(name: str) -> None:
+    value = 64 if name in SIZES else True
     with pytest.raises(CheckpointError, match=f"args.{name} is {value}"):
         read(**{name: value}).apply(SMALL)
 
@@ -107,12 +94,11 @@ class PositionEmbeddingType(Enum):
 
 def test_an_enumeration_is_understood_without_its_class(tmp_path: Path) -> None:
     """Megatron-DeepSpeed records the kind of positions as a member of its own class."""
+    found = {}
     for kind in PositionEmbeddingType:
         torch.save(argparse.Namespace(position_embedding_type=kind, seed=1, dtype=torch.half), tmp_path / "args.pt")
-        args = fields(load_inert(tmp_path / "args.pt"))
-        assert json_args(args) == {"seed": 1}
-        if kind is PositionEmbeddingType.absolute:
-            read_args(args, Options())
-        else:
-            with pytest.raises(CheckpointError, match=r"args.position_embedding_type"):
-                read_args(args, Options())
+        found[kind.name] = fields(load_inert(tmp_path / "args.pt"))
+        assert json_args(found[kind.name]) == {"seed": 1}
+    read_args(found["absolute"], Options())
+    with pytest.raises(CheckpointError, match=r"args.position_embedding_type"):
+        read_args(found["rotary"], Options())
