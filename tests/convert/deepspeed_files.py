@@ -3,11 +3,12 @@
 Model files hold the weights rounded to bfloat16, optimizer files the float32 ones, so that a test sees which were read.
 """
 
-import argparse
 import enum
 import math
 import sys
 import types
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,12 +71,11 @@ def write_tag(folder: Path, run: Run) -> Path:
 def write_layers(folder: Path, run: Run) -> None:
     """layer_LL-model_TT-model_states.pt: module 1 is the embedding, 3 and up the blocks, then a gap and the norm."""
     for rank, tensors in enumerate(split(run)):
-        modules: dict[int, Tensors] = {}
+        modules: defaultdict[int, Tensors] = defaultdict(dict)
         for name, tensor in tensors.items():
-            number, _, key = pipeline_key(name, run.model.n_layer).partition(".")
-            if number == "tied_modules":
-                number, key = "1", key.removeprefix("embed.")
-            modules.setdefault(int(number), {})[key] = tensor.bfloat16()
+            key = pipeline_key(name, run.model.n_layer).replace("tied_modules.embed", "1")
+            number, _, key = key.partition(".")
+            modules[int(number)][key] = tensor.bfloat16()
         for module, content in modules.items():
             torch.save(content, folder / f"layer_{module:02d}-model_{rank:02d}-model_states.pt")
 
@@ -121,46 +121,41 @@ def pipeline_key(name: str, n_layer: int) -> str:
 def split(run: Run) -> list[Tensors]:
     """Our names, the run's layout: Megatron's shards; for transformers [in, out], and no padded vocabulary."""
     layout = Layout(version=run.version if run.megatron else 0, tensor=run.tensor, model=run.model)
-    ranks: list[Tensors] = [{} for _ in range(run.tensor)]
-    for name, tensor in truth(run.model).items():
-        for number, rank in enumerate(ranks):
-            if run.megatron:
-                rank[name] = shard(name, tensor, layout, number)
-            elif name in ("wte.weight", "lm_head.weight"):
-                rank[name] = tensor.chunk(run.tensor)[number]
-            else:
-                part = shard(name, tensor, layout, number)
-                rank[name] = part.t().contiguous() if part.dim() == 2 and name != "wpe.weight" else part
-    return ranks
+    return [
+        {name: _shard(name, whole, layout, rank, run) for name, whole in truth(run.model).items()}
+        for rank in range(run.tensor)
+    ]
+
+
+def _shard(name: str, whole: Tensor, layout: Layout, rank: int, run: Run) -> Tensor:
+    if not run.megatron and name in ("wte.weight", "lm_head.weight"):
+        return whole.chunk(run.tensor)[rank]
+    part = shard(name, whole, layout, rank)
+    return part.t().contiguous() if part.dim() == 2 and name != "wpe.weight" and not run.megatron else part
 
 
 def partition(tensors: Sequence[Tensor], stage: int, ranks: int, aligned: int = 1, lean: bool = True) -> list[Tensor]:
     """One group's flat partitions. Stages 1 and 2: equal parts of the padded whole; `lean`: padding cut off."""
     if stage == 3:
-        padded = [torch.cat([tensor.flatten(), _padding(-tensor.numel() % ranks)]) for tensor in tensors]
-        shares = [tensor.chunk(ranks) if len(tensor) else [tensor] * ranks for tensor in padded]
+        shares = [_padded(tensor, -tensor.numel() % ranks).chunk(ranks) for tensor in tensors]
         return [torch.cat([share[rank] for share in shares]) for rank in range(ranks)]
-    pieces = [
-        torch.cat([tensor.flatten(), _padding(more)])
-        for tensor, more in zip(tensors, paddings(tensors, aligned), strict=True)
-    ]
-    whole = torch.cat(pieces)
+    whole = torch.cat(list(map(_padded, tensors, paddings(tensors, aligned))))
     size = math.ceil(len(whole) / (2 * ranks)) * 2
-    if not lean:
-        whole = torch.cat([whole, _padding(size * ranks - len(whole))])
+    whole = whole if lean else _padded(whole, size * ranks - len(whole))
     return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
 
 
-def _padding(count: int) -> Tensor:
-    return torch.full((count,), torch.nan)
+def _padded(tensor: Tensor, count: int) -> Tensor:
+    return torch.cat([tensor.flatten(), torch.full((count,), torch.nan)])
 
 
 def paddings(tensors: Sequence[Tensor], aligned: int) -> list[int]:
     """Elements after each parameter but the last."""
-    ends = [sum(tensor.numel() for tensor in tensors[: number + 1]) for number in range(len(tensors))]
-    found: list[int] = []
-    for end in ends[:-1]:
-        found.append(-(end + sum(found)) % aligned)
+    found, end = [], 0
+    for tensor in tensors[:-1]:
+        end += tensor.numel()
+        found.append(-end % aligned)
+        end += found[-1]
     return [*found, 0]
 
 
@@ -205,7 +200,9 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
         state |= {"param_shapes": None, "shared_params": None}
     if run.megatron:
         state |= {} if run.version is None else {"checkpoint_version": float(run.version)}
-        state["args"] = arguments(run)
+        recorded = recorded_args(Layout(version=2.0, tensor=run.tensor, model=run.model))
+        del recorded["pipeline_model_parallel_size"]
+        state["args"] = Namespace(**recorded | {"consumed_train_samples": SAMPLES})
     state |= run.state
     if run.stage < 3:
         torch.save(state, folder / f"mp_rank_{rank:02d}_model_states.pt")
@@ -240,13 +237,6 @@ def _optimizer(run: Run, groups: Sequence[Sequence[Tensor]], data: int) -> dict[
         if run.aligned > 1:
             states["param_alignment_paddings"] = [paddings(group, run.aligned) for group in groups]
     return {"optimizer_state_dict": states, "ds_config": {}, "ds_version": VERSION}
-
-
-def arguments(run: Run) -> argparse.Namespace:
-    """Megatron's arguments."""
-    recorded = recorded_args(Layout(version=2.0, tensor=run.tensor, model=run.model))
-    del recorded["pipeline_model_parallel_size"]
-    return argparse.Namespace(**{**recorded, "consumed_train_samples": SAMPLES})
 
 
 class ZeroStageEnum(enum.IntEnum):
