@@ -6,22 +6,12 @@ import orjson
 import pytest
 import torch
 
-from common.errors import KernelError
 from training.kernels import choice, library
-from training.kernels.cases import Shapes, cases, runner, verify
+from training.kernels.cases import Shapes, cases, verify
 from training.kernels.choice import KERNELS, Row, Table, choose, measure
 
-SMALL = Shapes(
-    samples=2,
-    seq_len=24,
-    n_layer=2,
-    n_embd=32,
-    n_head=2,
-    vocabulary=90,
-    padded_vocabulary=96,
-    dropout=0.1,
-    dtype="float32",
-)
+MODEL = {"seq_len": 24, "n_layer": 2, "n_embd": 32, "n_head": 2, "vocabulary": 90, "padded_vocabulary": 96}
+SMALL = Shapes(samples=2, dropout=0.1, dtype="float32", **MODEL)
 
 
 def table(*times: tuple[float, float, float | None]) -> Table:
@@ -56,31 +46,10 @@ def test_every_kernel_has_a_case_in_which_it_agrees_with_pytorch(dtype: str, dev
     assert found == dict.fromkeys(KERNELS, "")
 
 
-def test_a_wrong_kernel_is_found_and_one_that_cannot_run_does_not_pass(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(library, "call", lambda *arguments: None)  # its outputs stay full of NaN
-        for case in cases(SMALL, device):
-            assert verify(case) != "", case.kernel
-    if device.type == "cpu":
-        library.use_host_library(None)
-        with pytest.raises(KernelError):
-            verify(next(cases(SMALL, device)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ours", [True, False])
-@pytest.mark.filterwarnings("ignore")  # the compiler looks at everything, deprecated things too
-def test_every_op_is_compiled_whole_selected_or_not(ours: bool, device: torch.device) -> None:
+def test_a_wrong_kernel_is_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "call", lambda *arguments: None)  # its outputs stay full of NaN
     for case in cases(SMALL, device):
-        if case.peer is None:
-            torch.compiler.reset()
-            with library.using([case.kernel] if ours else ()):
-                compiled = torch.compile(case.forward, backend="aot_eager", fullgraph=True)
-                found, expected = runner(case, compiled)(), runner(case, case.forward)()
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other)
+        assert verify(case) != "", case.kernel
 
 
 def test_a_measurement_times_each_kernel_and_what_pytorch_compiles(

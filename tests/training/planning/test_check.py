@@ -1,7 +1,6 @@
 """A training that cannot fit is refused in one line that leads to one that can; everything else starts."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,28 @@ from common.yaml_text import with_overrides
 from tests.conftest import ROOT
 from training.planning import this_machine
 from training.planning.auto import prepare
-from training.planning.check import check_fits, duration, gib, predict, predicted_rows
-from training.planning.machines import GIB, UNKNOWN, Machine, machine
-from training.planning.terms import by_part
-from training.planning.this_machine import available_memory, machine_of_job, this_cpu, this_gpu
+from training.planning.check import check_fits, gib, predict
+from training.planning.machines import GIB, Machine, machine
+from training.planning.this_machine import available_memory, machine_of_job, this_cpu
 
 MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "vocab_size": 2048}
 TRAIN = {"iterations": 1000, "micro_batch_size": 8, "global_batch_size": 512}
 
 
-def raw(parallel: object, models: Mapping[str, Any] | None = None, **cluster: object) -> dict[str, Any]:
+def raw(parallel: object, **cluster: object) -> dict[str, Any]:
     """A configuration with the 345M model, `medium`."""
     medium = {"model": MODEL, "parallel": parallel, "train": TRAIN}
-    return {"run": "run", "urls": ["-"], "models": {"medium": medium, **(models or {})}, "cluster": cluster}
+    return {"run": "run", "urls": ["-"], "models": {"medium": medium}, "cluster": cluster}
 
 
-def settings(parallel: object, **more: Any) -> Settings:
-    return validate(raw(parallel, **more), "test")
+def settings(parallel: object, **cluster: Any) -> Settings:
+    return validate(raw(parallel, **cluster), "test")
 
 
-def sized(given: Settings, share: float, name: str = "medium") -> Machine:
+def sized(given: Settings, share: float) -> Machine:
     """An H100 of such a memory that the model takes this share of it."""
     h100 = machine("h100", {}, 8)
-    return replace(h100, memory=int(predict(given.models[name], h100).memory_bytes / share))
+    return replace(h100, memory=int(predict(given.models["medium"], h100).memory_bytes / share))
 
 
 def refusal(given: Settings, found: Machine, **options: Any) -> str:
@@ -60,23 +58,16 @@ def use_cpu(monkeypatch: pytest.MonkeyPatch, memory: int, cores: int = 4) -> Non
     monkeypatch.setattr(this_machine, "available_cpus", lambda: cores)
 
 
-# ---------------------------------------------------------------------------------------------------------------- GPUs
-
-
 @pytest.mark.parametrize("share", [0.921, 1.5, 2.5])
 def test_following_a_refusal_leads_to_a_layout_that_fits(share: float) -> None:
     given = settings({"data": 8})
     h100 = sized(given, share)
     message = refusal(given, h100)
     prediction = predict(given.models["medium"], h100)
-    part, value = max(by_part(prediction.memory).items(), key=lambda item: item[1])
-    for found in (gib(prediction.memory_bytes), gib(h100.memory), f"{part}, {gib(value)}"):
-        assert found in message
+    assert gib(prediction.memory_bytes) in message and gib(h100.memory) in message
     changed = followed(message)
-    assert predict(changed.models["medium"], h100).fits
-    assert changed.models["medium"].world_size == 8
-    assert changed.models["medium"].train.global_batch_size == 512
     check_fits(changed, "medium", h100)
+    assert (changed.models["medium"].world_size, changed.models["medium"].train.global_batch_size) == (8, 512)
 
 
 def test_a_feasible_layout_is_silent_and_a_tight_or_allowed_one_a_note(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,9 +87,6 @@ def test_a_finished_run_is_not_refused() -> None:
     check_fits(given, "medium", sized(given, 3), done=1000)
 
 
-# ---------------------------------------------------------------------------------------------------------------- CPUs
-
-
 def test_the_large_models_of_the_repository_are_refused_on_a_laptop_and_the_embedded_run_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,13 +100,6 @@ def test_the_large_models_of_the_repository_are_refused_on_a_laptop_and_the_embe
     assert prepare(given, "tiny") == given
 
 
-def test_too_many_processes_for_one_memory_are_told_which_layout_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = settings({"data": 8}, tasks_per_node=8)
-    use_cpu(monkeypatch, int(4 * predict(given.models["medium"], machine("h100", {}, 8)).memory_bytes))
-    changed = followed(refusal(given, this_cpu(8), here=True))
-    check_fits(changed, "medium", this_cpu(changed.models["medium"].world_size), here=True)
-
-
 def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes() -> None:
     values = {"executor": "slurm", "gpus_per_node": 8}
     for cluster in (values, {"executor": "slurm"}, {"executor": "slurm", "mem_gb_per_task": 99}):
@@ -127,13 +108,8 @@ def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes() -> None:
     given = settings({"data": 8}, **values, gpu="h100")
     found = machine_of_job(given.models["medium"], given.cluster)
     assert found is not None and (found.name, found.per_node) == ("h100", 8)
-    with pytest.raises(ConfigError, match=r"'v100'.*v100-32g"):
-        prepare(settings({"data": 8}, **values, gpu="v100"), "medium")
     with pytest.raises(ConfigError, match=r"cluster\.mem_gb_per_task"):
         prepare(settings({"data": 8}, executor="slurm", mem_gb_per_task=1), "medium")
-
-
-# -------------------------------------------------------------------------------------------------------- this machine
 
 
 def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +121,6 @@ def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypat
     (tmp_path / "a/memory.max").write_text("7000\n")
     (tmp_path / "memory/c/memory.limit_in_bytes").write_text("5000\n")
     assert sorted(this_machine._cgroup_limits(tmp_path, own)) == [5000, 7000]
-    assert list(this_machine._cgroup_limits(tmp_path, tmp_path / "none")) == []
     monkeypatch.setattr(this_machine, "_cgroup_limits", lambda: [2**62])
     whole = available_memory({})
     job = {"SLURM_JOB_ID": "1"}
@@ -167,22 +142,3 @@ def test_processes_share_a_machine_and_use_no_more_than_their_threads(monkeypatc
     assert rate(2, 1, {}) == pytest.approx(1e11)
     assert rate(8, 1, {}) == pytest.approx(2e11), "two for each core"
     assert rate(8, 4, {"SLURM_CPUS_ON_NODE": "32"}) == pytest.approx(16e11), "srun gave each process its own cores"
-
-
-def test_a_gpu_of_no_known_kind_is_planned_by_its_memory_and_has_no_time() -> None:
-    given = settings({})
-    known = this_gpu("NVIDIA H100 80GB HBM3", 85 * 10**9, {}, 4)
-    assert (known.name, known.memory, known.per_node) == ("h100", 85 * 10**9, 4)
-    assert "MFU" in predicted_rows(given.models["medium"], known, 1)["time"]
-    unknown = this_gpu("Another 5000", 24 * GIB, {}, 4)
-    assert (unknown.name, unknown.memory, unknown.device) == (UNKNOWN, 24 * GIB, "cuda")
-    assert predicted_rows(given.models["medium"], unknown, 1)["time"] == "not predicted"
-
-
-def test_the_plan_says_what_a_run_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cpu(monkeypatch, 16 * GIB)
-    medium = settings({}).models["medium"]
-    rows = predicted_rows(medium, this_cpu(1), 1000)
-    assert "16.0" in rows["memory"] and "parameters" in rows["memory"] and rows["time"] == "not predicted"
-    target = machine("v100-32g", {})
-    assert duration(1000 * predict(medium, target).step_seconds) in predicted_rows(medium, target, 1000)["time"]

@@ -1,7 +1,5 @@
 """The planner's command line becomes that of the command which measures."""
 
-from importlib import import_module
-
 import pytest
 
 from common.errors import InputError
@@ -27,19 +25,3 @@ def test_autotune_gets_the_question() -> None:
     for option in ("--gpu-memory", "--given", "--html"):
         with pytest.raises(InputError, match=option):
             autotune_command([*QUESTION.split(), option])
-
-
-def test_every_option_of_a_handed_over_command_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Parsed(Exception):
-        pass
-
-    def parsed(_arguments: object) -> None:
-        raise Parsed
-
-    monkeypatch.setattr("common.cli.read_settings", parsed)
-    asked = "--config c.yaml --model tiny --seq-len 8 --precision float32 model.n_layer=1".split()
-    batch = "--global-batch-size 8 --micro-batch-size 2".split()
-    machine = "--gpus 2 --gpu h100 --write best.yaml".split()
-    for command in (probe_command([*asked, *batch, "--probe"]), autotune_command([*asked, *batch, *machine])):
-        with pytest.raises(Parsed):
-            import_module(command[0]).main(command[1:])

@@ -120,7 +120,9 @@ def test_the_terms_cover_every_part_and_the_total_is_that_of_the_fullest_rank() 
         assert total(memory_terms(GPT2_345M, layout, GPU)) == max(ranks)
 
 
-def test_offload_leaves_no_parameters_and_no_optimizer_on_the_gpu_and_a_cpu_process_has_python_instead_of_cuda() -> None:
+def test_offload_leaves_no_parameters_and_no_optimizer_on_the_gpu_and_a_cpu_process_has_python_instead_of_cuda() -> (
+    None
+):
     offloaded = memory_terms(GPT2_345M, Layout(data=4, zero_stage=3, offload=True), GPU)
     assert not {"parameters", "optimizer"} & set(by_part(offloaded))
     model = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=256)

