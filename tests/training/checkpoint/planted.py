@@ -14,6 +14,13 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from common.files import read_json, write_json
 
 
+def flip_a_bit(path: Path) -> None:
+    """Change one bit of a file, at byte 1000."""
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+
+
 class Touch:
     """Unpickled by a reader that trusts it, it makes the folder `mark`."""
 

@@ -9,23 +9,20 @@ import torch
 
 from common.errors import CheckpointError, TrainingError
 from common.files import read_json
+from tests.training.checkpoint.planted import flip_a_bit
 from tests.training.helpers import (
     Session,
     checkpoint_writer,
     launch,
-    launch_ok,
     make_run,
-    open_session,
+    make_session,
     run_main,
     save_checkpoint,
-    settings_of,
     step_batches,
 )
 from training import checkpoint
 from training.checkpoint import Progress
 from training.model_folder import checkpoint_folder, checkpoint_folders
-from training.parallel.process_group import World
-from training.run_plan import make_plan
 from training.step import train_step
 from training.train import main as train
 
@@ -33,9 +30,7 @@ WORKER = "tests.training.save_worker"
 
 
 def open_tiny(folder: Path, **train: object) -> Session:
-    session = open_session(
-        make_plan(settings_of(make_run(folder, train=train)), "tiny"), World(0, 1, torch.device("cpu"), "test")
-    )
+    session = make_session(folder, train=train)
     (folder / "run").mkdir()
     return session
 
@@ -51,18 +46,13 @@ def names(folder: Path) -> list[str]:
     return [path.name.lstrip("iter_0") for path in checkpoint_folders(folder)]
 
 
-# ------------------------------------------------------------------------------------------------ in the background
-
-
 def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_tiny(tmp_path, async_save=True)
     steps = step_batches(session, 0)
     train_step(session, 1, next(steps), 0.01)
-    expected = save_checkpoint(
-        tmp_path / "same step", session.parameters, session.optimizer, Progress(1, 8), session.plan
-    )
+    expected = save_checkpoint(tmp_path / "now", session.parameters, session.optimizer, Progress(1, 8), session.plan)
     trained = threading.Event()
     real = checkpoint.write
 
@@ -90,9 +80,8 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
 
 def test_what_goes_wrong_in_the_background_is_raised_by_the_next_save_and_at_the_end(tmp_path: Path) -> None:
     session = open_tiny(tmp_path, async_save=True)
-    with pytest.raises(CheckpointError, match="iter_0000001"):
-        with checkpoint_writer(session, tmp_path / "gone") as saver:
-            saver.save(Progress(1, 8))
+    with pytest.raises(CheckpointError, match="iter_0000001"), checkpoint_writer(session, tmp_path / "gone") as saver:
+        saver.save(Progress(1, 8))
     with checkpoint_writer(session, tmp_path / "gone") as saver:
         saver.save(Progress(1, 8))
         with pytest.raises(CheckpointError, match="iter_0000001"):
@@ -105,9 +94,6 @@ def test_a_run_that_saves_in_the_background_ends_when_its_last_checkpoint_is_the
     folder = tmp_path / "models" / "tiny"
     assert read_json(folder / "done.json")["checkpoint"] == "iter_0000004"
     assert names(folder) == ["4", "3"]
-
-
-# ------------------------------------------------------------------------------------------------ several ranks
 
 
 @pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -123,8 +109,6 @@ def test_copies_that_drifted_apart_are_named_and_a_full_disk_ends_all_ranks_in_o
     manifest = read_json(folder / "iter_0000001" / "manifest.json")
     assert manifest["replicas"]["drifted"] == pytest.approx({"h.1.ln_2.bias": 0.5})
     assert len(manifest["replicas"]["compared"]) == 28
-    topology = {"world_size": 2, "axes": ["pp", "dp", "tp"], "sizes": [1, 2, 1], "coordinates": [[0, 0, 0], [0, 1, 0]]}
-    assert manifest["topology"] == topology
     assert (manifest["vocab_size"], manifest["padded_vocab_size"]) == (257, 384)
     assert f"{folder}/iter_0000002.tmp/__1_" in error and "iter_0000001" in error
     assert names(folder) == ["1"]
@@ -133,40 +117,13 @@ def test_copies_that_drifted_apart_are_named_and_a_full_disk_ends_all_ranks_in_o
     assert found is not None and found.progress == Progress(1, 8, {"iteration": 1})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parallel", "compared"),
-    [({"tensor": 2}, 2 * 6 + 3), ({"pipeline": 2}, 1), ({"data": 2, "zero_stage": 3}, 0)],
-    ids=["tensor", "pipeline", "zero 3"],
-)
-def test_all_that_several_ranks_hold_is_compared_and_saved_alike_between_steps_and_in_the_background(
-    tmp_path: Path, parallel: dict[str, Any], compared: int
-) -> None:
-    files = []
-    for name, background in (("between", False), ("background", True)):
-        config = make_run(tmp_path / name, parallel=parallel, train={"async_save": background})
-        results = launch_ok(2, WORKER, config)
-        assert "asked 8 times" in results[0].stdout  # before a save, before its renaming
-        folders = checkpoint_folders(tmp_path / name / "models" / "tiny")
-        assert len(folders) == 4
-        files.append([tensor_files(folder) for folder in folders])
-        replicas = read_json(folders[0] / "manifest.json")["replicas"]
-        assert replicas["drifted"] == {} and len(replicas["compared"]) == compared
-        assert not any("c_attn" in key or "c_fc" in key or "c_proj.weight" in key for key in replicas["compared"])
-    assert files[0] == files[1]
-
-
-# ------------------------------------------------------------------------------------------------ which ones stay
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Session:
     """A run of four checkpoints at 2, 4, 6, 8."""
     session = open_tiny(tmp_path, keep_last=2, keep_every=4)
     for iteration in (2, 4, 6, 8):
-        save_checkpoint(
-            tmp_path / "run", session.parameters, session.optimizer, Progress(iteration, 8 * iteration), session.plan
-        )
+        progress = Progress(iteration, 8 * iteration)
+        save_checkpoint(tmp_path / "run", session.parameters, session.optimizer, progress, session.plan)
     return session
 
 
@@ -179,16 +136,13 @@ def test_the_newest_stay_and_those_of_every_so_many_iterations(saved: Session, t
     assert names(tmp_path / "run") == ["14", "12", "8", "4"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "no manifest"])
+@pytest.mark.parametrize("damage", ["flip", "no manifest"])
 def test_a_damaged_checkpoint_does_not_count_as_one_that_is_kept(saved: Session, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "run" / "iter_0000008"
-    file = next(folder.glob("*.distcp"))
-    data = bytearray(file.read_bytes())
-    data[1000] ^= 1
     if damage == "no manifest":
         (folder / "manifest.json").unlink()
     else:
-        file.write_bytes(data if damage == "flip" else data[:-1])
+        flip_a_bit(next(folder.glob("*.distcp")))
     with checkpoint_writer(saved, tmp_path / "run") as saver:
         saver.save(Progress(10, 80))
     assert names(tmp_path / "run") == ["10", "8", "6", "4"]

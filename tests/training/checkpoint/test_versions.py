@@ -39,11 +39,7 @@ def change(folder: Path, section: str, **values: Any) -> None:
 def test_a_run_resumes_from_a_checkpoint_of_format_1(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = checkpoint.resolve(old.parent)
     assert (manifest.progress.iteration, manifest.experiment.model.n_embd) == (4, 8)
-    assert (
-        manifest.experiment.train.split == "90,10,0"
-        and manifest.experiment.train.keep_every == 0
-        and manifest.tokenize.encoder_json is None
-    )
+    assert (manifest.experiment.train.split, manifest.experiment.train.keep_every) == ("90,10,0", 0)
     assert checkpoint.load_weights(manifest)["wte.weight"].shape == (257, 8)
     assert run_main(main, "--config", old.parents[2] / "config.yaml", "--model", "tiny") == 0
     said = capsys.readouterr()
@@ -58,12 +54,9 @@ def test_new_removed_and_renamed_keys_do_not_matter(old: Path, monkeypatch: pyte
     change(old, "", mood="glad", topology=None, replicas=None)
     change(old, "train", grandfathers_split="80,20,0", split=None, lr_decay=None, keep_every=None, momentum=0.5)
     change(old, "train", betas=[0.9, 1.5], warmup_iterations=99)  # valid in the version that wrote it
-    change(old, "model", bias_free=False)
     change(old, "parallel", expert=4, offload=None)
-    change(old, "tokenize", lower_case=True)
     run = checkpoint.resolve(old).experiment
     assert (run.train.split, run.train.lr_decay, run.train.keep_every) == ("80,20,0", "linear", 0)
-    assert not run.parallel.offload
 
 
 @pytest.mark.parametrize(
@@ -82,18 +75,9 @@ def test_a_newer_format_stops_a_run_even_if_it_has_an_older_checkpoint(
 
 
 def test_a_damaged_manifest_gives_one_line(old: Path) -> None:
-    texts = ["[]", '"no"', "{", "", '{"format": 1}', '{"format": "1"}', "\xff", '{"format": 1, "iteration": "x"}']
-    complete = (old / "manifest.json").read_text()
-    for section, values in (
-        ("", {"files": [1]}),
-        ("", {"train": []}),
-        ("model", {"n_layer": None}),
-        ("train", {"iterations": None}),
-    ):
-        change(old, section, **values)
-        texts.append((old / "manifest.json").read_text())
-        (old / "manifest.json").write_text(complete)
-    for text in texts:
+    change(old, "model", n_layer=None)
+    without_a_key = (old / "manifest.json").read_text()
+    for text in ("[]", "{", "", '{"format": "1"}', "\xff", '{"format": 1, "iteration": "x"}', without_a_key):
         (old / "manifest.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(CheckpointError, match=r"manifest\.json[^\n]*\Z"):
             checkpoint.read_manifest(old)

@@ -36,6 +36,7 @@ def test_build_compiles_once_and_a_failure_is_one_line(
     assert run_main(main, "build", "--architectures", "80") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "x.cu(7)" in error
+    write_nvcc(tmp_path / "another", monkeypatch, "echo 'x.cu(7): error: no such type'; exit 1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert "x.cu(7)" in library.prepare() == library.prepare()  # a run warns once

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from torch.distributed import HashStore
 
 from common.errors import JobError
 from tests.conftest import ROOT
-from tests.training.helpers import make_run
 from training.parallel.device import choose_device, claim_gpu, threads_of
 from training.parallel.launch import Launch
 
@@ -35,7 +33,6 @@ def test_the_settings_decide_the_threads_and_otherwise_slurm_or_an_equal_share(m
 def test_an_inherited_number_of_threads_changes_nothing() -> None:
     code = """
 import json, os
-from pathlib import Path
 from common.settings import ClusterSettings
 from training.parallel.launch import read_launch
 from training.parallel.process_group import started
@@ -54,7 +51,6 @@ def test_fewer_gpus_than_asked_for_is_an_error_that_names_the_node(monkeypatch: 
     monkeypatch.setenv("SLURMD_NODENAME", "node7")
     with pytest.raises(JobError, match=r"node7.*gpus_per_node is 8"):
         choose_device(SLURM, 8)
-    assert choose_device(SLURM, 0).type == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
@@ -67,22 +63,7 @@ def test_two_processes_on_one_gpu_is_an_error_that_names_both(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(uuid="GPU-1"))
     store, device = HashStore(), torch.device("cuda", 0)
     claim_gpu(SLURM, device, store)
-    claim_gpu(SLURM, device, store)  # itself
     with pytest.raises(JobError, match=r"1 and 3 .*GPU-1"):
         claim_gpu(Launch("slurm", 3, 4, 1, 2, 2, "slurm-1.0-0"), device, store)
     monkeypatch.setenv("SLURMD_NODENAME", "another")
     claim_gpu(Launch("slurm", 2, 4, 0, 2, 2, "slurm-1.0-0"), device, store)
-
-
-@pytest.mark.slow
-def test_the_digits_of_a_run_do_not_depend_on_what_it_inherits(tmp_path: Path) -> None:
-    """256 wide: with two threads, sums are split where one thread adds in order, if the machine has two cores."""
-    losses = []
-    for inherited in ("1", "2"):
-        model = {"n_embd": 256, "seq_len": 128}
-        config = make_run(tmp_path / inherited, documents=200, model=model, train={"micro_batch_size": 8})
-        command = [sys.executable, "-m", "training.train", "--config", str(config), "--model", "tiny"]
-        env = {**os.environ, "OMP_NUM_THREADS": inherited, "PYTHONPATH": str(ROOT)}
-        subprocess.run(command, env=env, check=True, capture_output=True)
-        losses.append(json.loads((tmp_path / inherited / "models/tiny/done.json").read_text()))
-    assert losses[0] == losses[1]

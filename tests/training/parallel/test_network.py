@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
 from tests.training.helpers import launch, make_run
 from training.parallel.launch import Launch
-from training.parallel.network import address_of, listening_address, published_host, set_interface
+from training.parallel.network import listening_address, published_host, set_interface
 
 TWO_NODES = Launch("slurm", 0, 2, 0, 1, 2, "slurm-1.0-0")
 ONE_NODE = Launch("slurm", 0, 2, 0, 2, 1, "slurm-1.0-0")
@@ -30,13 +29,8 @@ def known_hosts(monkeypatch: pytest.MonkeyPatch, **addresses: str) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "machine")
 
 
-def test_an_interface_stands_for_its_address_and_a_wrong_one_lists_those_that_exist() -> None:
-    assert address_of("lo") == published_host(TWO_NODES, "lo") == listening_address(TWO_NODES, "lo") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"cluster\.interface.*node1.*'ib0'.*lo"):
-        address_of("ib0")
-
-
 def test_rank_0_publishes_its_name_in_the_node_list_where_the_network_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert published_host(TWO_NODES, "lo") == listening_address(TWO_NODES, "lo") == "127.0.0.1"
     known_hosts(monkeypatch, machine="127.0.1.1", node1="10.0.0.1")
     assert published_host(TWO_NODES, "") == "node1"
     known_hosts(monkeypatch, machine="127.0.1.1")  # several nodes on one machine, whose names only Slurm knows

@@ -1,10 +1,7 @@
 """Dropout's streams: equal outside split regions, different inside, and the same after any restart."""
 
-from functools import partial
-
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from common.settings import ModelSettings
 from training.model import GPT2, AttentionCore
@@ -41,29 +38,12 @@ def test_numbers_depend_on_data_rank_iteration_and_seed_and_not_on_earlier_draws
     assert all(map(torch.equal, first, draws(0, 0, 5)))
 
 
-def attached(tensor_rank: int, dropout: float = 0.5, device: str = "cpu") -> GPT2:
-    torch.manual_seed(0)
-    model = GPT2(SETTINGS.model_copy(update={"dropout": dropout})).to(device)
-    streams = RandomStreams(1, (0, 0))
-    streams.attach(model, tensor_rank)
-    streams.start_iteration(3)
-    return model
-
-
-@ON_EVERY_DEVICE
-def test_a_recomputed_layer_draws_the_same_numbers_in_its_split_region(device: str) -> None:
-    gradients = []
-    for run in (lambda block, x: block(x), partial(checkpoint, use_reentrant=False)):
-        model = attached(1, device=device)
-        x = torch.ones(1, 8, 16, device=device).requires_grad_()
-        run(model.h["0"], x).sum().backward()
-        gradients.append(x.grad)
-    assert torch.equal(*gradients)
-
-
 @ON_EVERY_DEVICE
 def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) -> None:
-    core = attached(1, device=device).h["0"].attn.core
+    model, streams = GPT2(SETTINGS).to(device), RandomStreams(1, (0, 0))
+    streams.attach(model, 1)
+    streams.start_iteration(3)
+    core = model.h["0"].attn.core
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(64, 2, 8, 8, generator=generator).to(device) for _ in range(3))
     expected = AttentionCore(0.0)(q, k, v)
@@ -71,4 +51,3 @@ def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) ->
     assert (found[:, :, :, 0] == 0).all(dim=-1).float().mean() == pytest.approx(0.5, abs=0.03)  # attends to itself only
     assert torch.allclose(found.mean(dim=0).mean(), expected.mean(), atol=0.01)
     assert torch.allclose(core.eval()(q, k, v), expected, atol=1e-5)
-    assert type(attached(1, dropout=0.0).h["0"].attn.core) is AttentionCore  # left as it is
