@@ -146,12 +146,9 @@ def test_each_rank_verifies_a_share_of_the_files_and_what_breaks_later_is_one_li
     checkpoint.verify(manifest, slice(0, None, 2))
     with pytest.raises(CheckpointError, match=second):
         checkpoint.verify(manifest, slice(1, None, 2))
-    file = next(manifest.path.glob("*.distcp"))
-    file.write_bytes(file.read_bytes()[:100_000])
-    for _ in range(2):  # cut, and then gone
-        with pytest.raises(CheckpointError, match=r"iter_0000002: [^\n]*\Z"):
-            checkpoint.load(manifest, session.parameters, session.optimizer)
-        file.unlink(missing_ok=True)
+    next(manifest.path.glob("*.distcp")).unlink()
+    with pytest.raises(CheckpointError, match=r"iter_0000002: [^\n]*\Z"):
+        checkpoint.load(manifest, session.parameters, session.optimizer)
 
 
 def test_a_moved_model_folder_still_has_its_vocabulary(session: Session, tmp_path: Path) -> None:
@@ -177,17 +174,6 @@ def test_other_model_settings_are_refused_by_key(session: Session, tmp_path: Pat
         other = replace(session.plan, experiment=Experiment.model_validate(run))
         with pytest.raises(CheckpointError, match=rf"models\.tiny\.{section}\.{key} is {value} .* {was}"):
             check_fits(manifest, other)
-
-
-def test_another_dataset_is_refused(session: Session, tmp_path: Path) -> None:
-    manifest = save(session, tmp_path)
-    corpus = session.plan.data.train.parts[0].corpus
-    other = Corpus(corpus.prefix, corpus.tokens, corpus.starts[1:], corpus.lengths[1:])
-    samples = [Samples(corpus, range(corpus.documents), 8), Samples(other, range(other.documents), 8)]
-    for blend in (Blend(samples[1:], [1]), Blend(samples, [1, 1])):
-        with pytest.raises(CheckpointError, match="iter_0000002"):
-            check_fits(manifest, replace(session.plan, data=session.plan.data._replace(train=blend)))
-    check_fits(manifest, replace(session.plan, data=session.plan.data._replace(train=Blend(samples[:1], [7]))))
 
 
 @pytest.mark.parametrize("vocab_size", [257, None], ids=["ours", "another tool's"])

@@ -1,62 +1,41 @@
 """Reading `.metadata` and the records of a checkpoint executes nothing, and gives what DCP's own reader gives."""
 
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from common.errors import CheckpointError
 from tests.training.checkpoint.planted import Touch, metadata_of, plant_record, write_metadata
-from tests.training.helpers import make_run, open_session, run_main, settings_of
+from tests.training.helpers import Session, make_session, save_checkpoint
 from training import checkpoint
+from training.checkpoint import Progress
 from training.checkpoint.metadata import RAW, read_metadata
-from training.run_plan import make_plan
-from training.train import main
-
-TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a checkpoint at 2."""
-    folder = tmp_path_factory.mktemp("trained")
-    config = make_run(folder, model=TINY, train={"iterations": 2, "save_interval": 2})
-    assert run_main(main, "--config", config, "--model", "tiny") == 0
-    return folder
 
 
 @pytest.fixture
-def folder(trained: Path, tmp_path: Path) -> Path:
-    """A copy of its checkpoint."""
-    return Path(shutil.copytree(trained / "models/tiny/iter_0000002", tmp_path / "iter_0000002"))
+def session(tmp_path: Path) -> Session:
+    return make_session(tmp_path, model={"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8})
 
 
-def load_weights(folder: Path, _trained: Path) -> None:
+@pytest.fixture
+def folder(session: Session, tmp_path: Path) -> Path:
+    """A checkpoint."""
+    return save_checkpoint(tmp_path / "run", session.parameters, session.optimizer, Progress(2, 16), session.plan)
+
+
+def load_weights(folder: Path, _session: Session) -> None:
     """What training.evaluate and training.generate do."""
     checkpoint.load_weights(checkpoint.resolve(folder))
 
 
-def resume(folder: Path, trained: Path) -> None:
+def resume(folder: Path, session: Session) -> None:
     """What a run does that continues."""
-    session = open_session(make_plan(settings_of(trained / "config.yaml"), "tiny"))
     checkpoint.load(checkpoint.resolve(folder), session.parameters, session.optimizer)
-
-
-def test_it_reads_our_own_checkpoints_as_dcp_does(folder: Path) -> None:
-    metadata = metadata_of(folder)
-    index, record = next(iter(metadata.storage_data.items()))
-    setattr(record, RAW, (record.offset + 64, record.length - 64, torch.float32))  # where a large tensor's bytes are
-    write_metadata(folder, metadata)
-    read, expected = read_metadata(folder), FileSystemReader(folder).read_metadata()
-    assert read.state_dict_metadata == expected.state_dict_metadata
-    assert read.storage_data == expected.storage_data and read.version == expected.version
-    assert getattr(read.storage_data[index], RAW) == getattr(record, RAW)
 
 
 def whole_file(metadata: Metadata, touch: Touch) -> Any:
@@ -76,12 +55,12 @@ def in_a_name(metadata: Metadata, touch: Touch) -> Metadata:
 @pytest.mark.parametrize("plant", [whole_file, in_planner_data, in_a_name])
 @pytest.mark.parametrize("use", [load_weights, resume])
 def test_a_pickle_planted_in_metadata_is_named_and_never_run(
-    folder: Path, trained: Path, tmp_path: Path, plant: Callable[..., Any], use: Callable[..., None]
+    folder: Path, session: Session, tmp_path: Path, plant: Callable[..., Any], use: Callable[..., None]
 ) -> None:
     mark = tmp_path / "mark"
     write_metadata(folder, plant(metadata_of(folder), Touch(mark)))
     with pytest.raises(CheckpointError, match=r"\.metadata: [^\n]*mkdir[^\n]*\Z"):
-        use(folder, trained)
+        use(folder, session)
     assert not mark.exists()
     metadata_of(folder)  # pickle.load runs it
     assert mark.exists()
@@ -90,12 +69,12 @@ def test_a_pickle_planted_in_metadata_is_named_and_never_run(
 @pytest.mark.parametrize("as_bytes", [False, True], ids=["as a tensor", "as an object"])
 @pytest.mark.parametrize("use", [load_weights, resume])
 def test_a_pickle_planted_in_a_record_is_never_run(
-    folder: Path, trained: Path, tmp_path: Path, use: Callable[..., None], as_bytes: bool
+    folder: Path, session: Session, tmp_path: Path, use: Callable[..., None], as_bytes: bool
 ) -> None:
     mark = tmp_path / "mark"
     plant_record(folder, "model.ln_f.bias", mark, as_bytes=as_bytes)
     with pytest.raises(CheckpointError, match=folder.name) as error:
-        use(folder, trained)
+        use(folder, session)
     assert not mark.exists() and "\n" not in str(error.value)
     if as_bytes:
         assert "model.ln_f.bias" in str(error.value)
@@ -125,3 +104,13 @@ def test_a_file_that_is_no_metadata_is_one_line(tmp_path: Path, content: bytes) 
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(CheckpointError, match=r"\.metadata: [^\n]*\Z"):
             read_metadata(folder)
+
+
+def test_a_pickle_cannot_change_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opcode BUILD, applied to a class, sets attributes of it: here of one that only this pickle has."""
+    monkeypatch.setattr(StorageMeta, "planted", 0, raising=False)  # removed again after the test
+    attack = b"ctorch.distributed.checkpoint.metadata\nStorageMeta\n(N(dVplanted\nI1\nstb."
+    (tmp_path / ".metadata").write_bytes(attack)
+    with pytest.raises(CheckpointError):
+        read_metadata(tmp_path)
+    assert StorageMeta.planted == 0

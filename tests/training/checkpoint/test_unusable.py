@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from common.errors import CheckpointError
-from common.files import read_json
 from tests.training.checkpoint.planted import flip_a_bit
 from tests.training.helpers import make_run, run_main
 from training import checkpoint
@@ -44,8 +43,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def start(run: Path, *overrides: str) -> int:
-    return run_main(main, "--config", run.parents[1] / "config.yaml", "--model", "tiny", *overrides)
+def start(run: Path) -> int:
+    return run_main(main, "--config", run.parents[1] / "config.yaml", "--model", "tiny")
 
 
 @pytest.mark.parametrize("damage", ["byte", "no manifest"])
@@ -61,11 +60,6 @@ def test_without_a_usable_checkpoint_nothing_is_trained_or_changed(
     assert contents(run) == before
     with pytest.raises(CheckpointError, match=str(run)):  # so do merge_mp and evaluate
         checkpoint.resolve(run)
-    if damage == "byte":
-        for folder in checkpoint_folders(run):
-            shutil.rmtree(folder)
-        assert start(run, "train.iterations=2") == 0
-        assert read_json(run / "done.json")["checkpoint"] == "iter_0000002"
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_and_rewritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

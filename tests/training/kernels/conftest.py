@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,12 @@ CACHE = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / f"
 """Where the next session finds the libraries."""
 
 
-def built(compiler: Compiler) -> Path:
-    """The library of a compiler, from the tests' own cache."""
+def built(find_compiler: Callable[[], Compiler]) -> Path:
+    """The library of a compiler, from the tests' own cache; skips the test where there is none."""
+    try:
+        compiler = find_compiler()
+    except KernelError as error:
+        pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(CACHE))
         return build(compiler)
@@ -27,21 +31,13 @@ def built(compiler: Compiler) -> Path:
 @pytest.fixture(scope="session")
 def host_library() -> Path:
     """The kernels, compiled for the CPU."""
-    try:
-        compiler = host_compiler()
-    except KernelError as error:
-        pytest.skip(f"{error}: the kernels cannot be compiled for the CPU")
-    return built(compiler)
+    return built(host_compiler)
 
 
 @pytest.fixture(scope="session")
 def cuda_library() -> Path:
     """The kernels, compiled for the GPU."""
-    try:
-        compiler = nvcc([library.capability()])
-    except KernelError as error:
-        pytest.skip(str(error))
-    return built(compiler)
+    return built(lambda: nvcc([library.capability()]))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

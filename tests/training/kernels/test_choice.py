@@ -6,9 +6,9 @@ import orjson
 import pytest
 import torch
 
-from training.kernels import choice, library
+from training.kernels import library
 from training.kernels.cases import Shapes, cases, verify
-from training.kernels.choice import KERNELS, Row, Table, choose, measure
+from training.kernels.choice import KERNELS, Row, Table, choose
 
 MODEL = {"seq_len": 24, "n_layer": 2, "n_embd": 32, "n_head": 2, "vocabulary": 90, "padded_vocabulary": 96}
 SMALL = Shapes(samples=2, dropout=0.1, dtype="float32", **MODEL)
@@ -50,18 +50,3 @@ def test_a_wrong_kernel_is_found(device: torch.device, monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "call", lambda *arguments: None)  # its outputs stay full of NaN
     for case in cases(SMALL, device):
         assert verify(case) != "", case.kernel
-
-
-def test_a_measurement_times_each_kernel_and_what_pytorch_compiles(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(choice, "_REPEATS", 2)
-    with library.using(["something"]):
-        found = measure(SMALL, device)
-        assert library.selected("something", torch.zeros(1, device=device)), "the selection comes back"
-    assert [row["kernel"] for row in found["rows"]] == list(KERNELS)
-    assert all(row["ours"] > 0 and row["eager"] > 0 and row["bytes"] > 0 for row in found["rows"])
-    assert found["shapes"]["n_embd"] == 32 and orjson.dumps(found)
-    for case, row in zip(cases(SMALL, device), found["rows"], strict=True):
-        assert (row["compile"] is None) == (case.peer is not None)

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from tests.training.helpers import run_main
-from tests.training.kernels.conftest import CACHE
 from tests.training.kernels.helpers import write_nvcc
 from training.kernels import library
 from training.kernels.__main__ import main
-from training.kernels.choice import KERNELS
 
 
 @pytest.fixture(autouse=True)
@@ -42,25 +40,3 @@ def test_build_compiles_once_and_a_failure_is_one_line(
     assert "x.cu(7)" in library.prepare() == library.prepare()  # a run warns once
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and printed.startswith("warning: ") and "x.cu(7)" in printed
-
-
-def test_check_without_a_gpu_lists_the_kernels_and_succeeds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("URLS_TO_GPT2_KERNELS", str(tmp_path))
-    assert run_main(main, "check") == 0 and run_main(main, "check", "--measure") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:4] for line in lines[2 : 2 + len(KERNELS)]] == [[name, "no", "-", "no"] for name in KERNELS]
-
-
-@pytest.mark.gpu
-def test_check_tests_each_kernel_on_the_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("URLS_TO_GPT2_KERNELS", str(CACHE))
-    if reason := library.prepare():
-        pytest.skip(reason)
-    assert main(["check"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:4] for row in rows] == [[name, "yes", "yes", "no"] for name in KERNELS]

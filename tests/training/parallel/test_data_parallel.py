@@ -25,10 +25,8 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
 ) -> None:
     """Weights: in the type of the products, and once; stage 3: those of one layer at a time, embeddings and head.
 
-    The stages round alike, and their sums in another order differ by 1e-7, which AdamW amplifies. One process rounds
-    the sum of the embeddings, data-parallel ranks each of the two: activations differ by a few units roundoff, in both
-    directions, so that the mean loss and the first gradient norm differ by less than one. Later norms are not compared:
-    AdamW's first update is the sign of a gradient, and rounding turns the smallest ones.
+    Stages differ by sums in another order, 1e-7, which AdamW amplifies. One process rounds the sum of the embeddings,
+    ranks each of the two: the loss and the first norm differ by less than a unit roundoff, later norms by more.
     """
     model = {"n_layer": LAYERS, "n_embd": WIDTH, "seq_len": LENGTH, "dropout": 0.0}
     config = make_run(tmp_path, model=model, parallel={"data": 2})

@@ -33,6 +33,7 @@ def test_the_settings_decide_the_threads_and_otherwise_slurm_or_an_equal_share(m
 def test_an_inherited_number_of_threads_changes_nothing() -> None:
     code = """
 import json, os
+from pathlib import Path
 from common.settings import ClusterSettings
 from training.parallel.launch import read_launch
 from training.parallel.process_group import started

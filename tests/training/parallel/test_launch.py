@@ -27,21 +27,16 @@ LOCAL = {
 }
 
 
-def test_a_process_knows_its_rank_in_a_job_of_any_launcher() -> None:
-    assert read_launch({}) == Launch("single", 0, 1, 0, 1, 1, "single")
-    assert read_launch(LOCAL) == Launch("submitit", 1, 2, 1, 2, 1, "local-123")
-    assert read_launch(SLURM) == Launch("slurm", 9, 16, 1, 8, 2, "slurm-77.0-3")
-    assert read_launch(TORCHRUN) == Launch("torchrun", 5, 8, 1, 4, 2, "torchrun")
-
-
-def test_what_was_started_inside_an_allocation_wins_and_its_batch_script_is_a_single_process() -> None:
-    assert read_launch({**SLURM, **LOCAL}) == read_launch(LOCAL)
-    assert read_launch({**SLURM, **TORCHRUN}) == read_launch(TORCHRUN)
-    batch = {name: value for name, value in SLURM.items() if not name.startswith("SLURM_STEP")}
-    assert read_launch({**batch, "SLURM_NTASKS": "16"}).launcher == "single"
-
-
 def test_a_job_of_the_wrong_size_names_the_model_and_both_numbers() -> None:
     check_world_size(read_launch(LOCAL), ParallelSettings(tensor=2), "big")
     with pytest.raises(ConfigError, match=r"models\.big\.parallel.* 8 .* 1 "):
         check_world_size(read_launch({}), ParallelSettings(data=2, tensor=4), "big")
+
+
+def test_a_process_knows_its_rank_in_a_job_of_any_launcher_and_what_was_started_inside_an_allocation_wins() -> None:
+    assert read_launch({}) == Launch("single", 0, 1, 0, 1, 1, "single")
+    assert read_launch({**SLURM, **LOCAL}) == Launch("submitit", 1, 2, 1, 2, 1, "local-123")
+    assert read_launch(SLURM) == Launch("slurm", 9, 16, 1, 8, 2, "slurm-77.0-3")
+    assert read_launch({**SLURM, **TORCHRUN}) == Launch("torchrun", 5, 8, 1, 4, 2, "torchrun")
+    batch = {name: value for name, value in SLURM.items() if not name.startswith("SLURM_STEP")}
+    assert read_launch({**batch, "SLURM_NTASKS": "16"}).launcher == "single", "a batch script"

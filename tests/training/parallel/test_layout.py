@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.training.helpers import launch_ok, make_run
+from tests.training.helpers import ALONE, launch_ok, make_run
 from tests.training.worker import steps
-from training.parallel.process_group import World
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4
-ALONE = World(0, 1, torch.device("cpu"))
 
 
 def run_layout(

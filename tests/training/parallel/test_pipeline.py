@@ -1,15 +1,11 @@
-"""Which layers a stage holds, and how long the pipeline idles."""
+"""Which layers a stage holds, how long the pipeline idles, and how the vocabulary is padded."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.settings import ModelSettings
-from training.loss import LossHead
-from training.model import GPT2
-from training.parallel.pipeline import Stage
 from training.parallel.stages import bubble_share, stage_layers
+from training.parallel.vocabulary import padded_vocab_size
 
 
 @given(st.integers(1, 60), st.integers(1, 12))
@@ -24,23 +20,6 @@ def test_the_bubble_is_as_in_the_papers() -> None:
     assert [bubble_share(*sizes) for sizes in ((1, 1, 8), (4, 1, 8), (4, 2, 8))] == pytest.approx([0, 3 / 11, 3 / 19])
 
 
-def test_stages_in_sequence_equal_the_model() -> None:
-    settings = ModelSettings(n_layer=3, n_head=2, n_embd=8, seq_len=6, vocab_size=20)
-    torch.manual_seed(0)
-    whole = GPT2(settings).eval()
-    whole.head = LossHead(settings.vocab_size)
-    stages = []
-    for number, layers in enumerate(stage_layers(3, 3)):
-        model = GPT2(settings)
-        model.head = LossHead(settings.vocab_size)
-        model.load_state_dict(whole.state_dict())
-        stages.append(Stage(model, layers, number == 0, number == 2).eval())
-    held = [["h", "wpe", "wte"], ["h"], ["h", "head", "ln_f", "wte"]]
-    assert [sorted(dict(stage.model.named_children())) for stage in stages] == held
-    assert [list(stage.model.h) for stage in stages] == [["0"], ["1"], ["2"]]
-    tokens, targets = torch.randint(20, (2, 2, 6)).unbind()
-    x = tokens
-    for stage in stages:
-        x = stage(x, targets=targets)
-    alone = Stage(whole, range(3))
-    assert torch.equal(x, alone(tokens, targets=targets)) and x.shape == (1,)
+def test_the_vocabulary_is_padded_to_a_multiple_of_128_times_tp() -> None:
+    assert [padded_vocab_size(50257, tensor) for tensor in (1, 2, 4, 8)] == [50304, 50432, 50688, 51200]
+    assert [padded_vocab_size(size, 1) for size in (128, 129)] == [128, 256]

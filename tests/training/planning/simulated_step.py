@@ -7,7 +7,7 @@ counted from its allocation to its end, so the peak is exact for eager mode, at 
 import gc
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from common.settings import Experiment
 from tests.training.helpers import ALONE
@@ -40,12 +39,6 @@ from training.step import run_micro_batches
 
 # meshes read the values of their tensors
 MESH_METHODS = "__init__ __getitem__ get_group get_local_rank get_coordinate _flatten _get_all_submeshes".split()
-ATTENTION = {  # the counter knows only the kernels of GPUs
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda gradient, q, k, v, *_, **__: sdpa_backward_flop_count(gradient, q, k, v)
-    ),
-}
 
 
 class Storages(TorchDispatchMode):
@@ -117,7 +110,7 @@ def large_parts(logits: Tensor) -> list[slice]:
 
 
 def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
-    """Bytes at the peak of a step and of a rank's parameters, gradients and moments, and operations of its passes."""
+    """Bytes at the peak of a rank's step, and of its parameters, gradients and moments."""
     size, storages = experiment.world_size, Storages()
     changed = [
         (Stage, "to_empty", to_empty),
@@ -142,12 +135,10 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
         session = trainer.open_session(experiment, World(rank, size, ALONE.device), mesh)
         tokens = torch.zeros((experiment.train.micro_batch_size, experiment.model.seq_len), dtype=torch.long)
         batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
-        counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
-        for counting in (counter, nullcontext()):  # the first step allocates buffers, and a counter keeps tensors
+        for _ in range(2):  # the first step allocates buffers
             gc.collect()
             storages.peak = storages.held
-            with counting:
-                run_micro_batches(session, batches, 1.0, train=True)
+            run_micro_batches(session, batches, 1.0, train=True)
             parameters = list(session.parameters.values())
             gradients = allocated(parameter.grad for parameter in parameters)
             sync_gradients(session.parameters, mesh)
@@ -159,7 +150,6 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
             "gradients": gradients,
             "optimizer": allocated(moments),
             "peak": storages.peak,
-            "flops": counter.get_total_flops(),
         }
 
 

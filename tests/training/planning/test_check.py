@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from common.config import load_settings, validate
+from common.config import validate
 from common.errors import ConfigError
 from common.settings import Settings
 from common.yaml_text import with_overrides
-from tests.conftest import ROOT
 from training.planning import this_machine
 from training.planning.auto import prepare
 from training.planning.check import check_fits, gib, predict
 from training.planning.machines import GIB, Machine, machine
-from training.planning.this_machine import available_memory, machine_of_job, this_cpu
+from training.planning.this_machine import available_memory, machine_of_job
 
 MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "vocab_size": 2048}
 TRAIN = {"iterations": 1000, "micro_batch_size": 8, "global_batch_size": 512}
@@ -53,11 +52,6 @@ def followed(message: str) -> Settings:
     return validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
 
 
-def use_cpu(monkeypatch: pytest.MonkeyPatch, memory: int, cores: int = 4) -> None:
-    monkeypatch.setattr(this_machine, "available_memory", lambda *_env: memory)
-    monkeypatch.setattr(this_machine, "available_cpus", lambda: cores)
-
-
 @pytest.mark.parametrize("share", [0.921, 1.5, 2.5])
 def test_following_a_refusal_leads_to_a_layout_that_fits(share: float) -> None:
     given = settings({"data": 8})
@@ -85,19 +79,6 @@ def test_a_finished_run_is_not_refused() -> None:
     given = settings({"data": 8})
     refusal(given, sized(given, 3), done=999)
     check_fits(given, "medium", sized(given, 3), done=1000)
-
-
-def test_the_large_models_of_the_repository_are_refused_on_a_laptop_and_the_embedded_run_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    use_cpu(monkeypatch, 16 * GIB)
-    given = load_settings(ROOT / "config.yaml")
-    many = given.model_copy(update={"cluster": given.cluster.model_copy(update={"tasks_per_node": 64})})
-    for name in ("gpt2_345m", "gpt2_7b"):
-        with pytest.raises(ConfigError, match=rf"models\.{name}.* 16\.0 .*train\.allow_tight=true"):
-            prepare(many, name)
-    use_cpu(monkeypatch, 2 * GIB, cores=2)
-    assert prepare(given, "tiny") == given
 
 
 def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes() -> None:
@@ -128,17 +109,3 @@ def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypat
     assert available_memory({**job, "SLURM_MEM_PER_NODE": "5"}) == 5 << 20
     assert available_memory({**job, "SLURM_MEM_PER_NODE": "0"}) == whole
     assert available_memory({**job, "SLURM_MEM_PER_CPU": "5", "SLURM_CPUS_ON_NODE": "4"}) == 20 << 20
-
-
-def test_processes_share_a_machine_and_use_no_more_than_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_cpu(monkeypatch, 16 * GIB, cores=4)
-
-    def rate(*arguments: Any) -> float:
-        found = this_cpu(*arguments)
-        return found.per_node * found.peak_flops("float32")
-
-    assert (this_cpu(2, 0, {}).memory, this_cpu(2, 0, {}).device) == (8 * GIB, "cpu")
-    assert rate(2, 0, {}) == pytest.approx(2e11)
-    assert rate(2, 1, {}) == pytest.approx(1e11)
-    assert rate(8, 1, {}) == pytest.approx(2e11), "two for each core"
-    assert rate(8, 4, {"SLURM_CPUS_ON_NODE": "32"}) == pytest.approx(16e11), "srun gave each process its own cores"
