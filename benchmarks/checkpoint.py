@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from benchmarks.machine import table
-from benchmarks.training_job import SIZES, Job, Size, write_dataset
+from benchmarks.training_job import SIZES, Job, write_dataset
 from common.cli import output_folder, positive_int
 from common.files import fsync
-from common.settings import ModelSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +42,11 @@ if TYPE_CHECKING:
     from training.step import Session
 
 _COPY = "save: copy of the files"
-_SIZES = {"tiny": Size(ModelSettings(n_layer=1, n_head=2, n_embd=32, seq_len=16, vocab_size=256), 2, 1), **SIZES}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--size", choices=_SIZES, default="124m", help="size of the model (default 124m)")
+    parser.add_argument("--size", choices=SIZES, default="124m", help="size of the model (default 124m)")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="rounds per row (default 3)")
     parser.add_argument(
         "--folder", type=output_folder, metavar="DIR", help="where to write (default: a temporary folder)"
@@ -269,7 +267,7 @@ def measure(arguments: argparse.Namespace) -> str:
         redirect_stdout(None),  # hides the trainer's log
     ):
         folder = Path(name)
-        job = Job(folder, _SIZES[arguments.size])
+        job = Job(folder, SIZES[arguments.size])
         write_dataset(job)
         plan = make_plan(job.settings, "step")
         session = open_session(plan.experiment, world)

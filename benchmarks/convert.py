@@ -69,21 +69,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_megatron(folder: Path, model: ModelSettings) -> None:
-    """Write iter_0000001/mp_rank_TT/model_optim_rng.pt; all layers have the same random values."""
+    """Write iter_0000001/mp_rank_TT/model_optim_rng.pt; all layers have the same random values, but no two ranks."""
     import torch
     from torch import Tensor
 
     rows = -(-model.vocab_size // (_VOCABULARY_STEP * _RANKS)) * _VOCABULARY_STEP  # of one rank
     C, inner = model.n_embd, 4 * model.n_embd // _RANKS
     generator = torch.Generator().manual_seed(0)
-    pool = (
-        torch.empty(max(rows * C, model.seq_len * C, 4 * C * C // _RANKS)).normal_(0, 0.02, generator=generator).half()
-    )
+    size = max(rows * C, model.seq_len * C, 4 * C * C // _RANKS) + _RANKS
+    pool = torch.empty(size).normal_(0, 0.02, generator=generator).half()
 
-    def values(*shape: int) -> Tensor:
-        return pool[: torch.Size(shape).numel()].view(shape).clone()
+    def values(*shape: int, first: int = 0) -> Tensor:
+        return pool[first : first + torch.Size(shape).numel()].view(shape).clone()
 
-    def layers() -> Iterator[tuple[str, Tensor]]:
+    def layers(rank: int) -> Iterator[tuple[str, Tensor]]:
         for layer in range(model.n_layer):
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 yield f"layers.{layer}.{norm}.weight", torch.ones(C).half()
@@ -94,7 +93,7 @@ def make_megatron(folder: Path, model: ModelSettings) -> None:
                 "mlp.dense_h_to_4h": (inner, C),
                 "mlp.dense_4h_to_h": (C, inner),
             }.items():
-                yield f"layers.{layer}.{name}.weight", values(out, into)
+                yield f"layers.{layer}.{name}.weight", values(out, into, first=rank)
                 yield f"layers.{layer}.{name}.bias", values(out)
         yield "final_layernorm.weight", torch.ones(C).half()
         yield "final_layernorm.bias", values(C)
@@ -114,7 +113,7 @@ def make_megatron(folder: Path, model: ModelSettings) -> None:
             "word_embeddings": {"weight": values(rows, C)},
             "position_embeddings": {"weight": values(model.seq_len, C)},
         }
-        content = {"language_model": {"embedding": embedding, "encoder": dict(layers())}}
+        content = {"language_model": {"embedding": embedding, "encoder": dict(layers(rank))}}
         path = folder / "iter_0000001" / f"mp_rank_{rank:02}" / "model_optim_rng.pt"
         path.parent.mkdir(parents=True)
         torch.save({"args": args, "checkpoint_version": 3.0, "iteration": 1, "model": content}, path)

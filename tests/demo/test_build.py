@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import ftfy
 import pytest
 
 from common.errors import InputError
-from common.settings import BlacklistSettings
 from corpus.extract.extractors import extract, load_extractors
-from corpus.urls.rules import UrlRules
-from corpus.urls.url import canonical_url
 from demo.articles import python_articles
-from demo.build import build_site, edited
+from demo.build import build_site
 from demo.site import Page, read_site, write_site
 from tests.conftest import ROOT
 from tests.helpers import prose
@@ -63,32 +59,6 @@ def test_copies_are_exact_and_edited_ones_near(tmp_path: Path) -> None:
         assert all(paragraph in copied for paragraph in original.split("\n\n"))
         a, b = shingles(copied), shingles(near)
         assert 0.8 <= len(a & b) / len(a | b) < 1
-    assert edited("one two\n\nthree " * 30).count("\n\n") == 30, "an edit keeps the layout"
-
-
-def test_each_kind_of_trouble_is_there_and_urls_for_each_rule(tmp_path: Path) -> None:
-    pages, urls = site(tmp_path)
-    odd = {urlsplit(url).path: page for url, page in pages.items() if "corner.example" in url}
-    german, mojibake = text_of(odd["/archiv-bei-nacht"]), text_of(odd["/careless-import"])
-    assert len(german) > 600 and "Rechtschreibung" in german
-    assert len(text_of(odd["/short-notice"])) < 512
-    assert "Ã©" in mojibake and "crème brûlée" in ftfy.fix_text(mojibake)
-    assert "Déjà vu in the café." in text_of(odd["/old-charset"])
-    assert odd["/hanging-server"].delay > 30 and 0.5 < odd["/slow-server"].delay < 2
-    assert odd["/report.html"].headers["Content-Type"] == "application/pdf"
-    assert odd["/old-address"].status == 301 and odd["/out-of-order"].status == 503
-    assert "https://corner.example/no-such-page" in urls and "https://corner.example/no-such-page" not in pages
-    rules = UrlRules(BlacklistSettings())
-    assert {"malformed", "scheme", "private_host", "domain", "extension"} <= {rules.reason(url) for url in urls}
-    good = [canonical_url(url) for url in urls if rules.reason(url) is None]
-    assert len(good) - len(set(good)) == 3, "the same page in other spellings"
-
-
-def test_a_site_may_have_one_article_and_not_none(tmp_path: Path) -> None:
-    pages, _ = site(tmp_path, {"Only one": prose(7, 300)})
-    assert prose(7, 300) in text_of(next(page for url, page in pages.items() if "handbook.example" in url))
-    with pytest.raises(InputError):
-        build_site({}, tmp_path)
 
 
 def test_the_command_writes_the_same_bytes_every_time(tmp_path: Path) -> None:

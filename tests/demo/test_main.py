@@ -1,6 +1,5 @@
 """The progress lines and the closing summary of `python -m demo`."""
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,20 +58,6 @@ def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell_on_one_scree
     ):
         assert part in text, part
     assert "sample 2" not in text
-    without = summary(settings.model_copy(update={"train_models": []}))
-    assert "blacklist" in without and "report.html" in without and "continues" not in without
-
-
-def test_snakemakes_output_becomes_a_line_per_finished_job(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [
-        "localrule train:\n", "    input: a, b\n", "[Sun Nov 22 20:18:37 2026]\n",
-        "Finished jobid: 7 (Rule: train)\n", "1 of 24 steps (4%) done\n",
-    ]  # fmt: skip
-    last = deque[str](maxlen=2)
-    demo._show_progress(iter(lines), last)
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 2 and "logs/train" in shown[0] and shown[1].split()[1:] == ["1", "of", "24", "train"]
-    assert list(last) == lines[-2:]
 
 
 @pytest.mark.usefixtures("settings")

@@ -1,6 +1,5 @@
 import http.client
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ def site(tmp_path: Path) -> Path:
         Page("https://one.example/page?x=1", b"one", headers={"Content-Type": "text/plain"}),
         Page("http://two.example/page", b"two", 301, {"Location": "/elsewhere"}),
         Page("http://two.example/ü", b"three", delay=0.2),
-        Page("http://two.example/never", b"", delay=3600),
     ]
     write_site(tmp_path / "site", pages, [page.url for page in pages])
     return tmp_path / "site"
@@ -50,21 +48,6 @@ def test_pages_are_found_by_host_and_path_and_sent_as_recorded(site: Path) -> No
     assert requested[:3] == ["one.example/page?x=1", "two.example/page", "one.example/page"]
 
 
-def test_the_end_waits_for_no_hanging_page_and_frees_the_port(site: Path) -> None:
-    requested: list[str] = []
-    with serve(site, requested) as address:
-        ip, port = address.split(":")
-        hanging = socket.create_connection((ip, int(port)))
-        hanging.sendall(b"GET /never HTTP/1.1\r\nHost: two.example\r\n\r\n")
-        while not requested:
-            time.sleep(0.01)
-        started = time.monotonic()
-    hanging.close()
-    assert time.monotonic() - started < 30
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((ip, int(port)))
-
-
 def test_a_command_runs_with_the_address_and_its_code_is_passed_on(
     site: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,12 +66,3 @@ def test_nothing_outlives_a_killed_server(site: Path) -> None:
         server.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs([sleeping], timeout=60)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_without_a_command_it_prints_its_address_and_serves_until_interrupted(site: Path) -> None:
-    command = [sys.executable, "-m", "demo.serve", "--site", site]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert get(server.stdout.readline().strip(), "one.example", "/page?x=1")[2] == b"one"
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 130

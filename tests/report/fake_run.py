@@ -11,6 +11,12 @@ from typing import Any
 from common.stats import Stats
 
 STEPS = {"pages": "scrape", "clean": "clean", "dedup": "dedup", "tokens": "tokenize"}
+REASONS = {"scrape": {"timeout": 3, "http_404": 2}, "clean": {"short": 4}, "dedup": {"near": 5}}
+EXTRA: dict[str, dict[str, Any]] = {
+    "scrape": {"hosts": {f"h{host}.example": {"urls": 5, "ok": 5} for host in range(10)}},
+    "clean": {"languages": {"en": 90, "de": 6}},
+    "tokenize": {"tokens": 40_000},
+}
 COLUMNS = (
     "iteration,consumed_samples,consumed_tokens,learning_rate,lm_loss,grad_norm,ms_per_iteration,tokens_per_second"
 )
@@ -26,21 +32,11 @@ def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple
     for number, (step_folder, step) in enumerate(STEPS.items()):
         for shard in range(shards):
             path = folder / step_folder / f"{shard:04d}.stats.json"
-            reasons = {"scrape": {"timeout": 3, "http_404": 2}, "clean": {"short": 4}, "dedup": {"near": 5}}.get(
-                step, {}
-            )
-            extra: dict[str, Any] = {}
-            if step == "scrape":
-                extra["hosts"] = {f"h{shard}-{host}.example": {"urls": 5, "ok": 5} for host in range(10)}
-            if step == "clean":
-                extra["languages"] = {"en": 90, "de": 6}
-            if step == "tokenize":
-                extra["tokens"] = 40_000
             seconds = 2 + chance.random()
-            _stats(path, step, 100 - 5 * number, reasons, seconds, extra)
+            _stats(path, step, 100 - 5 * number, REASONS.get(step, {}), seconds, **EXTRA.get(step, {}))
             _log(folder / f"logs/{step}/{shard:04d}.log", seconds, BEGAN + 10 * (number + 1) + seconds)
     done = 85 * shards
-    _stats(folder / "dataset/stats.json", "merge_index", done, {}, 0.5, {"tokens": 40_000 * shards})
+    _stats(folder / "dataset/stats.json", "merge_index", done, {}, 0.5, tokens=40_000 * shards)
     _log(folder / "logs/merge_index.log", 0.5, BEGAN + 60)
     largest = {"documents": 9, "lowest_similarity": 0.7123, "ids": ["a"]}
     _write(folder / "dedup/clusters.json", {"cluster_sizes": {"1": 300, "2": 4, "9": 1}, "largest_cluster": largest})
@@ -50,23 +46,14 @@ def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple
     return folder
 
 
-def _stats(
-    path: Path,
-    step: str,
-    documents: int,
-    reasons: dict[str, int],
-    seconds: float,
-    extra: dict[str, Any] | None = None,
-) -> None:
+def _stats(path: Path, step: str, documents: int, reasons: dict[str, int], seconds: float, **extra: Any) -> None:
     kept = documents - sum(reasons.values())
-    stats = Stats(step, documents, kept, 1000 * documents, 900 * kept, Counter(reasons), extra=extra or {})
+    stats = Stats(step, documents, kept, 1000 * documents, 900 * kept, Counter(reasons), extra=extra)
     stats.sizes_in.update({9: documents // 2, 11: documents - documents // 2})
     stats.sizes_out.update({9: kept // 2, 11: kept - kept // 2})
     for reason in reasons:
-        for number in range(3):
-            text = f"<b>{reason}</b> " * 20
-            document = {"id": f"{path.name}{number}", "url": f"http://a.example/{number}", "text": text}
-            stats.examples[reason].append(document)
+        document = {"id": path.name, "url": "http://a.example/", "text": f"<b>{reason}</b> " * 20}
+        stats.examples[reason].append(document)
     _write(path, {**stats.as_dict(), "seconds": seconds})
 
 
@@ -124,7 +111,7 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
 
 def _write(path: Path, content: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))  # common.files waits for the disk: ten minutes for 40,000 files
+    path.write_text(json.dumps(content))
 
 
 def _touch(path: Path, when: float) -> None:

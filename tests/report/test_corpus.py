@@ -47,28 +47,3 @@ def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> Non
     for part in ("8 to 15", "similarity seen inside it is 0.71", "lambada", "clean: short", "&lt;b&gt;short"):
         assert part in page
     assert "<b>short" not in page
-
-
-def test_hosts_that_no_shard_names_are_others(tmp_path: Path) -> None:
-    for shard, host in enumerate(("b.example", "a.example")):
-        hosts = {host: {"urls": 40, "ok": 40}, "c.example": {"urls": 5, "ok": 5}}
-        Stats("scrape", documents_in=50, documents_out=50, extra={"hosts": hosts}).finish(
-            tmp_path / f"pages/000{shard}.stats.json"
-        )
-    found = corpus_figures(tmp_path, funnel(tmp_path))
-    assert found.hosts == [("a.example", 40), ("b.example", 40), ("c.example", 10), ("others", 10)]
-    assert "a.example: 40 URLs, 40.0%" in render(tmp_path)
-
-
-def test_a_run_without_these_steps_has_nothing_to_show(tmp_path: Path) -> None:
-    Stats("scrape", documents_in=1, documents_out=1).finish(tmp_path / "pages" / "0000.stats.json")
-    assert "The corpus</h2>" not in render(tmp_path)
-
-
-def test_urls_that_were_dropped_are_examples_without_a_text(tmp_path: Path) -> None:
-    stats = Stats("blacklist", documents_in=12)
-    for number in range(12):
-        stats.drop("domain", {"url": f"http://b.example/{11 - number}", "reason": "domain"})
-    stats.finish(run_folder(tmp_path) / "urls" / "stats.json")
-    page = render(tmp_path)
-    assert "blacklist: domain" in page and "http://b.example/11\n" in page and "http://b.example/1\n" not in page

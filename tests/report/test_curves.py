@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import InputError
 from report.curve_files import read_curve
-from report.curves import HOVERS, POINTS, ROWS, curve_charts, curve_rows, thin
+from report.curves import HOVERS, POINTS, curve_charts, thin
 from report.models import trained_models
 from tests.report.fake_run import finished_run
 
@@ -29,14 +29,9 @@ def test_a_curve_is_read_without_its_incomplete_last_row(tmp_path: Path) -> None
     curve = read_curve(path)
     assert curve.values("iteration").tolist() == [10, 20] and len(curve) == 2
     assert np.isnan(curve.values("mfu")[0]) and not len(curve.values("grad_norm"))
-    assert len(read_curve(tmp_path / "none.csv")) == 0
-
-
-@pytest.mark.parametrize("row", ["10", "10,x", "10,1,2"])
-def test_a_damaged_row_is_named(tmp_path: Path, row: str) -> None:
-    (tmp_path / "train.csv").write_text(f"iteration,lm_loss\n5,9.5\n{row}\n")
+    path.write_text("iteration,lm_loss\n5,9.5\n10,x\n")
     with pytest.raises(InputError, match=r"train.csv:3: "):
-        read_curve(tmp_path / "train.csv")
+        read_curve(path)
 
 
 def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> None:
@@ -49,11 +44,4 @@ def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> 
         for name in ("small", "tiny"):
             assert f"{name}: started again from iteration 2,500" in titles
             assert any(re.fullmatch(rf"{name}( training)?: [\d.,e-]+ at [\d,]+ tokens", title) for title in titles)
-    assert "tiny validation: 5.5 at 10,240 tokens" in charts[0].svg
-
-
-def test_the_table_has_few_rows_and_the_last_one(tmp_path: Path) -> None:
-    (model,) = trained_models(finished_run(tmp_path, rows=500))
-    rows = curve_rows(model)
-    assert len(rows) == ROWS and (rows[0]["iteration"], rows[-1]["iteration"]) == (10, 5000)
-    assert rows[-1]["tokens"] == 1024 * 5000 and rows[0]["valid"] == 4.5
+    assert "tiny validation: 4.5 at 10,240 tokens" in charts[0].svg

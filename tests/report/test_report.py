@@ -1,9 +1,8 @@
 from pathlib import Path
 
 from common.files import write_json
-from common.settings import Settings
 from common.stats import Stats
-from report.funnel import configured_steps, funnel
+from report.funnel import funnel
 from tests.helpers import assert_one_line_error
 from tests.test_commands import called
 
@@ -30,15 +29,6 @@ def test_the_funnel_sums_shards_in_the_order_of_the_steps(tmp_path: Path) -> Non
     assert (scrape.name, scrape.documents_in, scrape.documents_out, scrape.bytes_out) == ("scrape", 20, 14, 200)
     assert scrape.reasons == [("timeout", 4), ("http_404", 2)]
     assert scrape.tokens is None and merged.tokens == 1234
-
-
-def test_files_of_an_earlier_configuration_are_not_counted(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path)
-    Stats("decontaminate", documents_in=5, documents_out=5).finish(folder / "decontaminate" / "0000.stats.json")
-    assert len(funnel(folder)) == 3
-    steps = configured_steps(Settings(run=folder, urls=["-"]))
-    scrape, merged = funnel(folder, steps, shards=1)
-    assert (scrape.name, scrape.documents_in, merged.name) == ("scrape", 10, "merge_index")
 
 
 def test_the_report_shows_funnel_evaluation_and_sample_of_the_configuration_that_is_named(tmp_path: Path) -> None:
