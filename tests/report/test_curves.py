@@ -44,4 +44,4 @@ def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> 
         for name in ("small", "tiny"):
             assert f"{name}: started again from iteration 2,500" in titles
             assert any(re.fullmatch(rf"{name}( training)?: [\d.,e-]+ at [\d,]+ tokens", title) for title in titles)
-    assert "tiny validation: 4.5 at 10,240 tokens" in charts[0].svg
+    assert "tiny validation: 5.5 at 10,240 tokens" in charts[0].svg
