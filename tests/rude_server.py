@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gzip
 import socket
 import ssl
 import threading
@@ -57,22 +56,17 @@ async def silence(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
 
 
-async def _forever(writer: asyncio.StreamWriter, piece: bytes, pause: float) -> None:
-    writer.write(_START + b"\r\n")
-    while not writer.is_closing():
-        writer.write(piece)
-        await writer.drain()
-        await asyncio.sleep(pause)
+def endless(piece: bytes, pause: float) -> Behaviour:
+    """A body that never ends: pieces with a pause after each."""
 
+    async def behave(writer: asyncio.StreamWriter) -> None:
+        writer.write(_START + b"\r\n")
+        while not writer.is_closing():
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
 
-async def drip(writer: asyncio.StreamWriter) -> None:
-    """A byte now and then, without end: never silent, never done."""
-    await _forever(writer, b"x", 0.05)
-
-
-async def endless(writer: asyncio.StreamWriter) -> None:
-    """A body without end, as fast as it goes."""
-    await _forever(writer, b"<p>more</p>" * 1000, 0)
+    return behave
 
 
 async def reset(writer: asyncio.StreamWriter) -> None:
@@ -84,13 +78,6 @@ async def reset(writer: asyncio.StreamWriter) -> None:
 
 truncated = raw(_START + b"Content-Length: 1000\r\n\r\n<p>half")
 cut_chunk = raw(_START + b"Transfer-Encoding: chunked\r\n\r\n400\r\n<p>half")
-cut_between_chunks = raw(_START + b"Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
-gibberish = raw(b"SSH-2.0-OpenSSH_9.2\r\n")  # not HTTP at all
-
-
-def gzip_bomb(size: int) -> Behaviour:
-    """A small body that unpacks to `size` bytes."""
-    return reply(gzip.compress(bytes(size)), Content_Encoding="gzip")
 
 
 @dataclass
@@ -113,10 +100,7 @@ def rude_server(pages: Mapping[str, Behaviour], tls: ssl.SSLContext | None = Non
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             outcome = KEEP
             while outcome is KEEP:
-                if (first := await reader.readexactly(1)) == b"\x16":  # a TLS handshake, which ends here
-                    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                    break
-                head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 host = next(line.split(": ", 1)[1] for line in head if line.lower().startswith("host: "))
                 name = host + head[0].split(" ")[1]
                 server.requested.append(name)

@@ -35,22 +35,11 @@ def test_a_result_needs_a_tenth_of_the_prose_of_its_page() -> None:
     assert contains_article("x" * 140, parsed) and not contains_article("x" * 139, parsed)
     for around in (
         f'<ol id="comments">{"".join(f"<li><p>{text}</p></li>" for text in SENTENCES)}</ol>',
-        f'<div class="all-Comments">{paragraphs(*range(12))}</div>',
-        f"<nav>{paragraphs(*range(12))}</nav>",
         "".join(f'<a href="/x">{text}</a>' for text in SENTENCES),
         f"<script>{' '.join(SENTENCES)}</script>",
     ):
         assert contains_article("A short note.", tree(f"<article><p>A short note.</p></article>{around}")), around
     assert contains_article("x", tree("<p>A note.</p>")) and contains_article("x", None)  # no prose, no HTML
-
-
-def test_the_title_is_removed_from_the_beginning_of_the_text() -> None:
-    title = f"{HEADLINE} | The Daily"
-    text = f"{SENTENCES[0]}\n{HEADLINE}\n{SENTENCES[1]}\ndef f():\n\n    return 1\n\n\nend"
-    for heading in (HEADLINE, "a  headline of its own ", "A headline"):
-        assert without_boilerplate(f"{heading}\n{text}", title, tree("")) == text
-    assert without_boilerplate(text, title, tree("")) == text, "a later line is not the title; code keeps its indents"
-    assert without_boilerplate(HEADLINE, title, tree("")) == HEADLINE
 
 
 def test_a_page_of_links_stays_unchanged() -> None:
@@ -61,32 +50,24 @@ def test_a_page_of_links_stays_unchanged() -> None:
 
 
 def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept() -> None:
-    links = [
-        '<a href="/">Sign up for the newsletter</a>',
+    paragraphs = [
         'Read more: <a href="/">All that is known</a> / <a>about it</a>',
         f"{'a' * 99}<a>{'b' * 201}</a>",  # over two thirds
-    ]
-    text = [
-        'He <a href="/">wrote in his book on the matter</a> that it was so, and nobody doubted him.',
         f"{'c' * 100}<a>{'d' * 200}</a>",
         " ".join(SENTENCES[:3]),
     ]
-    body = "".join(f"<p>{paragraph}</p>" for paragraph in [*links, *text])
-    plain = [re.sub("<[^>]+>", "", paragraph) for paragraph in [*links, *text]]
-    assert without_boilerplate("\n".join(plain), "", tree(body)) == "\n".join(plain[3:])
+    plain = [re.sub("<[^>]+>", "", paragraph) for paragraph in paragraphs]
+    body = tree("".join(f"<p>{paragraph}</p>" for paragraph in paragraphs))
+    assert without_boilerplate("\n".join(plain), "", body) == "\n".join(plain[2:])
 
 
-COMMENTS = "".join(f"<li class='comment'><p>First comment. {SENTENCES[n]}</p></li>" for n in range(6))
-TABLE = "".join(f"<tr><td>Row {n}</td><td>{n * 17} units</td></tr>" for n in range(8))
 LAYOUTS = {
-    "blog with comments": f"""<div id="main"><article class="post"><header><h1>{HEADLINE}</h1></header>
-<div class="entry-content">{paragraphs(0, 1)}<blockquote><p>{SENTENCES[2]}</p></blockquote>{paragraphs(3)}</div>
-</article><section id="comments"><ol class="comment-list">{COMMENTS}</ol></section></div>""",
+    "blog with comments": f"""<article class="post"><header><h1>{HEADLINE}</h1></header>
+<div class="entry-content">{paragraphs(0, 1, 2)}{POINTER}{paragraphs(3)}</div></article>
+<section id="comments"><ol><li class='comment'><p>First comment. {SENTENCES[4]}</p></li></ol></section>""",
     "documentation": f"""<div class="document"><main role="main"><h1>{HEADLINE}</h1>{paragraphs(0)}
-<h2>Installing it</h2>{paragraphs(1)}<pre><code>def main():\n    return 42</code></pre><h2>Using it</h2>{paragraphs(2)}
-<table>{TABLE}</table>{paragraphs(3)}</main></div>""",
-    "news in divs": f"""<div class="story"><h1>{HEADLINE}</h1><div class="article-body">{paragraphs(0, 1)}{POINTER}
-{paragraphs(2, 3)}{POINTER}</div></div><div class="sidebar"><h3>More</h3><ul>{MENU}</ul></div>""",
+<h2>Installing it</h2>{paragraphs(1)}<pre><code>def main():\n    return 42</code></pre><h2>Using it</h2>
+{paragraphs(2, 3)}</main></div>""",
 }
 
 
@@ -98,5 +79,4 @@ def test_the_default_extractors_keep_the_article_of_every_layout_and_nothing_els
     assert all(sentence in " ".join(found.text.split()) for sentence in SENTENCES[:4])
     assert not [noise for noise in NOISE if noise in found.text]
     assert HEADLINE in found.title and HEADLINE not in found.text
-    if layout == "documentation":
-        assert "\n    return 42\n" in found.text and "119 units" in found.text
+    assert ("\n    return 42\n" in found.text) is (layout == "documentation")

@@ -20,6 +20,7 @@ HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "m
 DOWN = "127.0.0.1:9"
 BUSY = reply(status="503 Service Unavailable")
 BIG = 60_000
+PLAIN = "gęślą jaźń!!"
 QUICK: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
 
 
@@ -29,7 +30,7 @@ def article(number: int) -> bytes:
 
 PAGES: dict[str, Behaviour] = {
     **{f"site{n % 4}.example/{n}": reply(article(n)) for n in range(12)},
-    "plain.example/": reply(b"a plain text", Content_Type="text/plain"),
+    "plain.example/": reply(PLAIN.encode("iso8859_2"), Content_Type="text/plain; charset=latin2"),
     "empty.example/": reply(b"<html></html>"),
     "big.example/": reply(b"b " * BIG, Content_Type="text/plain"),
     "moved.example/": redirect("http://middle.example/"),
@@ -84,11 +85,10 @@ class Shard:
     def bytes(self) -> tuple[bytes, bytes]:
         return self.output.read_bytes(), self.rejects.read_bytes()
 
-    def lose(self, *kept: Path) -> None:
-        """Delete all files but these and the list."""
+    def lose(self) -> None:
+        """Delete all files."""
         for path in self.folder.iterdir():
-            if path not in (*kept, self.urls):
-                path.unlink()
+            path.unlink()
 
 
 FRESH: dict[str, tuple[bytes, bytes]] = {}

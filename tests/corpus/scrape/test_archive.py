@@ -21,11 +21,6 @@ def page(name: str, requested: str = "") -> FetchedPage:
     return FetchedPage(URL + name, 200, "OK", headers, "text/html", raw, HTML, requested or URL + name)
 
 
-def names(path: Path) -> list[str]:
-    """The URL of each page, or the reason of a response without a page."""
-    return [found if isinstance(found, str) else url for url, found in read_pages(path, LIMIT)]
-
-
 def test_responses_are_read_back_unchanged_also_by_other_readers(tmp_path: Path) -> None:
     path = tmp_path / "raw.warc.gz"
     pages = [page("a"), page("b", requested="http://old.example/ä#top")]
@@ -61,19 +56,13 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
     path.write_bytes(whole[:-9])
     with Archive(path, end[1]) as archive:
         archive.append(page("c"))
-    assert names(path) == [f"{URL}a", f"{URL}c"]
-    for cut in (1, 40, 200):  # of the first record
-        path.write_bytes(whole[:cut])
-        with Archive(path, 0) as archive:
-            archive.append(page("d"))
-        assert names(path) == [f"{URL}d"]
+    assert [url for url, _ in read_pages(path, LIMIT)] == [f"{URL}a", f"{URL}c"]
 
 
 def test_files_of_another_kind_or_shorter_than_the_journal_says_are_never_touched(tmp_path: Path) -> None:
     path = tmp_path / "other.warc.gz"
     one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)
-    others = (b"a text", gzip.compress(b"a text" * 1000, mtime=0), record(URL, http(HTML)), one_stream)
-    for content, known in (*((content, 0) for content in others), (b"short", 6)):
+    for content, known in ((b"a text", 0), (one_stream, 0), (b"short", 6)):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"other\.warc\.gz: "):
             Archive(path, known)

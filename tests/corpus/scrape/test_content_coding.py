@@ -7,8 +7,6 @@ from functools import partial
 import brotli
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.errors import PageError
 from corpus.scrape.content_coding import decode_body
@@ -30,22 +28,6 @@ def refused(body: bytes, encoding: str, limit: int, reason: str = "bad_encoding"
     assert refusal.value.reason == reason
 
 
-@settings(max_examples=30)
-@given(st.binary(max_size=2000))
-def test_every_chain_of_codings_is_decoded_and_damage_is_bad_encoding(body: bytes) -> None:
-    for encoding, encode in ENCODERS.items():
-        assert decode_body(encode(body), encoding, len(body)) == body
-    assert decode_body(body, " , identity", len(body)) == body
-    chain = zstandard.compress(zlib.compress(gzip.compress(body)))
-    assert decode_body(chain, "gzip,deflate , identity, zstd", 4000) == body
-    for damaged in (body, gzip.compress(body)[:-4] + b"abcd", zstandard.compress(body)[:-1] + b"\0"):
-        for encoding in ("gzip", "deflate", "br", "zstd", "gzip, br"):
-            try:
-                decode_body(damaged, encoding, 100_000)
-            except PageError as error:
-                assert error.reason == "bad_encoding"
-
-
 @pytest.mark.parametrize("encoding", ENCODERS)
 def test_a_large_body_is_decoded_up_to_the_limit_and_a_truncated_one_is_refused(encoding: str) -> None:
     packed = ENCODERS[encoding](WORDS)
@@ -54,6 +36,15 @@ def test_a_large_body_is_decoded_up_to_the_limit_and_a_truncated_one_is_refused(
     for cut in (1, 3, len(packed) // 2, len(packed) - 1):
         refused(packed[:-cut], encoding, len(WORDS))
     refused(WORDS, "", len(WORDS) - 1, "too_large")
+
+
+def test_a_chain_of_known_codings_is_decoded_from_its_end() -> None:
+    chain = zstandard.compress(zlib.compress(gzip.compress(WORDS)))
+    assert decode_body(chain, "gzip,deflate , identity, zstd", len(WORDS)) == WORDS
+    for encoding in ("compress", "gzip, sdch", ", ".join(["gzip"] * 6), "gzip;q=1"):
+        refused(gzip.compress(WORDS), encoding, len(WORDS))
+    for damaged in (WORDS, gzip.compress(WORDS)[:-4] + b"abcd"):
+        refused(damaged, "gzip", len(WORDS))
 
 
 def test_streams_may_be_concatenated_and_other_data_after_them_is_ignored() -> None:
@@ -76,8 +67,3 @@ def test_a_bomb_in_any_coding_costs_little_more_than_the_limit() -> None:
             assert tracemalloc.get_traced_memory()[1] < 20_000_000, encoding
         finally:
             tracemalloc.stop()
-
-
-def test_an_unknown_or_endless_coding_is_refused() -> None:
-    for encoding in ("compress", "gzip, sdch", ", ".join(["gzip"] * 6), "gzip;q=1"):
-        refused(gzip.compress(WORDS), encoding, len(WORDS))

@@ -30,20 +30,6 @@ def test_a_host_that_fails_in_a_row_is_parked_and_affects_no_other(tmp_path: Pat
     assert sum(name.startswith("ill.") for name in server.requested) == 10
 
 
-def test_only_failures_of_the_host_count_and_any_other_response_resets_the_count(tmp_path: Path) -> None:
-    dead, same = rude.redirect("http://dead.other/"), rude.redirect("http://www.ill.example/")
-    answers = [
-        (BUSY, "http_503"), (reply(status="429 Too Many Requests"), "http_429"), (GONE, "http_410"),
-        (rude.reset, "connection"), (BUSY, "http_503"), (kept(b"fine"), "ok"),
-        (BUSY, "http_503"), (BUSY, "http_503"), (reply(Content_Type="image/png"), "content_type"),
-        (dead, "http_503"), (dead, "http_503"), (BUSY, "http_503"),  # two of them are another site's
-        (same, "http_503"), (BUSY, "http_503"), (kept(b"never asked"), "host_parked"),  # the third in a row
-    ]  # fmt: skip
-    pages = {f"ill.example/{n}": page for n, (page, _) in enumerate(answers)}
-    with rude_server({**pages, "dead.other/": BUSY, "www.ill.example/": BUSY}) as server:
-        assert crawl(Shard(tmp_path), server, pages) == [reason for _, reason in answers]
-
-
 def test_a_host_is_parked_at_the_same_page_wherever_a_run_was_killed(tmp_path: Path) -> None:
     behaviours = [BUSY, BUSY, kept(b"a"), BUSY, BUSY, GONE, BUSY, BUSY, BUSY, kept(b"b"), BUSY]
     pages = {f"ill.example/{n}": page for n, page in enumerate(behaviours)}

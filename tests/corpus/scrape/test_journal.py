@@ -1,5 +1,3 @@
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +115,6 @@ def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path
             assert [journal.settings_of(position)["max_bytes"] for position in (1, 2, 3)] == [200, 100, 100]
             journal.finish()
     assert sum(b'"url"' in line for line in read_lines(tmp_path / "x.journal.zst")) == 3
-
-
-def test_the_pages_of_a_journal_of_version_1_are_kept(tmp_path: Path) -> None:
-    page = {"record": {"url": URLS[1], "text": "t", "extractor": "plain"}, "bytes": 1}
-    header = {"urls": hashlib.sha256("\n".join(URLS).encode()).hexdigest(), "settings": "x", "archive": False}
-    failure = {"position": 0, "archive": 700, "reason": "dns", "host_failed": True}
-    lines = [header, {"position": 1, "archive": 700, **page}, failure]
-    (tmp_path / "x.journal").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"posi')
-    for _ in range(2):  # converted once, for good
-        with opened(tmp_path) as journal:
-            assert known(journal) == ["dns", "plain", "", "", ""] and journal.host_failed(0)
-            assert journal.outcome(1)["record"] == page["record"]
 
 
 def test_many_lines_are_read_in_any_order(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-import json
 from pathlib import Path
 
 import pytest
 
-from common.errors import EmptyResultError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.scrape.offline import checked_pages, extract_archives
@@ -15,10 +13,9 @@ from tests.warc_records import http, record, write_warc
 RULES = BlacklistSettings()
 
 
-def extracted(*paths: Path, output: Path, workers: int = 1, allow_empty: bool = False) -> Stats:
+def extracted(*paths: Path, output: Path, workers: int = 1) -> Stats:
     rejects = output.with_name(f"{output.name}.rejects.jsonl")
-    options = {"rejects": rejects, "workers": workers, "allow_empty": allow_empty}
-    return extract_archives(paths, output, ScrapeSettings(), RULES, **options)  # type: ignore[arg-type]
+    return extract_archives(paths, output, ScrapeSettings(), RULES, rejects=rejects, workers=workers)
 
 
 @pytest.mark.usefixtures("quick_extraction")
@@ -33,52 +30,34 @@ def test_the_archive_of_a_crawl_gives_the_records_of_the_crawl(tmp_path: Path, s
 
 
 def test_records_follow_the_files_and_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:
+    pages = [(n, http(article(n) if n % 5 else b"<p>")) for n in range(15)]
     files = [
-        write_warc(
-            tmp_path / f"{name}.warc.gz",
-            *(record(f"https://{name}.example/{n}", http(article(n) if n % 5 else b"<p>")) for n in range(15)),
-        )
-        for name in ("b", "a")
+        write_warc(tmp_path / f"{name}.warc.gz", *(record(f"https://{name}.example/{n}", page) for n, page in pages))
+        for name in "ba"
     ]
     outputs = [tmp_path / "one.jsonl.zst", tmp_path / "three.jsonl.zst"]
     for output, workers in zip(outputs, (1, 3), strict=True):
         stats = extracted(*files, output=output, workers=workers)
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
-    expected = [f"https://{name}.example/{n}" for name in ("b", "a") for n in range(15) if n % 5]
+    expected = [f"https://{name}.example/{n}" for name in "ba" for n in range(15) if n % 5]
     assert [entry["url"] for entry in read_shard(outputs[0])] == expected
     assert stats.documents_in == 30 == stats.documents_out + stats.reasons["extract_empty"]
     assert stats.extra["extractors"] == {"trafilatura": 24}
-    rejects = (tmp_path / "one.jsonl.zst.rejects.jsonl").read_bytes().splitlines()
-    assert json.loads(rejects[0]) == {"dropped_by": "scrape", "url": "https://b.example/0", "reason": "extract_empty"}
 
 
 def test_the_rules_of_a_crawl_apply_and_the_first_of_equal_urls_is_kept(tmp_path: Path) -> None:
     moved = {"X_Requested_URI": "http://old.example/start"}
     found = [
-        (record("https://one.example/a", http(b"not yet", status="503 Busy")), "http_503"),
         (record("https://one.example/a", http(article(1))), "page"),
         (record("http://www.one.example/a#top", http(article(2))), "duplicate"),
         (record("https://192.168.0.1/a", http(article(3))), "private_host"),
-        (record("https://one.example/photo.jpg", http(article(4))), "extension"),
         (record("http://127.0.0.1/inside", http(article(5)), **moved), "redirect_refused"),
         (record("http://two.example/new", http(article(6)), **moved), "page"),
-        (record("http://two.example/new", http(article(6))), "page"),
     ]
     path = write_warc(tmp_path / "some.warc.gz", *(content for content, _ in found))
     pages = list(checked_pages([path], ScrapeSettings(), RULES))
     assert [page if isinstance(page, str) else "page" for _, page in pages] == [outcome for _, outcome in found]
-    assert pages[6][0] == "http://old.example/start"
-
-
-def test_a_run_without_any_page_names_the_cause_and_leaves_no_file(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    output = tmp_path / "out" / "pages.jsonl"
-    dead = write_warc(tmp_path / "dead.warc", record("http://one.example/1", http(status="404 Not Found")))
-    with pytest.raises(EmptyResultError, match=r"dead\.warc: .*1 http_404"):
-        extracted(dead, output=output)
-    assert list((tmp_path / "out").iterdir()) == []
-    assert extracted(dead, output=output, allow_empty=True).reasons == {"http_404": 1}
-    assert output.read_bytes() == b""
+    assert pages[4][0] == "http://old.example/start"
 
 
 def test_the_command_takes_folders_and_locates_damage_in_one_line(
@@ -92,6 +71,8 @@ def test_the_command_takes_folders_and_locates_damage_in_one_line(
     assert run_command(capsys, *arguments, folder).returncode == 0
     assert [entry["title"] for entry in read_shard(output)] == ["Story 1", "Story 2"]
     output.unlink()
+    dead = write_warc(tmp_path / "dead.warc", record("http://one.example/1", http(status="404 Not Found")))
+    assert_one_line_error(run_command(capsys, *arguments, dead), "dead.warc", "1 http_404")
     cut.write_bytes(cut.read_bytes()[:-7])
     assert_one_line_error(run_command(capsys, *arguments, folder), "2.warc.gz", "byte 0")
     assert run_command(capsys, *arguments, folder, "--archive", tmp_path / "x").returncode == 2

@@ -103,20 +103,17 @@ def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_
 def test_limits_can_be_lowered_and_restored_and_pages_beyond_them_are_fetched_only_when_agreed(
     tmp_path: Path, server: Server
 ) -> None:
-    shard, other = Shard(tmp_path), Shard(tmp_path, "other")
-    shard.run(server.address)
-    whole = shard.bytes()
-    for limit, dropped in ((2 * BIG - 1, 1), (2 * BIG, 0)):
-        assert shard.run(DOWN, max_bytes=limit).reasons["too_large"] == dropped
-    assert shard.bytes() == whole  # fetched once, not again
-    small = other.run(server.address, max_bytes=BIG, max_redirects=2, archive=True)
+    shard = Shard(tmp_path)
+    small = shard.run(server.address, max_bytes=BIG, max_redirects=2)
     assert small.reasons["too_large"] == small.reasons["too_many_redirects"] == 1
     for key, now in (("max_bytes", 3 * BIG), ("max_redirects", 5)):
-        limits = {"max_bytes": BIG, "max_redirects": 2, key: now}
         with pytest.raises(ConfigError, match=rf"scrape\.{key} .*\(1 URLs\)"):
-            other.run(server.address, **limits, archive=True)
-    assert other.run(server.address, archive=True, refetch=True).extra["fetched"] == 2
-    assert other.bytes() == whole
+            shard.run(server.address, **{"max_bytes": BIG, "max_redirects": 2, key: now})
+    assert shard.run(server.address, refetch=True).extra["fetched"] == 2
+    assert shard.bytes() == fresh(tmp_path, server)
+    for limit, dropped in ((2 * BIG - 1, 1), (2 * BIG, 0)):
+        assert shard.run(DOWN, max_bytes=limit).reasons["too_large"] == dropped
+    assert shard.bytes() == fresh(tmp_path, server)  # fetched once, not again
 
 
 def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path, server: Server) -> None:
@@ -133,8 +130,6 @@ def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path,
     shard.finished_journal.unlink()
     shard.run(server.address, archive=True)  # the archive has robots.txt's policy, too
     assert shard.bytes() == fresh(tmp_path, server)
-    stats = shard.run(server.address, obey_robots=False, archive=True)  # the archive has their pages
-    assert shard.bytes() == ignored and stats.extra["fetched"] == 0
 
 
 def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_crawl(
@@ -146,31 +141,17 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
     stats = shard.run(DOWN, archive=True, extractors=OTHER)
     assert shard.bytes() == fresh(tmp_path, server, extractors=OTHER) != before
     assert (stats.extra["fetched"], stats.extra["extracted_again"]) == (0, 17)  # 16 pages and one without text
-    shard.lose(shard.warc)
-    server.requested.clear()
-    stats = shard.run(server.address, archive=True)
-    assert shard.bytes() == before and shard.warc.read_bytes() == warc and stats.extra["extracted_again"] == 19
-    assert not {"site0.example/0", "plain.example/", "big.example/", "moved.example/"} & set(server.requested)
-
-
-def test_a_missing_or_damaged_archive_is_reported(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, archive=True)
-    warc = shard.warc.read_bytes()
-    shard.warc.write_bytes(warc[:-100])
-    with pytest.raises(InputError, match=r"x\.warc\.gz: "):
-        shard.run(server.address, archive=True)
     damaged = bytearray(warc)
     damaged[len(warc) // 2] ^= 0xFF
     shard.warc.write_bytes(damaged)
     with pytest.raises(InputError, match=r"x\.warc\.gz: .* byte \d+ \(http"):
-        shard.run(DOWN, archive=True, extractors=OTHER)
-    stats = shard.run(server.address, archive=True, extractors=OTHER, refetch=True)
-    assert stats.extra["fetched"] == 1 and shard.bytes() == fresh(tmp_path, server, extractors=OTHER)
-    shard.warc.unlink()
-    shard.run(DOWN, archive=True, extractors=OTHER)  # the texts are known
-    with pytest.raises(ConfigError, match="17 URLs"):
         shard.run(DOWN, archive=True)
+    shard.lose()
+    shard.warc.write_bytes(warc)
+    server.requested.clear()
+    stats = shard.run(server.address, archive=True)
+    assert shard.bytes() == before and shard.warc.read_bytes() == warc and stats.extra["extracted_again"] == 19
+    assert not {"site0.example/0", "plain.example/", "big.example/", "moved.example/"} & set(server.requested)
 
 
 def test_a_stop_before_the_finished_journal_is_written_changes_nothing(

@@ -42,29 +42,25 @@ def test_a_body_is_decoded_if_its_header_is_true(tmp_path: Path) -> None:
 def test_a_response_without_a_page_has_a_reason_and_other_records_are_skipped(tmp_path: Path) -> None:
     blocks = [
         ("http_404", http(b"gone", status="404 Not Found")),
-        ("content_type", http(b"\x89PNG", Content_Type="image/png")),
         ("content_type", http(b"%PDF-1.4 says it is HTML")),
         ("too_large", http(b"x" * (LIMIT + 1))),
         (URL, http(b"x" * LIMIT, status="203 Not Theirs")),
         ("too_large", http(gzip.compress(bytes(LIMIT + 1), mtime=0), Content_Encoding="gzip")),
         ("bad_encoding", http(gzip.compress(HTML, mtime=0)[:-9], Content_Encoding="gzip")),
-        *(("bad_response", block) for block in (b"", b"220 smtp.example ESMTP")),
+        ("bad_response", b"220 smtp.example ESMTP"),
     ]
     others = [
         record("", b"software: x", kind="warcinfo"),
         record(URL, b"GET /a HTTP/1.1\r\n\r\n", kind="request"),
-        record(f"<{URL}>", http(HTML)),
         record(f"{URL}/long", http(HTML), WARC_Truncated="length"),
         record(URL, http(), kind="revisit"),
-        record(f"{URL}/last", http(HTML)),
+        record(f"<{URL}/last>", http(HTML)),
     ]
-    for name in ("mixed.warc", "mixed.warc.gz"):
-        path = write_warc(tmp_path / name, *(record(URL, block) for _, block in blocks), *others)
-        assert names(path) == [*(reason for reason, _ in blocks), URL, "truncated", f"{URL}/last"]
+    path = write_warc(tmp_path / "mixed.warc", *(record(URL, block) for _, block in blocks), *others)
+    assert names(path) == [*(reason for reason, _ in blocks), "truncated", f"{URL}/last"]
 
 
 RECORDS = [record(f"https://one.example/{n}", http(HTML + bytes(str(n), "ascii") * 900)) for n in range(5)]
-PAGES = [f"https://one.example/{n}" for n in range(5)]
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -90,14 +86,13 @@ def test_damage_costs_only_its_record_and_is_located(
     assert ("", "damaged") not in found or f"{path}: the record at byte {starts[number]} " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["five.warc.gz", "five.warc"])
-def test_a_truncated_file_is_refused_with_the_offset(tmp_path: Path, name: str) -> None:
-    path = write_warc(tmp_path / name, *RECORDS)
+def test_a_truncated_file_is_refused_with_the_offset(tmp_path: Path) -> None:
+    path = write_warc(tmp_path / "five.warc", *RECORDS)
     content = path.read_bytes()
-    last = len(content) - len(gzip.compress(RECORDS[4], mtime=0) if name.endswith(".gz") else RECORDS[4])
-    for kept in (1, 2, 40, (len(content) - last) // 2, len(content) - last - 5):
+    last = len(content) - len(RECORDS[4])
+    for kept in (1, 2, 40, len(RECORDS[4]) // 2, len(RECORDS[4]) - 5):
         path.write_bytes(content[: last + kept])
-        with pytest.raises(InputError, match=f"{name}: .*byte {last};|{name}: .* first 4;"):
+        with pytest.raises(InputError, match=rf"five\.warc: .*byte {last};|five\.warc: .* first 4;"):
             names(path)
     path.write_bytes(content[:last])
-    assert names(path) == PAGES[:4]
+    assert names(path) == [f"https://one.example/{n}" for n in range(4)]
