@@ -111,12 +111,11 @@ def rude_server(pages: Mapping[str, Behaviour], tls: ssl.SSLContext | None = Non
             await writer.wait_closed()
 
     async def run(listener: socket.socket, stop: asyncio.Event) -> None:
-        asked: set[asyncio.Task[None]] = set()
+        asked: list[asyncio.Task[None]] = []
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(answer(reader, writer))
-            asked.add(task)
-            task.add_done_callback(lambda _: writer.transport.abort())
+            asked.append(asyncio.create_task(answer(reader, writer)))
+            asked[-1].add_done_callback(lambda _: writer.transport.abort())
 
         listening = await asyncio.start_server(accept, sock=listener, ssl=tls)
         await stop.wait()

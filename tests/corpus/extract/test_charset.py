@@ -1,16 +1,10 @@
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from corpus.extract.charset import decode
 
-GERMAN = "Größe, Übermut und Straße – für alle „Fälle“"
 RUSSIAN = "Каждый охотник желает знать, где сидит фазан."
-JAPANESE = "日本語のテキスト、①と㈱と髙島屋～"
 HTML = "text/html"
 LABELS = [
-    *((label, "cp1252", GERMAN) for label in ("ISO-8859-1", " Windows-1252 ")),
-    ("iso-8859-9", "cp1254", "İstanbul’da şöyle böyle, ağır “ığdır”"),
-    ("shift_jis", "cp932", JAPANESE),
+    ("ISO-8859-1", "cp1252", "Größe, Übermut und Straße – für alle „Fälle“"),
+    ("shift_jis", "cp932", "日本語のテキスト、①と㈱と髙島屋～"),
     ("euc-kr", "cp949", "똠방각하와 펲시콜라를 좋아하는 한국어 문장"),
     ("gb2312", "gb18030", "朱镕基与喆，𠀀和€"),
     ("koi8-r", "koi8_r", RUSSIAN),
@@ -37,7 +31,6 @@ EVIDENCE = [
     ("<meta charset=windows-1252>", "text/plain", "koi8_r"),  # no <meta> in plain text: detected
     ("<meta charset=utf-16>", HTML, "utf-8"),
     ("<meta charset=koi8-r>", f"{HTML}; charset=koi8-r", "utf-8-sig"),
-    ("<meta charset=koi8-r>", f"{HTML}; charset=koi8-r", "utf-16"),
     ("", f"{HTML}; charset=utf-8", "utf-16-le"),
     *(("", HTML, codec) for codec in ("cp1251", "koi8_r", "cp866")),  # undeclared: detected
 ]
@@ -64,10 +57,3 @@ def test_a_declaration_that_the_bytes_contradict_is_not_believed() -> None:
         text = "<p>A café’s “menu” – naïve, isn’t it?"
         assert decode(text.encode("cp1252"), HTML + declared) == text
     assert decode("été".encode() + b"\xff!", f"{HTML}; charset=utf-8") == "été\ufffd!"
-
-
-@settings(max_examples=30)
-@given(st.binary(max_size=300), st.text(max_size=20), st.text(max_size=20))
-def test_any_bytes_with_any_header_and_url_can_be_decoded(body: bytes, label: str, host: str) -> None:
-    for start in (b"", b"<meta charset=big5>", b"\x1b$B", b"<\0"):
-        decode(start + body, f"{HTML}; charset={label}", f"http://{host}.{host}/").encode("utf-8", "surrogatepass")

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -22,16 +23,12 @@ def server() -> Iterator[Server]:
         yield server
 
 
-class Pool:
+class Pool(contextlib.AsyncExitStack):
     """Extraction in this process, with the libraries loaded."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
+        super().__init__()
         self.extractors = load_extractors(settings.extractors)
-
-    async def __aenter__(self) -> "Pool":
-        return self
-
-    async def __aexit__(self, *error: object) -> None: ...
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
         await asyncio.sleep(0)

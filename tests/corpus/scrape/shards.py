@@ -19,7 +19,7 @@ from tests.rude_server import Behaviour, Server, redirect, reply
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
 DOWN = "127.0.0.1:9"
 BUSY = reply(status="503 Service Unavailable")
-BIG = 60_000
+BIG = 150_000  # twice as many bytes: more than one frame of a finished journal
 PLAIN = "gęślą jaźń!!"
 QUICK: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
 

@@ -3,14 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from common.files import read_lines
 from tests import rude_server as rude
 from tests.corpus.scrape.shards import BUSY, Shard
 from tests.helpers import read_rejects, read_shard
 from tests.rude_server import Behaviour, Server, kept, reply, rude_server
 
 pytestmark = pytest.mark.usefixtures("quick_extraction")
-GONE = reply(status="410 Gone")
 
 
 def crawl(shard: Shard, server: Server, pages: dict[str, Behaviour], **changes: object) -> list[str]:
@@ -23,27 +21,20 @@ def crawl(shard: Shard, server: Server, pages: dict[str, Behaviour], **changes: 
 
 
 def test_a_host_that_fails_in_a_row_is_parked_and_affects_no_other(tmp_path: Path) -> None:
-    pages = {f"ill.example/{n}": BUSY for n in range(40)} | {f"good.example/{n}": kept(b"good") for n in range(40)}
+    ill = [
+        *[BUSY] * 9,
+        reply(status="410 Gone"),
+        *[BUSY] * 9,
+        kept(b"fine"),
+        *[BUSY] * 20,
+    ]  # any answer resets the count
+    pages = {f"ill.example/{n}": page for n, page in enumerate(ill)}
+    pages |= {f"good.example/{n}": kept(b"good") for n in range(40)}
     with rude_server(pages) as server:
         outcomes = crawl(Shard(tmp_path), server, pages, host_failures=10)
-    assert outcomes == ["http_503"] * 10 + ["host_parked"] * 30 + ["ok"] * 40
-    assert sum(name.startswith("ill.") for name in server.requested) == 10
-
-
-def test_a_host_is_parked_at_the_same_page_wherever_a_run_was_killed(tmp_path: Path) -> None:
-    behaviours = [BUSY, BUSY, kept(b"a"), BUSY, BUSY, GONE, BUSY, BUSY, BUSY, kept(b"b"), BUSY]
-    pages = {f"ill.example/{n}": page for n, page in enumerate(behaviours)}
-    shard = Shard(tmp_path)
-    with rude_server(pages) as server:
-        undisturbed = crawl(shard, server, pages)
-        assert undisturbed[-3:] == ["http_503", "host_parked", "host_parked"]
-        whole = [line + b"\n" for line in read_lines(shard.finished_journal)]
-        for finished in range(1, len(whole)):
-            # pages are extracted while the next one fails: a killed run may lack one in the middle
-            for lacking in {1, finished // 2 + 1, finished}:
-                shard.lose()
-                shard.journal.write_bytes(b"".join(whole[:lacking] + whole[lacking + 1 : finished + 1]))
-                assert crawl(shard, server, pages) == undisturbed
+    busy = ["http_503"] * 9
+    assert outcomes == [*busy, "http_410", *busy, "ok", *busy, "http_503", *["host_parked"] * 10, *["ok"] * 40]
+    assert sum(name.startswith("ill.") for name in server.requested) == 30
 
 
 def test_archive_and_journal_are_synced_in_this_order_and_a_disk_that_fails_ends_the_crawl(

@@ -23,7 +23,6 @@ def test_every_rude_response_gives_its_reason_within_its_deadline() -> None:
         "drip": (rude.endless(b"x", 0.05), "timeout"),
         "endless": (rude.endless(b"<p>more</p>" * 1000, 0), "too_large"),
         "bomb": (reply(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"), "too_large"),
-        "announced": (reply(b"", Content_Length="100001"), "too_large"),
         "large": (rude.raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + bytes(100_001)), "too_large"),
         "reset": (rude.reset, "connection"),
         "truncated": (rude.truncated, "connection"),
@@ -32,13 +31,10 @@ def test_every_rude_response_gives_its_reason_within_its_deadline() -> None:
         "pdf": (reply(b"%PDF-1.4", Content_Type="application/pdf"), "content_type"),
         "damaged": (reply(b"\x1f\x8bnot gzip", Content_Encoding="gzip"), "bad_encoding"),
         "cut-gzip": (reply(gzip.compress(HTML, mtime=0)[:-4], Content_Encoding="gzip"), "bad_encoding"),
-        "unasked": (reply(HTML, Content_Encoding="br"), "bad_encoding"),
         "gone": (reply(status="410 Gone"), "http_410"),
         **{f"moved{n}": (reply(status=f"{n} Moved", Location="/"), "redirect_loop") for n in (301, 302, 303, 307, 308)},
         "to-video": (redirect("https://www.youtube.com/watch?v=1"), "redirect_refused"),
-        "to-picture": (redirect("/cat.jpg"), "redirect_refused"),
         "to-loopback": (redirect("http://127.0.0.1/"), "redirect_refused"),
-        "to-nonsense": (redirect("http://[::1"), "redirect_refused"),
     }
     pages = {f"{name}.example/": behaviour for name, (behaviour, _) in expected.items()}
     chain = {f"chain.example/{n}": redirect(f"/{n + 1}") for n in range(6)} | {

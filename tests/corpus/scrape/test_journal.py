@@ -115,13 +115,3 @@ def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path
             assert [journal.settings_of(position)["max_bytes"] for position in (1, 2, 3)] == [200, 100, 100]
             journal.finish()
     assert sum(b'"url"' in line for line in read_lines(tmp_path / "x.journal.zst")) == 3
-
-
-def test_many_lines_are_read_in_any_order(tmp_path: Path) -> None:
-    urls = [f"http://one.example/{n}" for n in range(500)]
-    with opened(tmp_path, urls) as journal:
-        for n, url in enumerate(urls):
-            journal.append(n, url, record={"text": f"{n} " * n * 10, "extractor": "plain"}, bytes=n)
-        journal.finish()
-    with opened(tmp_path, urls[::-1]) as journal:
-        assert all(journal.outcome(499 - n)["bytes"] == n for n in (0, 499, 7, 250, 8))

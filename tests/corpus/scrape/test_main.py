@@ -127,7 +127,8 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
         for moment in sorted(rng.sample(range(1, count - 60), kills)):
             server.requested.clear()
             with started(cut, server.address) as process:
-                wait_for_lines(cut.journal, max(moment, len(finished) + 1), process)
+                # all but the last host may be finished already
+                wait_for_lines(cut.journal, min(max(moment, len(finished) + 1), count - 40), process)
                 time.sleep(rng.uniform(0, 0.02))
                 kill_all(process, rng)
             assert not cut.output.exists() and not finished & set(server.requested)
@@ -185,7 +186,6 @@ def test_bad_lists_addresses_and_results_are_one_line_and_leave_no_file(
              ("scrape.contact", "public.example")),
             (b"http://one.example/1\n", [*mapped, "--resolve", "one.example=127.0.0.1:65536"], ("one.example",)),
             (b"http://one.example/\n\xff\xfe\n", mapped, ("urls.txt:2: ",)),
-            (b"\n  \n", mapped, ("urls.txt: ",)),
             (b"http://one.example/1\nhttp://one.example/2\nhttp://one.example/3.jpg\n", mapped,
              ("urls.txt: ", "of 3 URLs", "2 http_404, 1 extension")),
         ):  # fmt: skip

@@ -13,24 +13,6 @@ pytestmark = pytest.mark.usefixtures("quick_extraction")
 OTHER = ["newspaper3k"]
 
 
-def test_keys_that_do_not_change_a_page_fetch_nothing_and_change_nothing(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    first = shard.run(server.address)
-    before = shard.bytes()
-    for changes in (
-        {"contact": "me@example.org", "user_agent": "other/2", "resolve": {"*": "127.0.0.1:10"}, "allow_empty": True},
-        {"connect_timeout": 1, "read_timeout": 1, "page_timeout": 1, "extract_timeout": 99},
-        {"host_delay": 5, "retries": 4, "retry_delay": 9, "concurrency": 1, "host_failures": 1},
-        {"host_failures": 50, "max_redirects": 9, "max_bytes": 1 << 30},
-        {"archive": True},
-    ):
-        shard.output.unlink()
-        stats = shard.run(DOWN, **changes)
-        assert shard.bytes() == before and not shard.journal.exists(), changes
-        assert stats.extra["fetched"] == stats.extra["extracted_again"] == 0
-        assert stats.extra["hosts"] == first.extra["hosts"] and stats.reasons == first.reasons
-
-
 def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_a_fresh_scrape(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server
 ) -> None:
@@ -52,7 +34,7 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
         assert not now & asked - {"site1.example/1"}, "the one that redirects lead to"
         asked |= now
         assert shard.bytes() == fresh(tmp_path, server, urls=urls) and not shard.journal.exists()
-    shard.run(DOWN, URLS[:2])
+    shard.run(DOWN, URLS[:2], contact="me@example.org", page_timeout=1, host_delay=5)
     assert [record["url"] for record in read_shard(shard.output)] == URLS[:2]
     assert shard.run(DOWN, URLS).extra["fetched"] == 0, "a URL that left the list is still known"
     for rules in ({"extra_domains": ["site1.example"]}, {"extra_domains": ["middle.example"]}, {"min_length": 22}):

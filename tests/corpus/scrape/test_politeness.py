@@ -28,13 +28,13 @@ def robots(text: str) -> Behaviour:
 def test_transient_failures_are_retried_and_others_are_not(visits: Visits) -> None:
     behaviours = {
         "mends.example/": rude.in_turn(BUSY, rude.reset, asked_to_wait(""), OK),
-        "stays.example/": reply(status="500 Oops"),
+        "stays.example/": BUSY,
         "gone.example/": reply(status="404 Not Found"),
         "odd.example/": reply(status="499 Odd"),
     }
     with rude_server(behaviours) as server:
         outcomes = visits.fetch(server, *(f"http://{name}" for name in behaviours), retries=3)
-        assert outcomes == ["page", "http_500", "http_404", "http_499"]
+        assert outcomes == ["page", "http_503", "http_404", "http_499"]
         assert [server.requested.count(route) for route in behaviours] == [4, 4, 1, 1]
 
 
@@ -56,7 +56,6 @@ def test_retries_back_off_by_a_jittered_delay_that_doubles(visits: Visits, monke
     monkeypatch.setattr("random.uniform", lambda low, high: low + high)
     with rude_server({"one.example/": visits.noted(BUSY), "one.example/other": visits.noted(OK)}) as server:
         assert visits.fetch(server, ONE, OTHER, retries=3, retry_delay=0.1) == ["http_503", "page"]
-        assert server.requested.count("one.example/other") == 1
     # the whole host waits; the jitter is a factor of 1 to 1.25, of which the sum is used here
     assert sorted({later - earlier for earlier, later in pairwise(visits.times)}) == pytest.approx(
         [0, 0.225, 0.45, 0.9]
@@ -102,16 +101,6 @@ def test_at_most_one_request_per_host_and_concurrency_in_all_run_at_once(hosts: 
     assert all(isinstance(page, FetchedPage) for page in outcomes) and busiest == most
 
 
-def test_a_request_names_its_sender_and_sends_no_cookie_back() -> None:
-    page = reply(HTML, Set_Cookie="who=you; Path=/")
-    with rude_server({"one.example/": page, "one.example/other": page}) as server:
-        settings = settings_for(server, obey_robots=False, contact="me@mail.example", user_agent="robot/1.5")
-        fetch(settings, ONE, OTHER)
-    for head in server.heads:
-        assert "User-Agent: robot/1.5 (me@mail.example)" in head and not [line for line in head if "ookie" in line]
-    assert len(server.heads) == 2
-
-
 def test_robots_txt_is_obeyed_and_fetched_once_per_host() -> None:
     rules = "User-agent: *\nDisallow: /\n\nUser-agent: urls-to-gpt2\nDisallow: /private/\n"
     behaviours = {
@@ -128,8 +117,9 @@ def test_robots_txt_is_obeyed_and_fetched_once_per_host() -> None:
     pages = dict.fromkeys([*names, "broken.example/", "hanging.example/", "sent.example/"], OK)
     with rude_server({**pages, **behaviours}) as server:
         urls = [f"https://{name}" for name in pages]
-        outcomes = fetch(settings_for(server, retries=1), *urls, *urls)
+        outcomes = fetch(settings_for(server, retries=1, contact="me@mail.example"), *urls, *urls)
         asked = server.requested
+    assert all("User-Agent: urls-to-gpt2/0.1 (me@mail.example)" in head for head in server.heads)
     results = ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]
     assert results == ["page", "page", *["robots"] * 4, *["robots_unreachable"] * 3] * 2
     assert asked.count("none.example/robots.txt") == asked.count("moved.example/robots.txt") == 1

@@ -41,28 +41,6 @@ def test_rules_for_this_robot_win_over_those_for_all_and_those_for_others_are_ig
         assert allowed(f"User-agent: {agent}\nDisallow: /\n", "/p"), agent
 
 
-def test_patterns_and_paths_are_normalised_alike() -> None:
-    closed = "/%c3%a9 /é|/%7Euser /~user|/*?u=/p /go?u=%2Fp|/100% /100%25|/*/print$ /a/b/print|/a**c$ /a-b-c"
-    opened = "/a%2Fb /a/b|/a/b /a%2Fb|/a-%2A.html /a-b.html|/*/print$ /a/print/b|/a*b*c /a-c-b"
-    for pairs, answer in ((closed, False), (opened, True)):
-        for rule, _, path in (pair.rpartition(" ") for pair in pairs.split("|")):
-            assert allowed(f"User-agent: *\nDisallow: {rule}\n", path) is answer, (rule, path)
-    for tie in ("Disallow: /pa\nAllow: /p*", "Allow: /pa\nDisallow: /p*"):  # of equal length: Allow wins
-        assert allowed(f"User-agent: *\n{tie}\n", "/pa"), tie
-
-
-def test_a_crawl_delay_applies_to_the_agents_above_it() -> None:
-    for lines, delay in (
-        ("User-agent: *\nCrawl-delay: 2\nUser-agent: urls-to-gpt2\nCrawl-delay: 7", 7),
-        ("User-agent: urls-to-gpt2\nCrawl-delay: 7\nUser-agent: *\nCrawl-delay: 2", 7),
-        ("User-agent: *\nCrawl-delay: 2\n\nUser-agent: urls-to-gpt2\nDisallow: /x", 0),
-        ("User-agent: *\ncrawl delay 1,5\nCrawl-delay: 0.5 seconds", 1.5),
-        ("User-agent: *\nCrawl-delay: soon\nCrawl-delay: -3\nCrawl-delay: nan", 0),
-        ("Crawl-delay: 9\nUser-agent: another\nCrawl-delay: 8", 0),
-    ):
-        assert parse_robots(lines.encode(), ROBOT).crawl_delay == delay, lines
-
-
 def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limit_of_the_rfc() -> None:
     lines = [f"User-agent: *{n}" for n in range(12_000)] + [f"Disallow: /{n}" for n in range(12_000)]
     assert allowed("\n".join(lines), "/page")  # Protego would store 144 million rules

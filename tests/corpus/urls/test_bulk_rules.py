@@ -45,12 +45,6 @@ def test_the_fast_path_and_the_slow_path_agree(lines: list[str], settings: Black
     assert checked == expected
 
 
-def test_every_entry_has_a_verdict_and_lines_that_cannot_be_read_are_malformed() -> None:
-    checked = check(b"http://a.example/1\n\xffhttp://a.example/2\r\n\n# no entry\n{broken\n")
-    assert checked.urls == ["http://a.example/1", "\ufffdhttp://a.example/2", "{broken"]
-    assert checked.verdicts == [0, "malformed", "malformed"]
-
-
 def test_the_fields_of_a_submission_decide_and_may_be_booleans_numbers_or_strings() -> None:
     values: dict[tuple[str, int | str], tuple[object, ...]] = {
         ("score", 0): (3, 3.0, " 12 "),
@@ -66,5 +60,8 @@ def test_the_fields_of_a_submission_decide_and_may_be_booleans_numbers_or_string
     for (field, verdict), all_given in values.items():
         for value in all_given:
             assert check(orjson.dumps({**usual, field: value})).verdicts == [verdict], (field, value)
+    checked = check(b"http://a.example/1\n\xffhttp://a.example/2\r\n\n# no entry\n{broken\n")
+    assert checked.urls == ["http://a.example/1", "\ufffdhttp://a.example/2", "{broken"]
+    assert checked.verdicts == [0, "malformed", "malformed"]
     escaped = {**usual, "url": "", "url_overridden_by_dest": "http://a.example/?x=1&amp;copy=2&copy=3"}
     assert check(orjson.dumps(escaped)).urls == ["http://a.example/?x=1&copy=2&copy=3"]

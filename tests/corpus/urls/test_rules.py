@@ -1,9 +1,6 @@
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from common.settings import BlacklistSettings
 from corpus.urls.rules import UrlRules
-from corpus.urls.url import canonical_url, document_id, parse_url
+from corpus.urls.url import canonical_url, document_id
 
 RULES = UrlRules(BlacklistSettings())
 URLS = {
@@ -65,14 +62,3 @@ def test_urls_of_one_page_have_one_canonical_form_and_others_differ() -> None:
     for one, other in DIFFERENT:
         assert canonical_url(one) != canonical_url(other) and document_id(one) != document_id(other), one
     assert document_id("http://example.org/a") == "94584207f807e901"  # existing corpora have it
-
-
-@settings(max_examples=50)
-@given(st.text())
-def test_any_text_is_kept_or_dropped_with_a_reason(text: str) -> None:
-    for url in (text, f"http://{text}", f"http://example.org/{text}"):
-        parsed, reason = RULES.check(url)
-        assert (parsed is None) == (reason == "malformed")
-        if parsed is not None and parsed.host:
-            again = parse_url("http://" + parsed.canonical)
-            assert again.canonical == parsed.canonical, "the canonical form is its own canonical form"
