@@ -75,6 +75,7 @@ def test_what_cannot_be_written_or_is_no_input_is_refused_before_anything_is_rea
         ("corpus.clean", "--output in/0000.jsonl.zst"),
         ("corpus.clean", "--output o --rejects in/../in/0001.jsonl.zst"),
         ("corpus.ingest", "--output-dir in --shards 1"),
+        ("corpus.merge_index", "--output-prefix ./data"),
         ("corpus.blacklist", "--output linked"),
         ("corpus.scrape", "--output list"),
         ("corpus.dedup run", "--output-dir ./linked_in"),
@@ -90,7 +91,8 @@ def test_an_input_is_never_overwritten(
 ) -> None:
     Path("linked").symlink_to("list")
     Path("linked_in").symlink_to("in")
-    Path("c").write_text("{}")
+    for name in ("c", "data.bin", "data.idx"):
+        Path(name).write_text("{}")
     before = contents(folder)
     result = here(capsys, *step.split(), *STEPS[step][0].split(), *output.split())
     assert_one_line_error(result, "would overwrite the input")

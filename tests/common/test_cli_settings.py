@@ -62,17 +62,3 @@ def test_a_wrong_key_or_value_is_named_with_the_closest_one(capsys: pytest.Captu
         with pytest.raises(SystemExit):
             parse(*words)
         assert words[1] in capsys.readouterr().err
-
-
-def test_overrides_of_a_model_are_keys_of_that_model() -> None:
-    def model(*words: str) -> Settings:
-        parser = cli.parser("training.train", "A command for one model.")
-        cli.add_model_settings(parser)
-        return cli.read_settings(parser.parse_args(["--config", "config.yaml", *words]))
-
-    settings = model("train.lr=3e-4", "--model", "tiny", "model.n_layer=5", "cluster.cpus_per_task=2")
-    assert settings.models["tiny"].train.lr == 3e-4 and settings.models["tiny"].model.n_layer == 5
-    assert settings.cluster.cpus_per_task == 2
-    for words, said in ((["tiny", "trian.lr=1"], r"models\.tiny\.trian' .*'train'"), (["tinny"], "'tinny' .*'tiny'")):
-        with pytest.raises(ConfigError, match=said):
-            model("--model", *words)

@@ -2,7 +2,6 @@ import hashlib
 import os
 import platform
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,25 +9,7 @@ import pytest
 from common import snakefile
 from common.config import validate
 from common.files import read_json
-from common.run_card import commit, seeds
-
-
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_the_commit_is_that_of_the_code_or_of_what_it_was_copied_from(tmp_path: Path) -> None:
-    assert commit(tmp_path) is None
-    git(tmp_path, "init", "--quiet")
-    (tmp_path / "code.py").write_text("1\n")
-    git(tmp_path, "add", "code.py")
-    git(tmp_path, "commit", "--quiet", "-m", "first")
-    assert commit(tmp_path) == git(tmp_path, "rev-parse", "HEAD")
-    (tmp_path / "code.py").write_text("2\n")
-    assert commit(tmp_path) == f"{git(tmp_path, 'rev-parse', 'HEAD')}-dirty"
-    (tmp_path / ".commit").write_text("abc\n")
-    assert commit(tmp_path) == "abc"
+from common.run_card import seeds
 
 
 def test_a_run_that_starts_gets_a_card_that_says_who_made_it_with_what(

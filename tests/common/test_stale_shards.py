@@ -25,8 +25,7 @@ STALE = (
     *("urls/0002.txt", "ingest/0003.jsonl.zst", "clean/0002.jsonl.zst", "clean/0002.rejects.jsonl.zst"),
     *("clean/0002.stats.json", "dedup/removed/0002.jsonl.zst", "dedup/work/0002.signatures", "tokens/0003.stats.json"),
     *("clean/rejects/0002.jsonl.zst", "decontaminate/0002.counts.json", "tokens/0002_text_document.bin"),
-    *("tokens/0002_text_document.idx", "tokens/0002_text_document.json", "clean/0002.jsonl.zst.tmp"),
-    "clean/10000.jsonl.zst",
+    *("clean/0002.jsonl.zst.tmp", "clean/10000.jsonl.zst"),
 )
 KEPT = (
     *("urls/0001.txt", "urls/stats.json", "clean/0000.jsonl.zst", "tokens/0001_text_document.bin", "clean/notes.txt"),

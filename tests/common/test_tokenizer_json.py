@@ -43,15 +43,11 @@ def small() -> dict[str, Any]:
     return content
 
 
-def set_model(key: str, value: object) -> Callable[[dict[str, Any]], object]:
-    return lambda raw: raw["model"].__setitem__(key, value)
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (set_model("type", "Unigram"), "Unigram"),
-        (set_model("dropout", 0.1), "dropout"),
+        (lambda raw: raw["model"].update(type="Unigram"), "Unigram"),
+        (lambda raw: raw["model"].update(dropout=0.1), "dropout"),
         (lambda raw: raw.update(normalizer={"type": "NFC"}), "NFC"),
         (lambda raw: raw["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space"),
         (lambda raw: raw["added_tokens"].append({"id": 7, "content": "[PAD]"}), r"\[PAD\]"),

@@ -4,14 +4,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import count
-from pathlib import Path
 
 import pytest
 
 from common.errors import InputError, ToolkitError
-from common.files import atomic_path
 from common.workers import Workers, process_map, threaded_map
 
 
@@ -40,12 +38,6 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def write_slowly(path: Path) -> None:
-    with atomic_path(path):
-        path.with_suffix(".started").touch()
-        time.sleep(600)
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -92,20 +84,6 @@ def test_a_worker_that_is_killed_or_has_no_memory_ends_the_step_with_a_message(m
         assert not multiprocessing.active_children()
 
 
-def test_workers_of_a_command_that_fails_remove_their_temporary_files(tmp_path: Path, method: str) -> None:
-    def work(pool: Workers) -> None:
-        with suppress(ToolkitError):  # the processes died
-            list(pool.map(write_slowly, [tmp_path / "a", tmp_path / "b"]))
-
-    with pytest.raises(InputError, match="stop"), Workers(2) as pool:
-        list(pool.map(square, range(3)))
-        threading.Thread(target=work, args=(pool,)).start()
-        wait_until(lambda: len(list(tmp_path.glob("*.started"))) == 2)
-        raise InputError("stop")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.started", "b.started"]
-    assert not multiprocessing.active_children()
-
-
 def test_threads_give_results_in_order_and_make_a_bounded_number_ahead_of_their_use() -> None:
     asked: list[int] = []
     gate = threading.Event()
@@ -122,17 +100,3 @@ def test_threads_give_results_in_order_and_make_a_bounded_number_ahead_of_their_
         wait_until(lambda: max(asked) == 24)  # four more than the results taken
     assert max(asked) == 24
     assert list(threaded_map(str, range(7), 3)) == list(threaded_map(str, range(7), 0)) == list("0123456")
-
-
-def test_an_error_is_raised_where_its_result_is_due_and_the_threads_end() -> None:
-    def fails(number: int) -> int:
-        return 1 // (3 - number)
-
-    results = threaded_map(fails, count(), threads=2, in_flight=4)
-    assert [next(results) for _ in range(3)] == [0, 0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-    closed = threaded_map(str, count(), threads=3, in_flight=4)
-    next(closed)
-    closed.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]

@@ -7,11 +7,10 @@ import orjson
 import pytest
 
 from common.errors import EmptyResultError, InputError
-from common.files import Document, fingerprint, short_hash
+from common.files import Document, short_hash
 from common.settings import SourceSettings
 from corpus.ingest import ingest
 from corpus.urls.url import document_id
-from tests.common.commands import here
 from tests.helpers import prose, read_shard
 
 WIKI = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="The "Quoted" Title">
@@ -113,13 +112,3 @@ def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_b
     for number, path in enumerate(outputs):
         found = [document["id"] for document in read_shard(path)]
         assert all(int(name, 16) % 200 == number for name in found) and found == sorted(found, key=order.__getitem__)
-
-
-def test_the_command_reads_sources_from_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": "One."}\n')
-    (tmp_path / "c.yaml").write_text(f"run: x\nsources: [{{path: {tmp_path}/a.jsonl, text_key: body}}]\n")
-    arguments = ("--config", tmp_path / "c.yaml", "--stats", tmp_path / "stats.json", "--shards", 3)
-    assert here(capsys, "corpus.ingest", *arguments, "--output-dir", tmp_path / "out").returncode == 0
-    assert sorted(len(read_shard(path)) for path in (tmp_path / "out").iterdir()) == [0, 0, 1]
-    read = orjson.loads((tmp_path / "stats.json").read_bytes())["inputs"]
-    assert read == {str(tmp_path / "a.jsonl"): fingerprint(tmp_path / "a.jsonl")}

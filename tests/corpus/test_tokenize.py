@@ -2,16 +2,14 @@ from pathlib import Path
 
 import numpy as np
 import orjson
-import pytest
 
-from common.errors import EmptyResultError
 from common.files import read_lines
 from common.settings import TokenizeSettings
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset, read_meta
 from corpus.tokenize import tokenize
 from tests.conftest import Command
-from tests.helpers import document, prose, read_shard, write_shard
+from tests.helpers import document, prose, write_shard
 
 TOKENIZER = Tokenizer()
 
@@ -55,14 +53,3 @@ def test_a_long_document_among_others_has_the_ids_of_its_lines_whatever_the_work
     dataset = IndexedDataset(tmp_path / "1_text_document")
     lines = np.concatenate([TOKENIZER.encode(line) for line in text.splitlines(keepends=True)])
     assert np.array_equal(dataset[int(np.argmax(dataset.lengths))][:-1], lines)
-
-
-def test_bad_lines_are_counted_and_nothing_long_enough_is_an_error(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text(f'{{"id": "1", "text": "{" word" * 200}"}}\n{{"id": "4", "text": "a \\ud83d b"}}')
-    stats = tokenize([source], tmp_path / "half", TokenizeSettings(), max_bad_share=0.5)
-    assert (stats.documents_out, stats.extra["bad_lines"]) == (1, 1)
-    write_shard(source, [document(1, "short")])
-    with pytest.raises(EmptyResultError, match=r"tokenize\.min_tokens"):
-        tokenize([source], tmp_path / "out", TokenizeSettings(), tmp_path / "rejects.jsonl.zst")
-    assert not list(tmp_path.glob("out*")) and not list(tmp_path.glob("rejects*")) and len(read_shard(source)) == 1

@@ -56,16 +56,6 @@ def test_the_vocabulary_is_the_same_whatever_the_workers_and_shards_and_the_toke
         assert file.read_bytes() == (again / file.name).read_bytes()
 
 
-def test_a_share_takes_the_same_documents_whatever_the_shards(shard: Path, tmp_path: Path) -> None:
-    rules = TrainTokenizerSettings(vocab_size=300, share=0.5)
-    stats = train_tokenizer([shard], files_in(tmp_path / "whole"), rules)
-    assert 5 < stats.documents_out < 25 and stats.reasons["share"] == 30 - stats.documents_out
-    documents = read_shard(shard)
-    parts = [write_shard(tmp_path / f"{part}.jsonl.zst", documents[part::3]) for part in range(3)]
-    train_tokenizer(parts, files_in(tmp_path / "parts"), rules)
-    assert files_in(tmp_path / "whole").vocab_bpe.read_bytes() == files_in(tmp_path / "parts").vocab_bpe.read_bytes()
-
-
 def test_bad_input_leaves_nothing(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": "1", "text": "a"}\n{"id": 2}\n')
     output = tmp_path / "out"

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from common.errors import InputError
-from common.files import BadLines, read_documents, read_lines, reject_writer, shard_paths, unmarked_blocks
+from common.files import BadLines, read_documents, read_lines, reject_writer, unmarked_blocks
 from tests.helpers import document, write_shard
 
 
@@ -36,19 +36,6 @@ def test_a_bad_line_is_located_and_counted_and_a_larger_share_than_allowed_fails
             bad.check()
     with pytest.raises(InputError, match=r"a\.jsonl:2: .*1 of 4"):
         bad.check()
-
-
-@pytest.mark.parametrize("data", [b"One line.\nTwo.\n", b'"id","text"\r\n1,"one"\r\n', b"[{}]", b"WARC/1.0\r\n"])
-def test_a_file_without_json_lines_is_one_error(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "a").write_bytes(data)
-    with pytest.raises(InputError, match="a: "):
-        list(read_documents(tmp_path / "a", BadLines(1.0)))
-
-
-def test_more_shards_than_five_digits_name_are_refused(tmp_path: Path) -> None:
-    assert shard_paths(tmp_path, 100_000, ".txt")[-1].name == "99999.txt"
-    with pytest.raises(InputError, match="100,000"):
-        shard_paths(tmp_path, 100_001, ".txt")
 
 
 def test_a_document_that_was_dropped_once_is_never_read_again(tmp_path: Path) -> None:

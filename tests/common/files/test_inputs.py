@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import expand_inputs, reject_writer, require_regular
+from common.files import expand_inputs, reject_writer
 from tests.common.commands import here
 from tests.helpers import assert_one_line_error, document, write_shard
 
@@ -73,14 +73,3 @@ def test_links_to_folders_are_followed_each_folder_once_and_never_in_circles(tmp
         files = expand_inputs([f"{tmp_path}/{pattern}"])
         assert sorted({path.resolve() for path in files}) == sorted(path.resolve() for path in files)
         assert {path.name for path in files} == {"a.txt", "b.txt", "c.txt"}, pattern
-
-
-def test_pipes_and_devices_are_inputs_but_not_for_steps_that_read_twice(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    paths = expand_inputs([str(tmp_path / "pipe"), "/dev/null", "-"], "shards")
-    assert len(paths) == 3
-    for path in paths:
-        with pytest.raises(InputError, match=str(path)):
-            require_regular([path], "dedup")
-    with pytest.raises(InputError, match="empty"):
-        expand_inputs([""])

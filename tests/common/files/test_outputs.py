@@ -40,10 +40,3 @@ def test_an_output_that_is_an_input_is_refused(name: str) -> None:
     Path("b.tmp").write_text("")
     with pytest.raises(InputError, match=r"^b: .*b\.tmp"):
         check_outputs([Path("b")], [Path("b.tmp")])
-
-
-def test_different_files_and_devices_may_be_named_together() -> None:
-    check_outputs([Path("new"), Path("other"), Path("deep/new")], [Path("a"), Path("absent")])
-    check_outputs([Path("/dev/null"), Path("/dev/null")], [Path("/dev/null"), Path("-")])
-    with Path("a").open() as first, Path("a").open() as second, pytest.raises(InputError):
-        check_outputs([Path(f"/dev/fd/{first.fileno()}"), Path(f"/proc/self/fd/{second.fileno()}")])

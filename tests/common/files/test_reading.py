@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import EncodingError, InputError
-from common.files import read_blocks, read_json, read_lines, read_rows, read_text
+from common.files import read_blocks, read_json, read_lines, read_text
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -57,33 +57,6 @@ def test_an_utf8_mark_is_skipped_once_wherever_text_is_read_and_other_marks_are_
         path.write_bytes("\ufeffhttp://a.example/\n".encode(encoding))
         with pytest.raises(EncodingError, match=r"a\.json: UTF-"):
             list(read_lines(path))
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "problem"),
-    [
-        ("a.jsonl", gzip.compress(b"{}", mtime=0), "gzip"),
-        ("a.jsonl.gz", zstandard.compress(b"{}"), "zstd"),
-        ("a.jsonl.zst", b"PAR1\x15\x04\x15", "Parquet"),
-    ],
-    ids=["gzip", "zstd in gz", "Parquet"],
-)
-def test_a_file_of_another_format_is_named_as_what_it_is(tmp_path: Path, name: str, data: bytes, problem: str) -> None:
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match=rf"{name}: .*{problem}"):
-        list(read_lines(tmp_path / name))
-
-
-def test_a_curve_may_be_absent_empty_torn_or_marked_but_is_a_table(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    assert read_rows(path) == []
-    for data, rows in ((b"", []), (b"\0" * 99, []), (b"\xef\xbb\xbfa,b\r\n1,2\r\n3,", [{"a": "1", "b": "2"}])):
-        path.write_bytes(data)
-        assert read_rows(path) == rows
-    for data, said in ((b"a,b\n1,caf\xe9\n", "byte 9"), (b"a,b\n1,2\n1,2,3\n", ":3: ")):
-        path.write_bytes(data)
-        with pytest.raises(InputError, match=rf"train\.csv.*{said}"):
-            read_rows(path)
 
 
 def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:

@@ -1,8 +1,4 @@
 import os
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,26 +9,11 @@ from common.files import (
     atomic_paths,
     document_writer,
     output_files,
-    sharded_writer,
     write_json,
     write_text,
 )
 from common.folders import replace_folder
-from corpus.index import IndexWriter
-from tests.helpers import document, prose, read_shard, write_shard
-
-
-@contextmanager
-def no_space(limit: int) -> Iterator[None]:
-    """Limit the size of files to simulate a full disk, with EFBIG instead of ENOSPC."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+from tests.helpers import document, read_shard, write_shard
 
 
 def test_a_shard_comes_back_as_it_was_written_and_equal_documents_make_equal_bytes(tmp_path: Path) -> None:
@@ -80,19 +61,6 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_folder_after(
     assert ("a", 3, False) in flushed and flushed[-1] == (tmp_path.name, 0, True)
 
 
-def test_an_open_descriptor_and_a_device_are_written_through(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb", buffering=0) as file:
-        file.write(b"before ")
-        write_text(Path(f"/dev/fd/{file.fileno()}"), "between ")
-        file.write(b"after")
-    assert (tmp_path / "log").read_bytes() == b"before between after"
-    (tmp_path / "null").symlink_to("/dev/null")
-    write_text(tmp_path / "null", "x")
-    assert Path("/dev/null").is_char_device() and (tmp_path / "null").is_symlink()
-    with pytest.raises(InputError, match="null"), atomic_path(tmp_path / "null"):  # for writers that need a name
-        pass
-
-
 def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
     with atomic_paths([tmp_path / "a", tmp_path / "b"]) as temporaries:
         for temporary in temporaries:
@@ -111,19 +79,3 @@ def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
         write_text(tmp_path / name, "new")
         assert (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == "new"
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["target"]
-
-
-def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_path: Path) -> None:
-    documents = [document(number, prose(number)) for number in range(300)]
-    for name in ("a.jsonl", "a.jsonl.zst"):
-        with pytest.raises(OSError, match=f"{name}'$"), no_space(20_000):
-            write_shard(tmp_path / name, documents)
-        with pytest.raises(OSError, match=f"{name}'$"), no_space(20_000), sharded_writer([tmp_path / name]) as write:
-            for one in documents:
-                write(0, one)
-    for tokens, count, name in ((50_000, 1, "a.bin"), (1, 30_000, "a.idx")):
-        with pytest.raises(OSError, match=f"{name}'$"), no_space(60_000), IndexWriter(tmp_path / "a", "<u2") as index:
-            index.add_documents([1] * tokens * count, [tokens] * count)
-    with pytest.raises(OSError, match="/dev/full"):
-        write_text(Path("/dev/full"), "x")
-    assert not list(tmp_path.iterdir())

@@ -13,12 +13,6 @@ from tests.corpus.dedup.test_run import RULES, planted
 from tests.helpers import assert_one_line_error, read_shard, write_shard
 
 
-@pytest.fixture
-def shards(tmp_path: Path) -> list[Path]:
-    documents = planted(4)
-    return [write_shard(tmp_path / "in" / f"{n:04d}.jsonl.zst", documents[n::3]) for n in range(3)]
-
-
 def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int) -> None:
     """Run every phase; bands and verify in `jobs` commands of several parts each."""
     for shard in shards:
@@ -37,8 +31,10 @@ def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int) 
 
 
 def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
-    tmp_path: Path, shards: list[Path], command: Command, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    documents = planted(4)
+    shards = [write_shard(tmp_path / "in" / f"{n:04d}.jsonl.zst", documents[n::3]) for n in range(3)]
     stats = dedup(shards, tmp_path / "run", RULES)
     assert stats.reasons.total() > 7
     work = tmp_path / "work"
@@ -71,13 +67,3 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
     write_shard(shards[0], read_shard(shards[0])[:1])  # changed meanwhile
     assert_one_line_error(command("corpus.dedup", *arguments), "0000.jsonl.zst")
     assert not (tmp_path / "1" / first.name).exists()
-
-
-def test_a_threshold_that_the_bands_miss_is_told(
-    tmp_path: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ("corpus.dedup", "run", "--input", *shards, "--output-dir", tmp_path / "out", "--threshold")
-    for threshold in ("0", "1.5", "x"):
-        assert_one_line_error(here(capsys, *run, threshold), "dedup.threshold")
-    assert here(capsys, *run, "0.7").stderr == ""
-    assert "27%" in here(capsys, *run, "0.5").stderr, "bands that miss pairs at the threshold are a warning"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import DedupSettings
-from corpus.dedup.shingles import MinHasher, band_hashes, codes, jaccard, shingle_hash, shingles
+from corpus.dedup.shingles import MinHasher, codes, jaccard, shingle_hash, shingles
 from tests.helpers import prose
 
 CHARACTERS = DedupSettings()
@@ -36,11 +36,3 @@ def test_signatures_are_those_of_datasketch(text: str) -> None:
     theirs = MinHash(12, seed=7, scheme="affine32", hashfunc=lambda number: number)
     theirs.update_batch([int(value) for value in hashes])
     assert np.array_equal(MinHasher(settings).signature(text), theirs.hashvalues)
-
-
-def test_equal_bands_and_only_these_have_equal_hashes() -> None:
-    settings = DedupSettings(bands=2, rows=3)
-    signatures = np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 6, 5, 4], [3, 2, 1, 4, 5, 6]], dtype=np.uint32)
-    first, second, third = band_hashes(signatures, settings)
-    assert first[0] == second[0] != third[0]
-    assert first[1] == third[1] != second[1]

@@ -3,8 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.errors import InputError
 from corpus.index import IndexedDataset, Meta, read_meta
@@ -15,19 +13,6 @@ from tests.corpus.index.helpers import CODES, META, by_hand, contents, files, wr
 from tests.helpers import assert_one_line_error
 
 SEVERAL = [[[1, 2], [3]], [], [[]], [[4, 5, 6], [], [7]]]  # documents of 2, 0, 1 and 3 sequences
-
-
-@settings(max_examples=30)
-@given(st.lists(st.lists(st.integers(0, 50256))))
-def test_documents_come_back_as_they_were_written(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]
-) -> None:
-    dataset = written(tmp_path_factory.mktemp("index") / "name.with.dots_text_document", documents)
-    dataset.verify()
-    assert dataset.n_documents == len(dataset) == len(documents)
-    assert [dataset[number].tolist() for number in range(len(dataset))] == documents
-    assert [dataset.document(number).tolist() for number in range(len(dataset))] == documents
-    assert dataset.tokens.tolist() == [token for tokens in documents for token in tokens]
 
 
 @pytest.mark.parametrize("kind", list(CODES))

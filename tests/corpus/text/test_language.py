@@ -12,7 +12,6 @@ TEXTS = {
     "en": prose(1),
     "de": GERMAN,
     "fr": "Le chien courait dans la forêt et cherchait son maître, qui avait quitté la maison le matin même. " * 8,
-    "ru": "Собака бежала по лесу и искала своего хозяина, который утром ушёл из дома и не вернулся. " * 8,
     "zh": "这只狗在森林里奔跑，寻找早上离开家的主人，但是它没有找到他，于是它回家了。" * 15,
 }
 

@@ -37,15 +37,6 @@ def test_json_lines_give_every_string_in_them(tmp_path: Path) -> None:
         read_ngrams([path], SMALL)
 
 
-def test_sets_that_share_an_n_gram_both_have_it_and_their_order_changes_no_number(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("a b c\nd e f\n")
-    (tmp_path / "two.txt").write_text("x y z\na b c\n")
-    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
-    first, second = read_ngrams(paths, SMALL), read_ngrams(paths[::-1], SMALL)
-    assert first.texts == second.texts == ["a b c", "d e f", "x y z"] and first.digest == second.digest
-    assert [first.sets[str(path)].tolist() for path in paths] == [[0, 1], [0, 2]]
-
-
 @settings(max_examples=50)
 @given(
     items=st.lists(st.lists(st.sampled_from("abc"), min_size=2, max_size=6).map(" ".join), min_size=1, max_size=5),
