@@ -1,19 +1,16 @@
-"""Every command: --help shows an example, documented options exist, a wrong argument is one line and exit code 2."""
+"""Every command: --help shows an example, a wrong argument is one line and exit code 2."""
 
-import argparse
 import contextlib
 import importlib
 import io
 import re
-import shlex
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from common import cli
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
 from tests.helpers import assert_one_line_error
 
 COMMANDS = (
@@ -60,42 +57,3 @@ def test_help_shows_an_example_and_a_wrong_argument_is_one_line(module: str) -> 
 def test_a_process_has_the_exit_code_of_its_command(command: Command) -> None:
     assert command("corpus.clean", "--help").returncode == 0
     assert_one_line_error(command("corpus.clean", "--input", "none.zst", "--output", "out.zst"), "none.zst")
-
-
-class _Parsed(Exception):
-    """The options were parsed."""
-
-
-def _documented() -> list[tuple[str, list[str]]]:
-    """Every `python -m MODULE …` in the README, the docs and the help texts: its source and its words."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    sources = [
-        (path.name, re.findall(r"```\w*\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)) for path in pages
-    ]
-    sources += [(module, [importlib.import_module(module).__doc__ or ""]) for module in COMMANDS if module != "demo"]
-    found = []
-    for name, texts in sources:
-        for line in "\n".join(texts).replace("\\\n", " ").splitlines():
-            match = re.search(r"python -m (\S+)(.*)", line)
-            if match and match[1] in COMMANDS:
-                words = shlex.split(re.split(r" [|>&]|; ", match[2])[0], comments=True)
-                found.append((name, [match[1], *words]))
-    return found
-
-
-def test_every_documented_command_has_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = argparse.ArgumentParser.parse_args
-
-    def parse(self: argparse.ArgumentParser, *arguments: Any, **options: Any) -> None:
-        real(self, *arguments, **options)
-        raise _Parsed
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-    commands = _documented()
-    assert {"training.evaluate", "training.generate", "training.train", "convert.merge_mp"} <= {
-        c[0] for _, c in commands
-    }
-    for where, (module, *words) in commands:
-        with pytest.raises(_Parsed):
-            main_of(module)(words)
-            pytest.fail(f"{where}: {module}")

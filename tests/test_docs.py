@@ -1,14 +1,21 @@
-"""The pages name files, folders, tests and messages that exist; their links lead somewhere."""
+"""The pages name files, folders, tests, targets and keys that exist; their links lead somewhere."""
 
 import ast
 import re
+import shlex
+import subprocess
+from collections.abc import Iterator
 
+import yaml
+from snakemake.cli import get_argument_parser
+
+from common.settings import Settings
+from common.yaml_text import merged, read_yaml
 from tests.conftest import ROOT
 
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-NOT_OURS = ("No space left on device", "snakemake: command not found")
-"""Messages of the system in docs/troubleshooting.md."""
 PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
 
 
@@ -56,26 +63,42 @@ def test_every_folder_of_the_packages_is_in_the_tree() -> None:
 
 
 def test_every_link_leads_to_a_file_and_the_readme_links_the_quick_start_first() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
     readme = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert readme[0] == "docs/quickstart.md"
 
 
-def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("## How fast it is\n")[1].split("\n## ")[0]
-    measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    rows = [row.strip("|").split("|") for row in readme.splitlines() if row.startswith("| ")][1:]
-    figures = [figure for row in rows for cell in row[1:3] for figure in re.findall(r"\d[\d.,]*\d", cell)]
-    assert len(rows) > 8 and [figure for figure in figures if figure not in measured] == []
+def _blocks(text: str) -> Iterator[str]:
+    """The lines of code blocks that are no configuration, diff or Python, with continued lines joined."""
+    language = None  # of the fence that is open
+    for line in text.replace("\\\n", " ").splitlines():
+        fence = re.match(r"```(\w*)", line)
+        if fence:
+            language = None if language is not None else fence[1]
+        elif language in ("", "bash", "console") or (language is None and line.startswith("    ")):
+            yield line.strip()
 
 
-def test_the_messages_that_the_troubleshooting_page_quotes_are_those_of_the_code() -> None:
-    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    cells = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| ")]
-    quoted = [quote for cell in cells for quote in re.findall(r"`([^`]* [^`]*)`", cell) if quote not in NOT_OURS]
-    sources = [ROOT / "Makefile", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
-    code = re.sub(r'"\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
-    parts = [part.strip(" ,;:") for quote in quoted for part in quote.split("…")]
-    assert len(quoted) > 12 and [part for part in parts if part not in code] == []
+def test_make_and_snakemake_know_the_targets_and_options() -> None:
+    """Commands that begin with `python -m` are in test_examples.py."""
+    lines = [line for page in PAGES for line in _blocks(page.read_text(encoding="utf-8"))]
+    parts = [re.split(r"\s#\s| [|>&]( |$)|; ", part)[0].split() for line in lines for part in line.split(" && ")]
+    commands = [shlex.split(" ".join(words)) for words in parts if words and words[0] in ("make", "snakemake")]
+    targets = {word for program, *words in commands if program == "make" for word in words}
+    done = subprocess.run(["make", "-n", *sorted(targets)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    planned = [words for program, *words in commands if program == "snakemake"]
+    assert len(targets) > 5 and len(planned) > 10
+    for words in planned:
+        get_argument_parser().parse_args(words)  # exits if one is unknown
+
+
+def test_the_configurations_that_the_pages_write_are_valid() -> None:
+    changed = {"quickstart": "config.yaml", "openwebtext": "configs/openwebtext.yaml"}
+    for name, file in changed.items():
+        page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+        for block in map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
+            alone = name == "quickstart" and "run" in block
+            Settings.model_validate(block if alone else merged(read_yaml(ROOT / file), block))

@@ -1,5 +1,6 @@
 """The examples in docstrings, README and docs run as they stand, in a folder that holds the files they name."""
 
+import argparse
 import ast
 import contextlib
 import gzip
@@ -14,6 +15,7 @@ import sys
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -26,7 +28,7 @@ from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import document, prose, write_shard
-from tests.test_commands import called
+from tests.test_commands import COMMANDS, called, main_of
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "report", "demo")
@@ -53,6 +55,7 @@ SKIPPED = {
     r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
     r"python -m cluster\.preflight": "two processes; tests/training/parallel/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
+    r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
     r"python -m corpus clean": "becomes another process; tests/common/test_verbs.py does that",
     r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
@@ -93,6 +96,10 @@ def _skipped(command: str) -> bool:
     return any(re.match(pattern, command) for pattern in SKIPPED)
 
 
+class _Parsed(Exception):
+    """The options were parsed."""
+
+
 def call(command: str) -> None:
     """Run `python -m MODULE …` in the current folder; fails with what it said when its exit code is not 0."""
     for full, small in SMALLER.items():
@@ -125,7 +132,7 @@ def _workshop(finished: Path, address: str) -> None:
     mine = yaml.safe_load((ROOT / "configs/openwebtext.yaml").read_text()) | {"run": "results/mine", "scrape": scrape}
     for file, content in (("config.yaml", config), ("my.yaml", mine)):
         Path(file).write_text(yaml.safe_dump(content))
-    for name in "more data/urls texts wiki/AA pages clean dedup work megatron/gpt2-345m merged".split():
+    for name in "more data/urls texts wiki/AA pages clean dedup megatron/gpt2-345m merged".split():
         Path(name).mkdir(parents=True)
     listed = "".join(f"{url}\n" for url in urls).encode()
     submissions = (orjson.dumps({"url": url, "score": 9, "over_18": False, "is_self": False}) for url in urls)
@@ -150,11 +157,6 @@ def _workshop(finished: Path, address: str) -> None:
     shutil.copy("pages.jsonl.zst", "pages/0000.jsonl.zst")
     for name in ("clean/0000", "dedup/0000", "dedup/0", "dedup/clean"):
         shutil.copy(run / name.split("/")[0] / "0000.jsonl.zst", f"{name}.jsonl.zst")
-    call("python -m corpus.dedup signatures --input clean/0000.jsonl.zst --output work/0000.signatures")
-    for phase, part, inputs, kind in (("bands", "part", "", "pairs"), ("verify", "block", "--pairs work", "edges")):
-        for number in range(8):  # a phase reads the files of all parts
-            words = f"--signatures work {inputs} --{part} {number}/8 --output work/{number}.{kind}"
-            call(f"python -m corpus.dedup {phase} {words}")
     shutil.copytree(run / "tokens", "tokens")
     for suffix in ("bin", "idx", "json"):
         shutil.copy(run / f"dataset/corpus_text_document.{suffix}", f"data/books_text_document.{suffix}")
@@ -193,7 +195,23 @@ def test_the_examples_run(finished_run: Path, tmp_path: Path, monkeypatch: pytes
     assert not failed, "\n".join(failed)
 
 
-def test_every_reason_to_skip_is_needed() -> None:
-    commands = [part for found in DOCUMENTED.values() for command in found for part in command.split(" && ")]
-    for pattern in SKIPPED:
-        assert any(re.match(pattern, command) for command in commands), pattern
+def test_every_documented_command_has_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of SKIPPED, too, each pattern of which some command needs."""
+    parts = [part for found in DOCUMENTED.values() for command in found for part in command.split(" && ")]
+    assert [pattern for pattern in SKIPPED if not any(re.match(pattern, part) for part in parts)] == []
+    real = argparse.ArgumentParser.parse_args
+
+    def parse(self: argparse.ArgumentParser, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    words = [shlex.split(re.split(r" [|>&]|; ", part)[0]) for part in parts]
+    checked = [
+        (module, options) for program, _, module, *options in words if program == "python" and module in COMMANDS
+    ]
+    assert len(checked) > 60
+    for module, options in checked:
+        with pytest.raises(SystemExit if "--help" in options else _Parsed):
+            main_of(module)(options)
+            pytest.fail(f"{module}: {options}")

@@ -86,11 +86,6 @@ SNAKEMAKE = (sys.executable, "-m", "snakemake")
 DATASET = (*SNAKEMAKE, "dataset", "--quiet", "host")
 
 
-def make_corpus(folder: Path, *arguments: str, inside: Sequence[str] = (), **env: str) -> str:
-    """Run the steps of the corpus; `inside` is a command that runs Snakemake's."""
-    return finish([*inside, *DATASET, *arguments], folder, **env)
-
-
 def snakemake(folder: Path, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run Snakemake in a working folder, whatever its exit code."""
     environment = {**os.environ, **env}

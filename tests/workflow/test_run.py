@@ -14,7 +14,7 @@ from corpus.index import IndexedDataset
 from report.funnel import funnel
 from tests.helpers import read_shard
 from tests.workflow import pipeline
-from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, make_corpus, paragraphs
+from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, paragraphs
 
 pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
 
@@ -65,7 +65,7 @@ def kill_and_finish(finished: Path, folder: Path, moment: Callable[[], bool], *a
     kill_tree(process)
     if list((folder / ".snakemake" / "locks").glob("*")):
         assert pipeline.snakemake(folder, "--unlock").returncode == 0
-    make_corpus(folder, *arguments)
+    pipeline.finish([*DATASET, *arguments], folder)
     assert corpus_bytes(folder) == corpus_bytes(finished)
     assert not list((folder / "results").rglob("*.tmp"))
 

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import orjson
-import pytest
-import yaml
 
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
 from report.funnel import funnel
-from tests.helpers import prose, read_shard
-from tests.workflow.pipeline import configure, make_corpus, snakemake
+from tests.helpers import prose
+from tests.workflow.pipeline import DATASET, configure, finish, snakemake
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
 ODD = 'o\'d "q" $HOME *[x]? ü;&#~!\\b --x'
@@ -27,7 +25,7 @@ def test_existing_text_becomes_tokens_whatever_the_names_of_run_and_inputs(tmp_p
     names = {"sources": [{"path": texts.name}], "decontaminate": {"files": ["set [z] $t.txt"]}}
     configure(tmp_path, run=run, shards=1, urls=[], site=None, dedup={"jobs": 2}, **names)
     before = {path.name for path in tmp_path.iterdir()}
-    make_corpus(tmp_path)
+    finish(DATASET, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == before | {".snakemake", ODD}, "nothing beside it"
     steps = {step.name: step.documents_out for step in funnel(tmp_path / run)}
     order = ["ingest", "clean", "dedup", "decontaminate", "tokenize", "merge_index"]
@@ -39,22 +37,3 @@ def test_existing_text_becomes_tokens_whatever_the_names_of_run_and_inputs(tmp_p
     assert ITEM not in text and prose(90, 800)[:400] in text
     again = snakemake(tmp_path, "dataset", "-n")
     assert "Nothing to be done" in again.stdout + again.stderr
-
-
-@pytest.mark.slow
-def test_fewer_shards_read_and_leave_nothing_of_the_run_before(tmp_path: Path) -> None:
-    lines = [{"text": f"{prose(2 * n, 300)} {ITEM}. {prose(2 * n + 1, 300)}"} for n in range(9)]  # below max_count, 10
-    (tmp_path / "texts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    (tmp_path / "set.txt").write_text(ITEM)
-    more = {"urls": [], "site": None, "sources": [{"path": "texts.jsonl"}], "decontaminate": {"files": ["set.txt"]}}
-    configure(tmp_path, **more, shards=3)
-    make_corpus(tmp_path)
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"shards": 1}))
-    make_corpus(tmp_path)
-    folder = tmp_path / "results/x"
-    left = {path.relative_to(folder).parts[0] for path in folder.rglob("000[12]*")}
-    assert left <= {"logs", "benchmarks"}
-    shards = sorted(folder.glob("decontaminate/000?.jsonl.zst"))
-    documents = [document for path in shards for document in read_shard(path)]
-    assert len(documents) == 9 and not any(ITEM in document["text"] for document in documents)
