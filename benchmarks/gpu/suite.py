@@ -23,7 +23,6 @@ _TESTS = (
     "tests/training/kernels",
     "tests/training/test_gpu.py",
     "tests/training/parallel/test_randomness.py",
-    "tests/training/metrics/test_timers.py",
     "tests/training/dataset/test_batches.py",
 )
 _WORKERS = 6  # processes that share the GPU: most of a test is compilation, on a CPU

@@ -1,4 +1,4 @@
-"""The command continues prompts from options and files, and reports mistakes in one line."""
+"""The command continues prompts from options and files."""
 
 import json
 from pathlib import Path

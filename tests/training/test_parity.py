@@ -6,17 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Once
-from tests.training.parity import (
-    LAYOUTS,
-    QUICK,
-    TOLERANCE,
-    Layout,
-    differences,
-    expected_shapes,
-    read_run,
-    run_layout,
-    write_start,
-)
+from tests.training import parity
+from tests.training.parity import LAYOUTS, QUICK, TOLERANCE, Layout
 
 STEPS = 4
 
@@ -27,9 +18,9 @@ STEPS = 4
 )
 def test_a_layout_equals_the_single_process(layout: Layout, once: Once, tmp_path: Path) -> None:
     size = layout.vocab_size
-    start = once(f"parity-{size}", partial(write_start, vocab_size=size, iterations=STEPS))
-    seen = run_layout(layout, start, tmp_path, STEPS)
+    start = once(f"parity-{size}", partial(parity.write_start, vocab_size=size, iterations=STEPS))
+    seen = parity.run_layout(layout, start, tmp_path, STEPS)
     for rank, result in enumerate(seen.ranks):
-        assert result["shapes"] == expected_shapes(layout, rank), rank
-    for name, difference in differences(seen, read_run(start / "single", STEPS)).items():
+        assert result["shapes"] == parity.expected_shapes(layout, rank), rank
+    for name, difference in parity.differences(seen, parity.read_run(start / "single", STEPS)).items():
         assert difference <= TOLERANCE[name], name

@@ -4,16 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common.config import validate
 from common.errors import ConfigError
-from common.settings import Experiment, ParallelSettings
-from tests.training.helpers import Patch
-from training.parallel.device import check_offload
+from common.settings import Experiment
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 32, "seq_len": 16, "vocab_size": 257}
-AUTO = {"auto": True}
 
 
 def experiment(folder: Path, **sections: Any) -> Experiment:
@@ -29,7 +25,7 @@ def experiment(folder: Path, **sections: Any) -> Experiment:
     [
         ({"parallel": "auto"}, "train.global_batch_size is missing"),
         ({"parallel": "auto", "train": {"global_batch_size": 8, "micro_batch_size": 3}}, "train.micro_batch_size 3"),
-        ({"parallel": {**AUTO, "tensor": 2}, "train": {"global_batch_size": 8}}, "tensor"),
+        ({"parallel": {"auto": True, "tensor": 2}, "train": {"global_batch_size": 8}}, "tensor"),
         ({"parallel": {"gpus": 8, "data": 8}}, "gpus 8"),
         ({"parallel": "automatic"}, "models.m.parallel"),
         ({"parallel": {"schedule": "interleaved_1f1b", "virtual_stages": 2}}, "pipeline 2"),
@@ -51,12 +47,6 @@ def test_a_wrong_value_is_one_line_that_names_its_key(tmp_path: Path, sections: 
     with pytest.raises(ConfigError) as error:
         experiment(tmp_path, **sections)
     assert names in str(error.value) and "\n" not in str(error.value)
-
-
-def test_offloading_without_a_gpu_is_refused_before_anything_starts(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"models\.m\.parallel\.offload"):
-        check_offload(ParallelSettings(data=2, zero_stage=1, offload=True), "m")
 
 
 def test_rates_and_lengths_at_their_limits_are_accepted(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.tensor import DTensor
-
 from tests.training.helpers import open_session, save_checkpoint, settings_of, step_batches
 from training import checkpoint
 from training.checkpoint import Progress
 from training.optimizer import learning_rate
+from training.parallel.dtensor import local_shard
 from training.parallel.launch import read_launch
 from training.parallel.process_group import World, started
 from training.run_plan import make_plan
@@ -40,10 +39,7 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
             save_checkpoint(folder, session.parameters, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
     seen["valid"] = validate(session, plan.data.valid, 7)
-    seen["shapes"] = {
-        name: list((parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape)
-        for name, parameter in session.parameters.items()
-    }
+    seen["shapes"] = {name: list(local_shard(value).shape) for name, value in session.parameters.items()}
     return seen
 
 

@@ -10,14 +10,7 @@ import yaml
 from transformers import GPT2LMHeadModel
 
 from common.files import read_rows
-from tests.training.helpers import (
-    BYTE_VOCABULARY,
-    Capsys,
-    launch_ok,
-    make_run,
-    settings_of,
-    train_tiny,
-)
+from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch_ok, make_run, settings_of, train_tiny
 from tests.training.reference import random_gpt2
 from training.run_plan import make_plan
 

@@ -1,4 +1,4 @@
-"""CSV curves survive kills, resumes and new columns; log lines can be parsed."""
+"""CSV curves survive kills and resumes."""
 
 from pathlib import Path
 

@@ -1,6 +1,5 @@
-"""Reports: means over the steps taken, memory once, the slowest parts, a progress bar on terminals only."""
+"""Reports: means over the steps taken, memory once, the slowest parts."""
 
-from collections.abc import Mapping
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,9 @@ def session(tmp_path: Path) -> Session:
     return make_session(tmp_path, train={"iterations": 100}, log={"peak_tflops": 1e-3})
 
 
-def logger_of(
-    session: Session, folder: Path, iteration: int = 0, state: Mapping[str, Any] | None = None, **options: Any
-) -> MetricsLogger:
+def logger_of(session: Session, folder: Path, iteration: int = 0, state: dict[str, Any] | None = None) -> MetricsLogger:
     folder.mkdir(exist_ok=True)
-    return MetricsLogger(folder, "tiny", session.experiment, session.world, session.timers, iteration, state, **options)
+    return MetricsLogger(folder, "tiny", session.experiment, session.world, session.timers, iteration, state)
 
 
 def test_a_report_covers_the_steps_that_were_taken(session: Session, tmp_path: Path, capsys: Capsys) -> None:
