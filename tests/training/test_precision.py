@@ -1,6 +1,7 @@
 """float16 trains like float32, and its loss scale changes only what underflows."""
 
 import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def test_a_skipped_step_changes_neither_weights_nor_moments_and_a_loss_scale_no_
     taken = train_step(session, 2, batches, 0.01, scale=2.0**20)  # the gradient of the one before is gone
     assert taken == refused._replace(taken=True)
     steps.close()
+
+
+@pytest.mark.parametrize("largest", [0.1, 1e9])
+def test_the_optimiser_gets_the_gradient_without_the_loss_scale_and_clipped(tmp_path: Path, largest: float) -> None:
+    session = make_session(tmp_path, train={"clip_grad": largest, "betas": [0.5, 0.5]})
+    with closing(step_batches(session, 0)) as steps:
+        norm = train_step(session, 1, next(steps), 0.01, scale=2.0**10).grad_norm
+    moments = [session.optimizer.state[value]["exp_avg"].flatten() for value in session.parameters.values()]
+    assert norm > 0.2
+    assert float(torch.cat(moments).norm()) == pytest.approx(0.5 * min(norm, largest), rel=1e-4)
 
 
 def test_float16_finds_its_scale_skips_overflows_and_resumes_with_it(tmp_path: Path) -> None:
