@@ -47,6 +47,7 @@ def files_of(folder: Path) -> dict[str, bytes | str]:
 
 def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_path: Path) -> None:
     output = tmp_path / "merged"
+    assert run_main(main, "--checkpoint", run, "--output", output, "--dry-run") == 0 and not output.exists()
     assert run_main(main, "--checkpoint", run, "--output", output) == 0
     theirs = GPT2LMHeadModel.from_pretrained(output).eval()
     assert theirs.config.vocab_size == 257  # the true vocabulary: padding is not exported

@@ -60,7 +60,7 @@ def _stats(path: Path, step: str, documents: int, reasons: dict[str, int], secon
 def _log(path: Path, seconds: float, ended: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"done\nfinished after {seconds:.1f} s; largest process 512 MB\n")
-    _touch(path, ended)
+    os.utime(path, (ended, ended))
 
 
 def _model(folder: Path, name: str, rows: int, place: int) -> None:
@@ -89,10 +89,7 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     _write(folder / "evaluation" / f"{name}.json", {**evaluation, "part": "valid"})
     (folder / "samples").mkdir(exist_ok=True)
     (folder / "samples" / f"{name}.txt").write_text("Once <upon> a <b>time</b> there was.\n")
-    hashes = {
-        "config.json": {"size": 621, "xxh3": "64" * 16},
-        "model.safetensors": {"size": 8551096, "xxh3": "2d" * 16},
-    }
+    hashes = {"model.safetensors": {"size": 8551096, "xxh3": "2d" * 16}}
     proof = {"tokens": 64, "largest_difference": 6.7e-6, "relative_difference": 4.8e-7, "tolerance": 1e-4}
     merged = {
         "source": {"path": f"models/{name}", "layout": "tensor 2 used", "iteration": 10 * rows, "consumed_samples": 80},
@@ -104,7 +101,7 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     }
     _write(folder / "merged" / name / "merge_report.json", merged)
     _write(folder / "merged" / name / "training.json", {"files": hashes})
-    _touch(model / "done.json", BEGAN + 100)
+    os.utime(model / "done.json", (BEGAN + 100, BEGAN + 100))
     for step, ended in (("merge", 104), ("evaluate", 109), ("generate", 110)):
         _log(folder / f"logs/{step}/{name}.log", 4.0, BEGAN + ended)
 
@@ -112,7 +109,3 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
 def _write(path: Path, content: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
-
-
-def _touch(path: Path, when: float) -> None:
-    os.utime(path, (when, when))

@@ -67,7 +67,6 @@ def test_the_page_opens_without_an_error_or_a_request_and_every_chart_has_marks(
     assert page.as_uri() in asked  # the log works
     assert not [url for url in asked if not url.startswith(("file:", "data:", "chrome:", "about:"))]
     assert browser.get_log("browser") == []
-
     sections = browser.execute_script("return [...document.querySelectorAll('section')].map(one => one.id)")
     assert {*sections} >= SECTIONS
     marks = "return [...document.querySelectorAll('svg')].map(one => one.querySelectorAll('title').length)"
