@@ -85,11 +85,6 @@ class Shard:
     def bytes(self) -> tuple[bytes, bytes]:
         return self.output.read_bytes(), self.rejects.read_bytes()
 
-    def lose(self) -> None:
-        """Delete all files."""
-        for path in self.folder.iterdir():
-            path.unlink()
-
 
 FRESH: dict[str, tuple[bytes, bytes]] = {}
 

@@ -21,13 +21,8 @@ def crawl(shard: Shard, server: Server, pages: dict[str, Behaviour], **changes: 
 
 
 def test_a_host_that_fails_in_a_row_is_parked_and_affects_no_other(tmp_path: Path) -> None:
-    ill = [
-        *[BUSY] * 9,
-        reply(status="410 Gone"),
-        *[BUSY] * 9,
-        kept(b"fine"),
-        *[BUSY] * 20,
-    ]  # any answer resets the count
+    gone = reply(status="410 Gone")  # this resets the count, as a page does
+    ill = [BUSY] * 9 + [gone] + [BUSY] * 9 + [kept(b"fine")] + [BUSY] * 20
     pages = {f"ill.example/{n}": page for n, page in enumerate(ill)}
     pages |= {f"good.example/{n}": kept(b"good") for n in range(40)}
     with rude_server(pages) as server:

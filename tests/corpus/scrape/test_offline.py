@@ -4,7 +4,7 @@ import pytest
 
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.scrape.offline import checked_pages, extract_archives
+from corpus.scrape.offline import extract_archives
 from tests.corpus.scrape.shards import Shard, article, run_command
 from tests.helpers import assert_one_line_error, read_shard
 from tests.rude_server import Server
@@ -35,29 +35,20 @@ def test_records_follow_the_files_and_bytes_do_not_depend_on_the_workers(tmp_pat
         write_warc(tmp_path / f"{name}.warc.gz", *(record(f"https://{name}.example/{n}", page) for n, page in pages))
         for name in "ba"
     ]
+    others = [
+        record("http://www.b.example/1#top", http(article(99))),
+        record("https://192.168.0.1/a", http(article(98))),
+        record("http://127.0.0.1/inside", http(article(97)), X_Requested_URI="http://old.example/start"),
+    ]
+    files.append(write_warc(tmp_path / "rules.warc.gz", *others))
     outputs = [tmp_path / "one.jsonl.zst", tmp_path / "three.jsonl.zst"]
     for output, workers in zip(outputs, (1, 3), strict=True):
         stats = extracted(*files, output=output, workers=workers)
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     expected = [f"https://{name}.example/{n}" for name in "ba" for n in range(15) if n % 5]
     assert [entry["url"] for entry in read_shard(outputs[0])] == expected
-    assert stats.documents_in == 30 == stats.documents_out + stats.reasons["extract_empty"]
-    assert stats.extra["extractors"] == {"trafilatura": 24}
-
-
-def test_the_rules_of_a_crawl_apply_and_the_first_of_equal_urls_is_kept(tmp_path: Path) -> None:
-    moved = {"X_Requested_URI": "http://old.example/start"}
-    found = [
-        (record("https://one.example/a", http(article(1))), "page"),
-        (record("http://www.one.example/a#top", http(article(2))), "duplicate"),
-        (record("https://192.168.0.1/a", http(article(3))), "private_host"),
-        (record("http://127.0.0.1/inside", http(article(5)), **moved), "redirect_refused"),
-        (record("http://two.example/new", http(article(6)), **moved), "page"),
-    ]
-    path = write_warc(tmp_path / "some.warc.gz", *(content for content, _ in found))
-    pages = list(checked_pages([path], ScrapeSettings(), RULES))
-    assert [page if isinstance(page, str) else "page" for _, page in pages] == [outcome for _, outcome in found]
-    assert pages[4][0] == "http://old.example/start"
+    assert stats.documents_in == 33 and stats.documents_out == len(expected) == 24
+    assert stats.reasons == {"extract_empty": 6, "duplicate": 1, "private_host": 1, "redirect_refused": 1}
 
 
 def test_the_command_takes_folders_and_locates_damage_in_one_line(

@@ -77,25 +77,11 @@ def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_
         shard.run(DOWN, extractors=OTHER, refetch=True)
     assert shard.run(server.address, extractors=OTHER).extra["fetched"] == 17
     assert shard.bytes() == fresh(tmp_path, server, extractors=OTHER)
+    for limit, dropped in ((2 * BIG - 1, 1), (2 * BIG, 0)):
+        assert shard.run(DOWN, extractors=OTHER, max_bytes=limit).reasons["too_large"] == dropped
     shard.settings.unlink()  # which is consent, too
     shard.run(server.address)
     assert shard.bytes() == before
-
-
-def test_limits_can_be_lowered_and_restored_and_pages_beyond_them_are_fetched_only_when_agreed(
-    tmp_path: Path, server: Server
-) -> None:
-    shard = Shard(tmp_path)
-    small = shard.run(server.address, max_bytes=BIG, max_redirects=2)
-    assert small.reasons["too_large"] == small.reasons["too_many_redirects"] == 1
-    for key, now in (("max_bytes", 3 * BIG), ("max_redirects", 5)):
-        with pytest.raises(ConfigError, match=rf"scrape\.{key} .*\(1 URLs\)"):
-            shard.run(server.address, **{"max_bytes": BIG, "max_redirects": 2, key: now})
-    assert shard.run(server.address, refetch=True).extra["fetched"] == 2
-    assert shard.bytes() == fresh(tmp_path, server)
-    for limit, dropped in ((2 * BIG - 1, 1), (2 * BIG, 0)):
-        assert shard.run(DOWN, max_bytes=limit).reasons["too_large"] == dropped
-    assert shard.bytes() == fresh(tmp_path, server)  # fetched once, not again
 
 
 def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path, server: Server) -> None:
@@ -128,7 +114,7 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
     shard.warc.write_bytes(damaged)
     with pytest.raises(InputError, match=r"x\.warc\.gz: .* byte \d+ \(http"):
         shard.run(DOWN, archive=True)
-    shard.lose()
+    shard = Shard(tmp_path, "again")
     shard.warc.write_bytes(warc)
     server.requested.clear()
     stats = shard.run(server.address, archive=True)

@@ -53,7 +53,7 @@ def test_the_fields_of_a_submission_decide_and_may_be_booleans_numbers_or_string
         ("over_18", 0): (False, "false", 0, "0", None, ""),
         ("over_18", "over_18"): (True, "True", 1, "1", "yes"),
         ("is_self", "self_post"): (True, "true", "1"),
-        ("url", "malformed"): ("", None, 5, "[deleted]"),
+        ("url", "malformed"): (None, "[deleted]"),
         ("url", "domain"): ("/r/pics/comments/1/a_crosspost/",),
     }
     usual = {"url": "http://a.example/page", "score": 3, "over_18": False, "is_self": False}
