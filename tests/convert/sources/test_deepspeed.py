@@ -1,7 +1,5 @@
 """DeepSpeed's checkpoints: every ZeRO stage, tensor ranks, pipelines, both families of names, and mixed-up folders."""
 
-import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import CheckpointError
 from convert.assemble import read_sharded
-from convert.files.stored import StoredPieces, StoredTensor
 from convert.sources.deepspeed import matches, open_folder
 from convert.sources.options import Options
 from convert.sources.source import QKV
@@ -25,7 +21,6 @@ from tests.convert.deepspeed_files import (
     Run,
     edit,
     rounded,
-    write_layers,
     write_tag,
 )
 from tests.convert.encoded import SMALL, assert_equal, truth
@@ -94,29 +89,6 @@ def test_the_version_of_the_qkv_rows_is_recorded_or_given(tmp_path: Path) -> Non
     refused(theirs, "--num-heads")
 
 
-def test_a_config_beside_the_tag_is_used(tmp_path: Path) -> None:
-    folder = write_tag(tmp_path / "global_step120", Run(2))
-    path = tmp_path / "config.json"
-    sizes = {"n_layer": 4, "n_embd": 32, "n_head": 8, "activation_function": "gelu", "layer_norm_epsilon": 1e-6}
-    config = {"model_type": "gpt2", **sizes}
-    path.write_text(json.dumps(config))
-    assert open_folder(folder, Options()).model == replace(SMALL, activation="gelu", layer_norm_epsilon=1e-6)
-    assert open_folder(folder, Options(activation="gelu_new")).model.activation == "gelu_new"
-    refused(folder, "--num-heads is 4", str(path), num_heads=4)
-    path.write_text(json.dumps({**config, "scale_attn_by_inverse_layer_idx": True}))
-    with pytest.raises(CheckpointError, match=r"config\.json: scale_attn_by_inverse_layer_idx"):
-        open_folder(folder, Options())
-
-
-def test_layer_files_alone_are_a_checkpoint(tmp_path: Path) -> None:
-    folder = tmp_path / "global_step7"
-    folder.mkdir()
-    write_layers(folder, Run(0, names="megatron", pipeline=1))
-    source = open_folder(folder, replace(SIZES, qkv_version=2))
-    assert_equal(merged(source), rounded())
-    assert source.iteration == 7
-
-
 def test_model_files_alone_give_16_bit_weights_and_a_note(tmp_path: Path) -> None:
     folder = write_tag(tmp_path / "tag", Run(2))
     for path in folder.glob("*optim_states.pt"):
@@ -124,25 +96,6 @@ def test_model_files_alone_give_16_bit_weights_and_a_note(tmp_path: Path) -> Non
     source = open_folder(folder, HEADS)
     assert_equal(merged(source), rounded())
     assert any("_optim_states.pt" in note for note in source.notes)
-
-
-def test_files_of_2021_with_shapes_in_the_optimizer_file(tmp_path: Path) -> None:
-    """One dict for all groups; no underscore before optim; stages are numbers."""
-    folder = write_tag(tmp_path / "tag", Run(2, data=3))
-    shapes: dict[str, Any] = {}
-
-    def older_model(content: Any) -> None:
-        shapes.update({key: shape for group in content.pop("param_shapes") for key, shape in group.items()})
-
-    def older_optimizer(content: Any) -> None:
-        content["param_shapes"] = shapes
-        content["optimizer_state_dict"] |= {"zero_stage": 2, "partition_count": 3}
-
-    edit(folder / MODEL, older_model)
-    for path in sorted(folder.glob("*optim_states.pt")):
-        edit(path, older_optimizer)
-        path.rename(folder / path.name.replace("_optim_", "optim_"))
-    assert_equal(merged(open_folder(folder, HEADS)), truth())
 
 
 def test_linear_layers_and_whole_embeddings_under_names_of_transformers(tmp_path: Path) -> None:
@@ -162,20 +115,6 @@ def test_linear_layers_and_whole_embeddings_under_names_of_transformers(tmp_path
     assert not source.conv1d
     assert_equal(merged(source), rounded())
     assert list(source.tensors["wte.weight"].copies) == ["tensor rank 1"]
-
-
-def test_opening_reads_at_most_a_row_of_each_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    original = StoredTensor.read
-
-    def counted(tensor: StoredTensor) -> torch.Tensor:
-        read.append(math.prod(tensor.shape[:-1]))
-        return original(tensor)
-
-    monkeypatch.setattr(StoredTensor, "read", counted)
-    source = open_folder(write_tag(tmp_path / "tag", Run(3, tensor=2, data=3)), HEADS)
-    assert isinstance(source.tensors["wte.weight"].blocks[0].tensor, StoredPieces)
-    assert set(read) == {1}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A path leads to exactly one checkpoint, or to one line that says what to do."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from convert.sources.find import open_source
 from convert.sources.options import Options
 from tests.convert.deepspeed_files import Run, write_tag
+from tests.convert.encoded import SMALL
 from tests.convert.sources import checks
 
 refused = partial(checks.refused, open_source)
@@ -79,11 +81,13 @@ def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp
     """transformers' Trainer writes config.json, tokenizer, latest and global_stepN/ into one folder."""
     write_tag(tmp_path / "global_step120", Run(2))
     (tmp_path / "latest").write_text("global_step120")
-    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=8, n_embd=32, n_positions=24, vocab_size=300))
+    constants = {"activation_function": "gelu", "layer_norm_epsilon": 1e-6}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=8, n_embd=32, vocab_size=300, n_positions=24, **constants))
     model.config.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     source = open_source(tmp_path)
-    assert source.path == tmp_path / "global_step120" and source.model.n_head == 8 and source.tokenizer is not None
+    assert source.path == tmp_path / "global_step120" and source.tokenizer is not None
+    assert source.model == replace(SMALL, activation="gelu", layer_norm_epsilon=1e-6)
     model.save_pretrained(tmp_path)
     source = open_source(tmp_path)
     assert source.path == tmp_path and str(tmp_path / "global_step120") in source.notes[0]
