@@ -43,8 +43,6 @@ class Run:
     """Stages of a pipeline module; 0 for none."""
     bf16_optimizer: bool = False
     """DeepSpeed's BF16_Optimizer: other keys, no trimmed padding, another file name."""
-    aligned: int = 1
-    """Elements to which each parameter of stages 1 and 2 is padded."""
     frozen: tuple[str, ...] = ()
     """Keys of weights that were not trained."""
     model: Architecture = SMALL
@@ -134,12 +132,12 @@ def _shard(name: str, whole: Tensor, layout: Layout, rank: int, run: Run) -> Ten
     return part.t().contiguous() if part.dim() == 2 and name != "wpe.weight" and not run.megatron else part
 
 
-def partition(tensors: Sequence[Tensor], stage: int, ranks: int, aligned: int = 1, lean: bool = True) -> list[Tensor]:
+def partition(tensors: Sequence[Tensor], stage: int, ranks: int, lean: bool = True) -> list[Tensor]:
     """One group's flat partitions. Stages 1 and 2: equal parts of the padded whole; `lean`: padding cut off."""
     if stage == 3:
         shares = [_padded(tensor, -tensor.numel() % ranks).chunk(ranks) for tensor in tensors]
         return [torch.cat([share[rank] for share in shares]) for rank in range(ranks)]
-    whole = torch.cat(list(map(_padded, tensors, paddings(tensors, aligned))))
+    whole = torch.cat([tensor.flatten() for tensor in tensors])
     size = math.ceil(len(whole) / (2 * ranks)) * 2
     whole = whole if lean else _padded(whole, size * ranks - len(whole))
     return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
@@ -147,16 +145,6 @@ def partition(tensors: Sequence[Tensor], stage: int, ranks: int, aligned: int = 
 
 def _padded(tensor: Tensor, count: int) -> Tensor:
     return torch.cat([tensor.flatten(), torch.full((count,), torch.nan)])
-
-
-def paddings(tensors: Sequence[Tensor], aligned: int) -> list[int]:
-    """Elements after each parameter but the last."""
-    found, end = [], 0
-    for tensor in tensors[:-1]:
-        end += tensor.numel()
-        found.append(-end % aligned)
-        end += found[-1]
-    return [*found, 0]
 
 
 def rounded(model: Architecture = SMALL) -> Tensors:
@@ -220,7 +208,7 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
 
 def _optimizer(run: Run, groups: Sequence[Sequence[Tensor]], data: int) -> dict[str, Any]:
     def part(number: int, factor: float, lean: bool = False) -> Tensor:
-        flat = partition([tensor * factor for tensor in groups[number]], run.stage, run.data, run.aligned, lean)
+        flat = partition([tensor * factor for tensor in groups[number]], run.stage, run.data, lean)
         return flat[data].clone()
 
     masters = [part(number, 1.0, lean=not run.bf16_optimizer) for number in range(2)]
@@ -234,8 +222,6 @@ def _optimizer(run: Run, groups: Sequence[Sequence[Tensor]], data: int) -> dict[
     else:
         states |= {"base_optimizer_state": base, "single_partition_of_fp32_groups": masters}
         states |= {"partition_count": [run.data, run.data], "ds_version": VERSION}
-        if run.aligned > 1:
-            states["param_alignment_paddings"] = [paddings(group, run.aligned) for group in groups]
     return {"optimizer_state_dict": states, "ds_config": {}, "ds_version": VERSION}
 
 

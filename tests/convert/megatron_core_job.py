@@ -3,8 +3,7 @@
     python tests/convert/megatron_core_job.py ITER_FOLDER TENSOR PIPELINE OUTPUT_FOLDER
 
 Writes OUTPUT_FOLDER/logits.pt for the tokens 0 to 19, and as Megatron-LM does OUTPUT_FOLDER/mp_rank_*. A torch_dist
-folder is saved as OUTPUT_FOLDER/stacked and OUTPUT_FOLDER/numbered, both forms of keys; the first one with the state of
-Adam after a step with the learning rate 0, whose gradients are the weights.
+folder is saved as one.
 """
 
 import sys
@@ -100,7 +99,7 @@ def save_logits(model: Any, args: Namespace, stage: int, pipeline: int, path: Pa
 
 
 def save_distributed(model: Any, saved: dict[str, Any], output: Path) -> None:
-    """Both forms of torch_dist."""
+    """torch_dist, with the state of Adam after a step with the learning rate 0, whose gradients are the weights."""
     from megatron.core.dist_checkpointing import save
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer
@@ -111,14 +110,7 @@ def save_distributed(model: Any, saved: dict[str, Any], output: Path) -> None:
         parameter.grad = parameter.detach().clone()
     adam.step()
     state = optimizer.sharded_state_dict(model.sharded_state_dict(metadata={}))
-    numbered = model.sharded_state_dict(metadata={"non_homogeneous_layers": True})
-    for form, content in (
-        ("stacked", {"model": model.sharded_state_dict(metadata={}), "optimizer": state}),
-        ("numbered", {"model": numbered}),
-    ):
-        (output / form).mkdir(exist_ok=True)
-        dist.barrier()
-        save({**saved, **content}, str(output / form))
+    save({**saved, "model": model.sharded_state_dict(metadata={}), "optimizer": state}, str(output))
 
 
 def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> None:
@@ -126,7 +118,7 @@ def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> N
     pretend_cuda()
     from megatron.core import dist_checkpointing, parallel_state
 
-    dist.init_process_group("gloo", f"file://{output / 'store'}", rank=rank, world_size=tensor * pipeline)
+    dist.init_process_group("gloo", f"file://{output}.store", rank=rank, world_size=tensor * pipeline)
     parallel_state.initialize_model_parallel(tensor, pipeline)
     stage, shard = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     name = f"mp_rank_{shard:02d}" + (f"_{stage:03d}" if pipeline > 1 else "")

@@ -45,7 +45,6 @@ UNTRAINED = tuple(f"transformer.{name}" for name in FROZEN)
         Run(0, 2),
         Run(0, 4, names="megatron", version=1),
         Run(1, 2, 3, bf16_optimizer=True),
-        Run(1, 1, 3, aligned=16),
         Run(1, 1, 3, frozen=UNTRAINED),
         Run(1, 4, 1, "megatron", 0),
         Run(1, 4, 2, "megatron", pipeline=4, bf16_optimizer=True),

@@ -17,7 +17,6 @@ from convert.files.stored import StoredTensor
 from convert.sources.huggingface import matches, open_folder
 from convert.sources.options import Options
 from convert.sources.source import QKV, Source
-from convert.targets.huggingface import write_folder
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
@@ -223,27 +222,3 @@ def test_a_bin_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     for content in ([1], {"wte.weight": 3}):
         torch.save(content, tmp_path / "pytorch_model.bin")
         refused(tmp_path, "pytorch_model.bin")
-
-
-def test_a_rewritten_folder_keeps_its_own_tokenizer_files_and_special_tokens(tmp_path: Path) -> None:
-    folder = make(tmp_path / "gpt2", theirs(), bos_token_id=0, eos_token_id=300, pad_token_id=299)
-    kept = {
-        "vocab.json": json.dumps({f"t{number}": number for number in range(299)}),
-        "merges.txt": "#version: 0.2\n",
-        "tokenizer_config.json": '{"chat_template": "mine"}',
-        "added_tokens.json": '{"<user>": 299}',
-    }
-    generation = {"eos_token_id": [1, 299], "bos_token_id": 900, "top_k": 50}
-    for name, content in {**kept, "generation_config.json": json.dumps(generation), "README.md": ""}.items():
-        (folder / name).write_text(content)
-    new = tmp_path / "new"
-    new.mkdir()
-    write_folder(new, read(folder))
-    made = {"config.json", "generation_config.json", "model.safetensors"}
-    assert {path.name for path in new.iterdir()} == {*kept, *made}
-    assert all((new / name).read_text() == content for name, content in kept.items())
-    config = json.loads((new / "config.json").read_text())
-    # 300 is no token of 300; the vocabulary is not GPT-2's, so that its end of text is not known
-    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (0, None, 299)
-    written = json.loads((new / "generation_config.json").read_text())
-    assert written == {"eos_token_id": [1, 299], "bos_token_id": 0, "pad_token_id": 299, "top_k": 50}

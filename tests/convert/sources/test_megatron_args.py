@@ -1,17 +1,12 @@
 """Megatron's recorded settings: what a GPT-2 needs from them, and what makes a model none."""
 
-import argparse
 from dataclasses import replace
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common.errors import CheckpointError
-from convert.files.inert import fields, load_inert
-from convert.sources.megatron_args import MegatronArgs, json_args, read_args
+from convert.sources.megatron_args import MegatronArgs, read_args
 from convert.sources.options import Options
 from tests.convert.encoded import SMALL
 
@@ -75,20 +70,3 @@ def test_what_the_tensors_contradict_is_refused(name: str) -> None:
     value = 64 if name in SIZES else True
     with pytest.raises(CheckpointError, match=f"args.{name} is {value}"):
         read(**{name: value}).apply(SMALL)
-
-
-class PositionEmbeddingType(Enum):
-    rotary = 1
-    absolute = 2
-
-
-def test_an_enumeration_is_understood_without_its_class(tmp_path: Path) -> None:
-    """Megatron-DeepSpeed records the kind of positions as a member of its own class."""
-    found = {}
-    for kind in PositionEmbeddingType:
-        torch.save(argparse.Namespace(position_embedding_type=kind, seed=1, dtype=torch.half), tmp_path / "args.pt")
-        found[kind.name] = fields(load_inert(tmp_path / "args.pt"))
-        assert json_args(found[kind.name]) == {"seed": 1}
-    read_args(found["absolute"], Options())
-    with pytest.raises(CheckpointError, match=r"args.position_embedding_type"):
-        read_args(found["rotary"], Options())

@@ -8,21 +8,20 @@ from hypothesis import strategies as st
 from common.errors import CheckpointError
 from convert.files.stored import LoadedTensor
 from convert.sources.zero import cut_group, cut_stage3
-from tests.convert.deepspeed_files import paddings, partition
+from tests.convert.deepspeed_files import partition
 
 
 @given(
     groups=st.lists(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=5), max_size=3),
     ranks=st.integers(1, 7),
     stage=st.sampled_from([1, 3]),
-    aligned=st.sampled_from([1, 8]),
     lean=st.booleans(),
 )
 def test_partitioned_parameters_are_read_back(
-    groups: list[list[list[int]]], ranks: int, stage: int, aligned: int, lean: bool
+    groups: list[list[list[int]]], ranks: int, stage: int, lean: bool
 ) -> None:
     tensors = [[torch.rand(shape) + 1 for shape in group] for group in groups]
-    parts = [partition(group, stage, ranks, aligned, lean) for group in tensors]
+    parts = [partition(group, stage, ranks, lean) for group in tensors]
     shapes = [
         {f"{number}.{position}": tuple(tensor.shape) for position, tensor in enumerate(group)}
         for number, group in enumerate(tensors)
@@ -32,8 +31,8 @@ def test_partitioned_parameters_are_read_back(
         found = cut_stage3(merged, [[LoadedTensor(part[rank]) for part in parts] for rank in range(ranks)])
     else:
         found = {}
-        for names, part, group in zip(shapes, parts, tensors, strict=True):
-            found |= cut_group(names, [LoadedTensor(one) for one in part], paddings=paddings(group, aligned))
+        for names, part in zip(shapes, parts, strict=True):
+            found |= cut_group(names, [LoadedTensor(one) for one in part])
     for number, group in enumerate(tensors):
         for position, tensor in enumerate(group):
             stored = found[f"{number}.{position}"]
