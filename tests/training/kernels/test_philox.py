@@ -28,11 +28,3 @@ def test_the_draws_of_a_mask_are_the_halves_of_the_known_answer() -> None:
     for p in (0.2, 0.5, 0.8):
         assert mask([8], p, 0, 0).tolist() == [draw < round((1 - p) * 65536) for draw in draws]
         assert kept(p) / 65536 * scale(p) == 1 and scale(p) == pytest.approx(1 / (1 - p), rel=1e-4)
-
-
-def test_a_mask_depends_on_all_64_bits_of_seed_and_offset_and_not_on_the_shape() -> None:
-    masks = [mask([64], 0.5, *pair) for pair in ((-1, 0), (2**32 - 1, 0), (0, -1), (0, 2**32 - 1))]
-    assert all((a != b).any() for i, a in enumerate(masks) for b in masks[:i])
-    long = mask([1003], 0.3, 5, 6)
-    assert torch.equal(mask([17, 59], 0.3, 5, 6).flatten(), long)
-    assert torch.equal(mask([5], 0.3, 5, 6), long[:5])

@@ -66,8 +66,6 @@ def test_where_nothing_fits_the_error_names_the_key_that_starts_it_anyway(tmp_pa
     with pytest.raises(ConfigError, match=r"2 GPUs.*train\.allow_tight"):
         resolve(given, "m", small, 2)
     assert Layout.of(resolve(settings(tmp_path, allow_tight=True), "m", small, 2).models["m"]) == least.layout
-    with pytest.raises(ConfigError, match=r"train\.global_batch_size 7.* 11"):
-        resolve(settings(tmp_path, global_batch_size=7, micro_batch_size=7), "m", H100, 11)
 
 
 def test_a_job_has_as_many_processes_as_asked_for_or_as_a_node(tmp_path: Path) -> None:

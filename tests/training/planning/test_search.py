@@ -8,7 +8,7 @@ from common.settings import GpuSettings, ModelSettings
 from training.planning import search as module
 from training.planning.layout import Layout
 from training.planning.machines import GIB, Machine, cpu_machine, machine
-from training.planning.search import Prediction, Question, layouts, search
+from training.planning.search import Prediction, Question, fewest_gpus, layouts, nearest, search
 from training.planning.terms import Term
 from training.planning.workload import Workload
 
@@ -104,3 +104,14 @@ def test_a_largest_batch_that_nothing_divides_is_used_as_far_as_possible() -> No
     assert {layout.data for layout in layouts(WORKLOAD, gpus(80), Question(16, 509))} == {1}
     found = list(layouts(WORKLOAD, gpus(80), Question(16, 509, at_most=True)))
     assert max(layout.global_batch_size for layout in found if layout.data == 16) == 496  # 16 x 31
+
+
+def test_the_nearest_layout_changes_the_fewest_keys_and_the_fewest_gpus_are_the_first_doubling(simple: None) -> None:
+    given = Prediction(WORKLOAD, Layout(data=8, micro_batch_size=1, accumulation=8), gpus(1.3))
+    near = nearest(given, Question(8, 64))
+    assert not given.fits and near is not None
+    assert near.layout == given.layout._replace(zero_stage=3)  # 1/12 + 1 of 1.3
+    where, question = gpus(0.1), Question(2, 64)
+    enough = fewest_gpus(WORKLOAD, where, question)
+    assert enough is not None and search(WORKLOAD, where, replace(question, gpus=enough))
+    assert not search(WORKLOAD, where, replace(question, gpus=enough // 2))
