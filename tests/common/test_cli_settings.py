@@ -1,6 +1,5 @@
 """Settings on the command line: `--config FILE`, flags that are short for a key, and `section.key=value` anywhere."""
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -17,36 +16,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("config.yaml").write_text(f"{SMALL}\nclean: {{language: de, min_characters: 10}}\n")
 
 
-def parse(*words: str) -> tuple[argparse.Namespace, Settings]:
+def parse(*words: str) -> Settings:
     """A command with the verbs `count`, which has settings, and `show`, which has none."""
     parser = cli.parser("corpus.clean", "A step.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("show")
     count = verbs.add_parser("count")
-    count.add_argument("--output", type=cli.output_file)
-    count.add_argument("--input", type=cli.shards, nargs="+")
     cli.add_key_flag(count, "--language", "clean.language", metavar="CODE")
     cli.add_key_flag(count, "--gopher", "clean.gopher.enabled", nargs=0)
     cli.add_settings(count, "clean")
-    arguments = parser.parse_args(words)
-    return arguments, cli.read_settings(arguments)
+    return cli.read_settings(parser.parse_args(words))
 
 
 def test_an_override_wins_over_a_flag_a_flag_over_the_file_and_the_file_over_the_default() -> None:
     config = ("--config", "config.yaml")
-    assert parse("count")[1].clean.language == "en" and not parse("count")[1].clean.gopher.enabled
-    assert parse("count", *config)[1].clean.language == "de"
-    assert parse("count", "--language", "fr", *config)[1].clean.language == "fr"
-    clean = parse("count", *config, "clean.language=it", "--language", "fr", "--gopher")[1].clean
+    assert parse("count").clean.language == "en" and not parse("count").clean.gopher.enabled
+    assert parse("count", *config).clean.language == "de"
+    assert parse("count", "--language", "fr", *config).clean.language == "fr"
+    clean = parse("count", *config, "clean.language=it", "--language", "fr", "--gopher").clean
     assert (clean.language, clean.min_characters, clean.gopher.enabled) == ("it", 10, True)
-
-
-def test_the_value_of_an_option_and_a_file_that_exists_are_never_overrides() -> None:
-    arguments, settings = parse("count", "--output", "clean.language=de", "clean.language=fr")
-    assert arguments.output == Path("clean.language=de") and settings.clean.language == "fr"
-    Path("clean.language=de").write_text("")
-    arguments, settings = parse("count", "--input", "a", "clean.language=de")
-    assert arguments.input == ["a", "clean.language=de"] and settings.clean.language == "en"
 
 
 def test_a_wrong_key_or_value_is_named_with_the_closest_one(capsys: pytest.CaptureFixture[str]) -> None:

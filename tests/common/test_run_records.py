@@ -10,10 +10,6 @@ from pathlib import Path
 
 import yaml
 
-from common.config import validate
-from common.files import write_json
-from common.run_records import changed_input, place
-
 SNAKEFILE = """
 from common import snakefile
 settings = snakefile.read_settings(workflow)
@@ -60,13 +56,3 @@ def test_a_copied_run_is_planned_by_what_it_was_made_with(tmp_path: Path) -> Non
     os.utime(copy / "b.txt", (1, 1))  # as if it was copied before a.txt
     (copy / "records/metadata" / base64.urlsafe_b64encode(b"unknown.txt").decode()).unlink()
     assert snakemake(tmp_path, "results/y", 6, "-n") == {"changed", "unknown"}
-
-
-def test_a_changed_input_is_known_by_its_content_and_a_list_that_a_run_made_itself_is_none(tmp_path: Path) -> None:
-    run, first = tmp_path / "third", tmp_path / "first"
-    write_json(run / "urls/stats.json", {"inputs": {str(first / "site/urls.txt"): {}}})
-    settings = validate({"run": str(run), "urls": [str(run / "site/urls.txt")]}, "test")
-    assert changed_input(settings, "blacklist")
-    write_json(run / "run.json", {"names": [str(first)]})
-    write_json(run / "run.json", place(run))
-    assert not changed_input(settings, "blacklist")

@@ -56,15 +56,6 @@ def test_ids_equal_those_of_the_tokenizers_library_and_decode_to_the_text(text: 
         assert ours.decode(expected) == text
 
 
-@pytest.mark.slow
-def test_code_points_have_the_ids_of_the_tokenizers_library() -> None:
-    for start in range(0, 0x110000, 2048):
-        points = [number for number in range(start, start + 2048) if not 0xD800 <= number < 0xE000]
-        text = "".join(f"{chr(point)}a {chr(point)}" for point in points)
-        expected = THEIRS.encode(text).ids
-        assert all(ours.encode(text).tolist() == expected for ours in OURS), hex(start)
-
-
 def test_files_that_are_missing_or_do_not_belong_together_are_an_error(tmp_path: Path) -> None:
     files = VocabularyFiles(tmp_path / "encoder.json", tmp_path / "vocab.bpe")
     shutil.copy(FILES.encoder_json, files.encoder_json)

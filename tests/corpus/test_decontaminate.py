@@ -8,7 +8,7 @@ from common.settings import DecontaminateSettings
 from corpus.decontaminate import count, cut
 from tests.common.commands import here
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error, document, prose, read_rejects, read_shard, write_shard
+from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
 FILLER = "This sentence has nothing to do with it at all. "
@@ -34,14 +34,6 @@ def test_a_match_is_cut_with_200_characters_on_each_side_to_the_end_of_a_sentenc
     assert after.strip().endswith(second) and second.startswith("After") and 200 <= len(after) - len(second) < 215
     sets = {str(tmp_path / "set.txt"): {"ngrams": 5, "ignored": 0, "hits": 5, "documents": 1}}
     assert stats["evaluation_sets"] == sets
-
-
-def test_clean_documents_are_not_touched_and_short_pieces_are_dropped(tmp_path: Path) -> None:
-    clean = prose(1)
-    kept, stats = decontaminate(tmp_path, [clean, f"Short. {ITEM}. Short.", f"{FILLER * 20}{ITEM}"])
-    assert kept[0] == clean and len(kept) == 2 and ITEM not in kept[1]
-    assert stats["reasons"] == {"contaminated": 1}
-    assert read_rejects(tmp_path / "rejects.zst")[0]["text"] == f"Short. {ITEM}. Short."
 
 
 def test_n_grams_seen_ten_times_in_the_corpus_stay(tmp_path: Path) -> None:

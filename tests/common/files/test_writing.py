@@ -4,14 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import (
-    atomic_path,
-    atomic_paths,
-    document_writer,
-    output_files,
-    write_json,
-    write_text,
-)
+from common.files import atomic_path, atomic_paths, document_writer, output_files, write_json
 from common.folders import replace_folder
 from tests.helpers import document, read_shard, write_shard
 
@@ -68,14 +61,3 @@ def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"a\.tmp"), atomic_path(tmp_path / "a"):
             pass
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "first"
-
-
-def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk/target").write_text("old")
-    (tmp_path / "link").symlink_to("disk/target")
-    (tmp_path / "to_nothing").symlink_to("new/target")
-    for name in ("link", "to_nothing"):
-        write_text(tmp_path / name, "new")
-        assert (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == "new"
-    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["target"]

@@ -2,11 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InputError
 from corpus.dedup.__main__ import main
-from corpus.dedup.pairs import read_pairs
 from corpus.dedup.run import dedup
-from corpus.dedup.signatures import Signatures
 from tests.common.commands import here
 from tests.conftest import Command
 from tests.corpus.dedup.test_run import RULES, planted
@@ -59,11 +56,6 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
             else:
                 assert_one_line_error(result, "all.clusters")
     clusters.write_bytes(whole)
-    with (
-        Signatures(sorted(work.glob("000[01].signatures")), RULES) as other,
-        pytest.raises(InputError, match=r"0\.pairs"),
-    ):
-        read_pairs([work / "0.pairs"], other, "near", 0)
     write_shard(shards[0], read_shard(shards[0])[:1])  # changed meanwhile
     assert_one_line_error(command("corpus.dedup", *arguments), "0000.jsonl.zst")
     assert not (tmp_path / "1" / first.name).exists()

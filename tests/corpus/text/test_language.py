@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from corpus.text.language import clear_language, language_of, sample, thorough_language
+from corpus.text.language import clear_language, language_of, thorough_language
+from tests.corpus.text.test_filters import GERMAN
 from tests.helpers import prose
 
-GERMAN = "Der Hund lief durch den Wald und suchte nach seinem Herrn, der am Morgen das Haus verlassen hatte. " * 8
 TEXTS = {
     "en": prose(1),
     "de": GERMAN,
@@ -26,12 +26,6 @@ def test_texts_that_the_fast_judge_refuses_or_doubts_go_to_the_thorough_one() ->
     for text in (prose(1) + "\ufdd0", prose(1)[:400] + GERMAN[:400], "a b c"):
         assert clear_language(text) == "" and language_of(text) == thorough_language(text)
     assert language_of("12345 67890 !!!") == language_of("") == ""
-
-
-def test_a_long_text_is_judged_by_its_head_middle_and_end() -> None:
-    text = prose(1, 3000)[:10_000] + (GERMAN * 40)[:30_000]
-    assert thorough_language(text) == "en" and language_of(text) == "de"
-    assert len(sample("x" * 5_000_000)) < 10_010 and sample("x" * 9_999) == "x" * 9_999
 
 
 def test_the_order_of_the_texts_and_the_process_change_no_answer() -> None:
