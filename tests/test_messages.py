@@ -20,39 +20,29 @@ MISTAKES = f"""
     corpus clena                                                                    | clean
     corpus.clean --input pages.jsonl.zst                                            | --output
     {CLEAN} --worker 3                                                              | --workers
-    corpus.blacklist --input urls.txt --output-dir out                              | --shards
-    corpus.clean --config empty.yaml --input pages.jsonl.zst --output out.jsonl.zst | empty.yaml
     corpus.clean --config tab.yaml --input pages.jsonl.zst --output out.jsonl.zst   | tab.yaml:3
     {CLEAN} clean.min_charcters=5                                                   | 'min_characters'
     {CLEAN} clean.min_characters=few                                                | clean.min_characters: ...few
-    {CLEAN} shards=0                                                                | shards: ...0
-    training.train --config config.yaml --model tinny                               | 'tinny' ...tiny
     {TRAIN} model.n_head=3                                                          | n_embd 8...n_head 3
     {TRAIN} train.global_batch_size=7 train.micro_batch_size=2                      | global_batch_size 7...6 or 8
     {TRAIN}                                                                         | corpus_text_document.idx
     corpus.clean --input none.jsonl.zst --output out.jsonl.zst                      | none.jsonl.zst
-    corpus.clean --input damaged.jsonl.zst --output out.jsonl.zst                   | damaged.jsonl.zst
     corpus.clean --input truncated.jsonl.zst --output out.jsonl.zst                 | truncated.jsonl.zst
     corpus.clean --input lines.jsonl.zst --output out.jsonl.zst                     | lines.jsonl.zst:2: ...1 of 2
     corpus.clean --input pages.jsonl.zst --output pages.jsonl.zst                   | pages.jsonl.zst
-    corpus.clean --input pages.jsonl.zst --output urls.txt/out.jsonl.zst            | urls.txt/out.jsonl.zst
     corpus.clean --input short.jsonl.zst --output out.jsonl.zst                     | short.jsonl.zst: ...1 short
-    corpus.scrape --urls empty.txt --output out.jsonl.zst                           | empty.txt
     corpus.scrape --urls urls.txt --output out.jsonl.zst                            | scrape.contact ...site.example
     corpus.dedup bands --signatures folder --output out.pairs --part 0/2            | folder: ...signatures
     corpus.tokenize --input urls.txt --output-prefix out                            | urls.txt
     corpus.train_tokenizer --input short.jsonl.zst --output-dir out --vocab-size 50000  | short.jsonl.zst: ...257
     corpus.merge_index --inputs data/cut --output-prefix out                        | data/cut.bin: 100...2000
-    corpus.index inspect data/none                                                  | data/none.idx
     training.evaluate --checkpoint none --data data/few                             | none
-    training.generate --checkpoint folder --prompt Once                             | folder: ...convert.merge_mp
     training.plan --config config.yaml --model tiny --gpu H1000                     | 'H1000' ...'h100'
     convert.merge_mp --checkpoint folder --output out                               | folder/mp_rank_00
     convert.merge_mp --checkpoint folder --output data                              | data/cut.bin
     cluster.status none                                                             | none
     cluster.logs folder                                                             | folder
     report --run none --output out.html                                             | none
-    demo.serve --site none                                                          | none/site.json
 """
 CASES = [tuple(part.strip() for part in line.split(" | ")) for line in MISTAKES.strip().splitlines()]
 
@@ -68,13 +58,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("config.yaml").write_text(yaml.safe_dump({"run": "x", "urls": ["urls.txt"], "models": {"tiny": model}}))
         Path("tab.yaml").write_text("run: x\nclean:\n\tmin_characters: 5\n")
         Path("urls.txt").write_text("http://site.example/\n")
-        for name in ("empty.yaml", "empty.txt"):
-            Path(name).touch()
         write_shard(Path("pages.jsonl.zst"), [document(1, prose(1))])
         write_shard(Path("short.jsonl.zst"), [document(1, "Too short.")])
         whole = Path("pages.jsonl.zst").read_bytes()
         Path("truncated.jsonl.zst").write_bytes(whole[: len(whole) // 2])
-        Path("damaged.jsonl.zst").write_bytes(b"no zstd at all")
         good = orjson.dumps(document(1, prose(1)))
         Path("lines.jsonl.zst").write_bytes(zstandard.compress(good + b'\n{"text": 5}\n'))
         for name in ("few", "cut"):

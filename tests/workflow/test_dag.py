@@ -1,6 +1,5 @@
 """What Snakemake plans: every rule and target, once per shard or model, and nothing that cannot end well."""
 
-import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import load_settings
 from tests.conftest import ROOT
 from tests.training.helpers import byte_documents, write_corpus
 from tests.workflow.pipeline import planned, snakemake
@@ -83,23 +81,6 @@ def test_a_model_that_is_too_large_is_refused_before_its_corpus_is_built_unless_
     done.parent.mkdir(parents=True)
     done.write_text("{}")
     planned(folder, "train_gpt2_345m", *cluster)
-
-
-def test_the_real_configuration_asks_for_a_contact_and_plans_its_shards_within_a_day_each(folder: Path) -> None:
-    lines = (ROOT / "configs/openwebtext.yaml").read_text()
-    assert "shards: 1000 " in lines
-    (folder / "real.yaml").write_text(lines.replace("shards: 1000 ", "shards: 20 "))
-    (folder / "data/urls").mkdir(parents=True)
-    (folder / "data/urls/a.txt").write_text("http://site.example/page\n")
-    command = ("all", "--configfile", "real.yaml", "--profile", "slurm")
-    result = snakemake(folder, *command)
-    assert result.returncode == 2 and result.stderr.count("scrape.contact") == 1, result.stderr
-    assert not (folder / "results").exists()
-    jobs, output = planned(folder, *command, "--config", "scrape={contact: me@site.example}")
-    assert jobs["scrape"] == 20 and {f"dedup_bands_{job}" for job in range(8)} < jobs.keys()
-    minutes = re.findall(r"^\w+(?: +\d+){5} +(\d+) +the default$", output, re.MULTILINE)
-    limits = [model.time_limit_minutes for model in load_settings(folder / "real.yaml").models.values()]
-    assert len(minutes) > 10 and max(*map(int, minutes), *limits) <= 1440, "many sites allow a day"
 
 
 @pytest.mark.slow

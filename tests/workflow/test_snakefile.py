@@ -75,14 +75,8 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
         ("run: x\nsources: []\n# caf\xe9\n", "config.yaml:3: "),
         ("", "config.yaml: "),
         ("{run: x, scrpe: {}}", "unknown key 'scrpe'"),
-        ("{run: x, urls: [none.txt]}", "urls: none.txt"),
         ("{run: x, sources: [{path: none}]}", "sources: none"),
         ("{run: x, sources: [{path: .}], decontaminate: {files: [none]}}", "decontaminate.files: none"),
-        (
-            "{run: x, models: {m: {model: {n_layer: 1, n_head: 1, n_embd: 8}, train: {iterations: 1}, data: "
-            "[{prefix: books, weight: 1}]}}}",
-            "models.m.data: books.idx",
-        ),
     ],
 )
 def test_a_configuration_that_cannot_be_read_names_the_line_or_the_key(
