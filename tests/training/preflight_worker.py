@@ -1,7 +1,6 @@
 """One process of a job that makes its preflight; each rank is a node of its own, and the last one has a fault.
 
-`skew`: its clock is a minute ahead. `blind`: it does not see the folder. `full`: its disk is. `silent`: it never
-answers. `none`: it has no fault.
+`skew`: its clock is a minute ahead. `blind`: it does not see the folder. `silent`: it never answers.
 """
 
 import os
@@ -28,10 +27,6 @@ def main(argv: list[str]) -> int:
             preflight.time = clock  # type: ignore[attr-defined]
         elif fault == "blind":
             preflight._is_visible = lambda path, text, real=preflight._is_visible: real(path / "elsewhere", text)  # type: ignore
-        elif fault == "full":
-            preflight.os = SimpleNamespace(  # type: ignore[attr-defined]
-                **{**vars(os), "statvfs": lambda folder: SimpleNamespace(f_bavail=9, f_frsize=4096, f_blocks=10)}
-            )
         elif fault == "silent":
             preflight._look = lambda *_: time.sleep(60)  # type: ignore[assignment]
     return preflight.run_preflight(settings_of(config), "tiny")

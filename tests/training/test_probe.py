@@ -32,9 +32,7 @@ def test_a_probe_alone_prints_and_writes_predicted_and_measured(tmp_path: Path, 
     parts = ("parameters", "optimizer", "transient", "context")
     assert measured["memory"] == sum(measured[part] for part in parts) and min(measured.values()) >= 0
     assert measured["context"] > 50e6, "Python and torch"
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("1 x cpu", "predicted", "tokens/s", "MFU"))
-    assert not (tmp_path / "dataset").exists()
+    assert "1 x cpu" in capsys.readouterr().out
     line = refusal(capsys, main, *options(tmp_path, tensor=2))  # of which there is one process
     assert "tensor 2 = 2 processes" in line and read_json(tmp_path / "out.json")["failed"] in line
 
