@@ -48,7 +48,8 @@ def test_a_chain_of_known_codings_is_decoded_from_its_end() -> None:
 
 
 def test_streams_may_be_concatenated_and_other_data_after_them_is_ignored() -> None:
-    for encoding, encode in (("gzip", gzip.compress), ("zstd", zstandard.compress)):
+    encoders: Mapping[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
+    for encoding, encode in encoders.items():
         packed = encode(WORDS) + encode(b"last")
         assert decode_body(packed + b"<!-- by a proxy -->", encoding, len(WORDS) + 4) == WORDS + b"last"
         refused(packed[:-1], encoding, len(WORDS) + 4)
