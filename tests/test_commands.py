@@ -20,17 +20,13 @@ COMMANDS = (
     "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight", "cluster.autotune",
     "common.init", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
-PACKAGES = (
-    *("corpus", "training", "convert", "cluster", "corpus.scrape", "corpus.dedup", "corpus.index"),
-    *("training.kernels", "report", "demo", "benchmarks.gpu"),
-)
 
 
 def main_of(module: str) -> Callable[[list[str]], int]:
     """What `python -m MODULE` calls."""
-    main: Callable[[list[str]], int] = importlib.import_module(
-        f"{module}.__main__" if module in PACKAGES else module
-    ).main
+    found = importlib.import_module(module)
+    program = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
+    main: Callable[[list[str]], int] = program.main
     return main
 
 

@@ -17,19 +17,10 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
 
 
-def _named() -> list[str]:
-    """Every path of the repository in code marks: `corpus/clean.py`, `workflow/rules/`."""
-    found = {name for name in re.findall(r"`([^`\s]+)`", ARCHITECTURE) if PATH.fullmatch(name)}
-    return sorted(name for name in found if not name.startswith("results/"))
-
-
-def _section(title: str) -> str:
-    return ARCHITECTURE.split(f"## {title}\n")[1].split("\n## ")[0]
-
-
 def test_every_file_that_the_architecture_names_exists() -> None:
-    assert len(_named()) > 100
-    assert [name for name in _named() if not (ROOT / name).exists()] == []
+    found = {name for name in re.findall(r"`([^`\s]+)`", ARCHITECTURE) if PATH.fullmatch(name)}
+    named = [name for name in found if not name.startswith("results/")]
+    assert len(named) > 100 and [name for name in named if not (ROOT / name).exists()] == []
 
 
 def _quick_tests(file: str) -> set[str]:
@@ -55,7 +46,7 @@ def test_every_promise_has_two_tests_that_exist_and_are_not_slow() -> None:
 
 
 def test_every_folder_of_the_packages_is_in_the_tree() -> None:
-    tree = _section("The tree")
+    tree = ARCHITECTURE.split("## The tree\n")[1].split("\n## ")[0]
     folders = {path.parent.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert [str(folder) for folder in sorted(folders) if f"`{folder}/`" not in tree] == []
 

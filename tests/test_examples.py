@@ -5,7 +5,6 @@ import ast
 import contextlib
 import gzip
 import io
-import lzma
 import os
 import re
 import shlex
@@ -20,7 +19,6 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-import zstandard
 
 from convert.targets.megatron import write_v3
 from demo.serve import serve
@@ -55,8 +53,9 @@ SKIPPED = {
     r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
     r"python -m cluster\.preflight": "two processes; tests/training/parallel/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
+    r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
-    r"python -m corpus clean": "becomes another process; tests/common/test_verbs.py does that",
+    r"python -m corpus clean": "becomes another process; tests/common/test_cli_settings.py has it",
     r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
@@ -132,14 +131,11 @@ def _workshop(finished: Path, address: str) -> None:
     mine = yaml.safe_load((ROOT / "configs/openwebtext.yaml").read_text()) | {"run": "results/mine", "scrape": scrape}
     for file, content in (("config.yaml", config), ("my.yaml", mine)):
         Path(file).write_text(yaml.safe_dump(content))
-    for name in "more data/urls texts wiki/AA pages clean dedup megatron/gpt2-345m merged".split():
+    for name in "data/urls texts wiki/AA pages clean dedup megatron/gpt2-345m merged".split():
         Path(name).mkdir(parents=True)
     listed = "".join(f"{url}\n" for url in urls).encode()
-    submissions = (orjson.dumps({"url": url, "score": 9, "over_18": False, "is_self": False}) for url in urls)
     files = {
         **dict.fromkeys(("urls.txt", "data/urls/list.txt"), listed),
-        "more/list.xz": lzma.compress(listed),
-        "RS_2019-12.zst": zstandard.compress(b"\n".join(submissions)),
         "dump.jsonl.gz": gzip.compress(orjson.dumps({"content": prose(1)})),
         "texts/one.txt": prose(2).encode(),
         "wiki/AA/wiki_00": f'<doc id="1" url="http://w.example/1" title="One">\n{prose(3)}\n</doc>\n'.encode(),

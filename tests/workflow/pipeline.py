@@ -11,7 +11,7 @@ import yaml
 
 from demo.build import build_site
 from tests.conftest import ROOT
-from tests.helpers import prose, read_shard
+from tests.helpers import prose
 
 # Everything but the times in the statistics and logs must be equal between two runs.
 CORPUS_FILES = (
@@ -118,9 +118,3 @@ def corpus_bytes(folder: Path) -> dict[str, bytes]:
     """Every file of the corpus that must be equal between two runs, by its path in the run."""
     run = folder / "results" / "x"
     return {str(path.relative_to(run)): path.read_bytes() for pattern in CORPUS_FILES for path in run.glob(pattern)}
-
-
-def survivors(folder: Path) -> list[str]:
-    """The ids of the documents that no step dropped before the tokens, sorted."""
-    shards = (folder / "results/x/dedup").glob("*.zst")
-    return sorted(document["id"] for path in shards for document in read_shard(path))

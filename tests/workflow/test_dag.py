@@ -1,6 +1,5 @@
 """What Snakemake plans: every rule and target, once per shard or model, and nothing that cannot end well."""
 
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +80,3 @@ def test_a_model_that_is_too_large_is_refused_before_its_corpus_is_built_unless_
     done.parent.mkdir(parents=True)
     done.write_text("{}")
     planned(folder, "train_gpt2_345m", *cluster)
-
-
-@pytest.mark.slow
-def test_ten_thousand_shards_are_planned_in_a_minute_and_a_gigabyte(folder: Path) -> None:
-    """CPU time, because other work may run beside it; the memory of the largest child of this worker so far."""
-    (folder / "texts").mkdir()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    jobs, _ = planned(folder, "dataset", *write(folder, run="results/x", shards=10000, sources=[{"path": "texts"}]))
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert jobs["tokenize"] == 10000
-    assert used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime < 60
-    assert before.ru_maxrss == used.ru_maxrss or used.ru_maxrss < 1e6  # kilobytes
