@@ -11,7 +11,6 @@ from common.settings import Settings
 from common.yaml_text import merged, read_yaml
 from tests.conftest import ROOT
 
-PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "benchmarks")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
@@ -43,12 +42,6 @@ def test_every_promise_has_two_tests_that_exist_and_are_not_slow() -> None:
         tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
         assert len(tests) == len(set(tests)) == 2, row
         assert [name for file, name in tests if name not in _quick_tests(file)] == [], row
-
-
-def test_every_folder_of_the_packages_is_in_the_tree() -> None:
-    tree = ARCHITECTURE.split("## The tree\n")[1].split("\n## ")[0]
-    folders = {path.parent.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert [str(folder) for folder in sorted(folders) if f"`{folder}/`" not in tree] == []
 
 
 def test_every_link_leads_to_a_file_and_the_readme_links_the_quick_start_first() -> None:
