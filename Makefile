@@ -52,7 +52,7 @@ lock:
 		--output-file constraints.txt pyproject.toml
 	rm -rf $(VENV)-lock
 
-# a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4 --accounting"
+# a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4"
 slurm-lab: $(DEV)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m tests.slurm.lab --gpus 4 $(LAB) -- bash -c 'bash; true'
 

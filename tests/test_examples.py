@@ -44,7 +44,7 @@ SKIPPED = {
     r"python -m cluster\.submit --config config\.yaml": "two processes; tests/workflow/test_all.py starts them",
     r"python -m tests\.slurm\.lab": "needs Slurm; tests/slurm/test_lab.py does that",
     r"python -m cluster\.status results/lab": "needs Slurm; tests/slurm/test_training.py does that",
-    r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_logs.py has some",
+    r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_local.py has some",
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m demo\.build": "takes seconds; tests/demo/test_build.py runs it",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import Call
+from tests.cluster.helpers import Call, model_folder
 from tests.training.helpers import run_main
 
 
@@ -30,3 +30,13 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
         return subprocess.CompletedProcess([], code, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder whose job is looked at a hundred times per second."""
+    for module in ("wait", "cancel"):
+        monkeypatch.setattr(f"cluster.{module}.POLL", {"local": 0.1, "slurm": 0.01})
+    monkeypatch.setattr("cluster.wait._LAG", 0.1)
+    monkeypatch.setattr("cluster.job_end._RETRY", 0.01)
+    return model_folder(tmp_path)

@@ -1,11 +1,5 @@
 """A Slurm without daemons, for `make test`: sbatch, squeue, scancel, scontrol and srun, answered by the test's process.
 
-    fake = FakeSlurm(tmp_path / "slurm")           # the fixture `fake` also puts its commands into PATH
-    ...                                            # something calls sbatch
-    fake.change("1000", state="RUNNING")           # a job does what the test says …
-    fake.runs = True                               # … and from now on jobs really run
-    fake.end("1001", "NODE_FAIL")                  # until they end, or are ended
-
 Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3`) are jobs 1000_0, 1000_1, …. A job starts with an
 empty environment, as sites with SBATCH_EXPORT=NONE do it. The texts are those of Slurm 22.05. The commands are bash
 scripts that ask a thread of this process, which takes milliseconds; a Python for each would take tens.
@@ -20,7 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +38,7 @@ _OLD = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL",
 _SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 _UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
 
-Answer = tuple[int, str, str]
-"""Exit code, output and errors of a command."""
+Answer = tuple[int, str, str]  # exit code, output and errors of a command
 
 
 @dataclass(frozen=True)
@@ -55,14 +48,11 @@ class FakeJob:
     id: str
     name: str
     options: list[str]
-    """The directives of its script."""
     script: str
     state: str = "PENDING"
     reason: str = "None"
     nodes: str = ""
     restarts: int = 0
-    details: dict[str, str] = field(default_factory=dict)
-    """Further keys of `scontrol show job`."""
 
     @property
     def asked(self) -> dict[str, str]:
@@ -77,21 +67,17 @@ class _Behaviour:
     silent: bool = False
     meanwhile: Callable[[str], object] = bool
     refuses: str = ""
-    most: int = 10**6
     holds: str = ""
-    no_requeue: bool = False
     stays: str = ""
     exit_code: int = 0
     prints: str = "{}"
-    partitions: str = ""
 
 
 class FakeSlurm:
     """The jobs, how the commands behave, and what was called."""
 
     def __init__(self, folder: Path) -> None:
-        self.runs = False
-        """Whether jobs that are submitted from now on run."""
+        self.runs = False  # whether jobs that are submitted from now on run
         self._bin = folder / "bin"
         self._jobs: dict[str, FakeJob] = {}
         self._calls: list[list[str]] = []
@@ -124,10 +110,8 @@ class FakeSlurm:
         """Change how the commands behave from now on; what is left out is as usual. An sbatch that is held goes on.
 
         silent: the controller cannot be reached; meanwhile: is called with the name of each command before it does
-        anything; refuses: sbatch fails with these lines; most: it refuses an array of more tasks; holds: sbatch hangs
-        "before" or "after" the job is in the queue; no_requeue: scontrol requeue fails; stays: jobs stay pending for
-        this reason; exit_code: that of srun; prints: sbatch's output, {} is the id; partitions: what `scontrol show
-        partition` prints.
+        anything; refuses: sbatch fails with these lines; holds: sbatch hangs "before" or "after" the job is in the
+        queue; stays: jobs stay pending for this reason; exit_code: that of srun; prints: sbatch's output, {} is the id.
         """
         changed, self._changed = self._changed, threading.Event()
         self._behaviour = _Behaviour(**values)
@@ -177,10 +161,6 @@ class FakeSlurm:
             if worker.name == number:
                 worker.join()
 
-    def is_running(self, number: str) -> bool:
-        """Whether a process of a job is left."""
-        return number in self._processes
-
     def run(self, number: str, exit_code: int = 0) -> "subprocess.CompletedProcess[str]":
         """Run the batch script of a job whose srun ends with `exit_code`; its state is left as it is."""
         job = self.job(number)
@@ -223,7 +203,7 @@ class FakeSlurm:
             return behaviour.exit_code, "", ""
         if command != "sbatch":
             with self._lock:
-                return getattr(self, f"_{command}")(arguments, behaviour)  # type: ignore[no-any-return]
+                return getattr(self, f"_{command}")(arguments)  # type: ignore[no-any-return]
         if behaviour.holds == "before":
             changed.wait()
         answer = self._sbatch(Path(arguments[-1]).read_text(), behaviour)
@@ -235,11 +215,8 @@ class FakeSlurm:
         lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
         new = FakeJob("", "sbatch", shlex.split(" ".join(lines)), script, reason=behaviour.stays or "None")
         last = new.asked.get("array", "").rpartition("-")[2].partition("%")[0]
-        refusal = behaviour.refuses
-        if last and int(last) >= behaviour.most:
-            refusal = f"QOSMaxSubmitJobPerUserLimit\n{POLICY}"
-        if refusal:
-            return 1, "", "".join(f"sbatch: error: {line}\n" for line in refusal.splitlines())
+        if behaviour.refuses:
+            return 1, "", "".join(f"sbatch: error: {line}\n" for line in behaviour.refuses.splitlines())
         with self._lock:
             number = self._next()
             ids = [f"{number}_{index}" for index in range(int(last) + 1)] if last else [str(number)]
@@ -260,15 +237,9 @@ class FakeSlurm:
         with open(log, "ab") as output, self._lock:
             if self.job(number).state != "PENDING":  # cancelled
                 return
-            self._processes[number] = process = subprocess.Popen(
-                ["bash", "-c", job.script],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=job.asked["chdir"],
-                start_new_session=True,
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            options: Any = {"env": environment, "cwd": job.asked["chdir"], "start_new_session": True, **streams}
+            self._processes[number] = process = subprocess.Popen(["bash", "-c", job.script], **options)
             self.change(number, state="RUNNING", nodes="node1")
         code = process.wait()
         with self._lock:
@@ -277,7 +248,7 @@ class FakeSlurm:
             state = self.job(number).state
             self.change(number, state=ends.get(state, state))
 
-    def _squeue(self, arguments: list[str], _: _Behaviour) -> Answer:
+    def _squeue(self, arguments: list[str]) -> Answer:
         asked = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
         ids = asked.get("jobs", "").split(",")
         jobs = [job for job in self.jobs() if job.name == asked.get("name", job.name)]
@@ -294,7 +265,7 @@ class FakeSlurm:
             lines.append(re.sub("%(.)", lambda match, values=values: values[match[1]], asked["format"]))  # type: ignore[misc]
         return 0, "".join(f"{line}\n" for line in lines), ""
 
-    def _scancel(self, arguments: list[str], _: _Behaviour) -> Answer:
+    def _scancel(self, arguments: list[str]) -> Answer:
         for job in self.jobs():
             if {job.id, job.id.partition("_")[0]} & set(arguments) and job.state not in _OLD:
                 running = self._processes.get(job.id)
@@ -303,20 +274,20 @@ class FakeSlurm:
                     running.send_signal(signal.SIGTERM)
         return 0, "", ""
 
-    def _scontrol(self, arguments: list[str], behaviour: _Behaviour) -> Answer:
+    def _scontrol(self, arguments: list[str]) -> Answer:
         *_, verb, number = arguments
-        if verb == "show" and number in ("config", "partition"):
-            return 0, "MaxArraySize            = 1001\n" if number == "config" else behaviour.partitions, ""
+        if verb == "show" and number in ("config", "partition"):  # the partitions have no limits
+            return 0, "MaxArraySize            = 1001\n" if number == "config" else "", ""
         if "update" in arguments:
             return 0, "", ""
         if number not in self._jobs:
             return 1, "", f"{_UNKNOWN}\n"
         job = self.job(number)
         if verb == "requeue":
-            if behaviour.no_requeue or job.state == "PENDING":
+            if job.state == "PENDING":
                 return 1, "", f"Requested operation is presently disabled for job {number}\n"
             self.change(number, state="PENDING", reason="BeginTime", nodes="", restarts=job.restarts + 1)
             return 0, "", ""
         shown = {"JobId": job.id, "JobName": job.name, "JobState": job.state, "Reason": job.reason}
-        shown |= {"Requeue": "1", "Restarts": str(job.restarts), **job.details}
+        shown |= {"Requeue": "1", "Restarts": str(job.restarts)}
         return 0, " ".join(f"{key}={value}" for key, value in shown.items()) + "\n", ""

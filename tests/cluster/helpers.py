@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from cluster.jobs import Job, State, write_job, write_state
+from cluster.jobs import Job, State, read_state, write_job, write_state
 from common.config import validate
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
@@ -79,10 +78,8 @@ def at_each_look(fake: FakeSlurm, *steps: Callable[[], object], **behaviour: Any
     fake.behave(meanwhile=lambda command: command == "squeue" and next(left, bool)(), **behaviour)
 
 
-def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at a job a hundred times per second."""
-    for module in ("wait", "cancel", "logs"):
-        monkeypatch.setattr(f"cluster.{module}.POLL", {"local": 0.1, "slurm": 0.01})
-    monkeypatch.setattr("cluster.wait._LAG", 0.1)
-    monkeypatch.setattr("cluster.logs._PAUSE", 0.01)
-    monkeypatch.setattr("cluster.job_end._RETRY", 0.01)
+def state_of(folder: Path, job: Job) -> State:
+    """The recorded state of a job."""
+    state = read_state(folder, job)
+    assert state is not None
+    return state

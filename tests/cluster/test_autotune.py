@@ -1,10 +1,7 @@
 """Layouts measured as jobs: of a fake Slurm, and on this machine."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +14,8 @@ from cluster.autotune import main
 from common.config import load_settings
 from tests.cluster.fake_slurm import FakeJob, FakeSlurm
 from tests.cluster.helpers import Call
-from tests.conftest import ROOT
-from tests.helpers import assert_one_line_error
-from tests.training.helpers import wait_for, write_config
+from tests.training.helpers import write_config
 from training.planning.layout import Layout
-
-Seen = Callable[[FakeJob, Path], object]
-
-
-def written(tmp_path: Path, **cluster: object) -> Path:
-    """A configuration of a tiny model on two CPU processes."""
-    model = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
-    return write_config(tmp_path, model, {"data": 2}, {}, cluster={"tasks_per_node": 2, **cluster})
 
 
 class Site:
@@ -36,10 +23,11 @@ class Site:
 
     def __init__(self, fake: FakeSlurm, folder: Path, call: Call) -> None:
         self.fake, self.folder, self._call = fake, folder, call
-        self.config = written(folder, executor="slurm")
-        self.happens: Seen = self.finish
-        self.most = 0
-        """Jobs that were alive together."""
+        model = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
+        cluster = {"tasks_per_node": 2, "executor": "slurm"}
+        self.config = write_config(folder, model, {"data": 2}, {}, cluster=cluster)
+        self.happens: Callable[[FakeJob, Path], object] = self.finish
+        self.most = 0  # jobs that were alive together
         self.clock = 0.0
 
     def sleep(self, _seconds: float) -> None:
@@ -99,43 +87,6 @@ def test_finished_layouts_are_not_run_again_unless_their_question_changed(site: 
     assert site.tune("--top", 3, "model.dropout=0").returncode == 0 and len(site.fake.jobs()) == 7
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_after_ctrl_c_the_same_command_finds_the_job_that_runs(site: Site, recorded: bool) -> None:
-    def interrupt(job: FakeJob, output: Path) -> None:
-        site.fake.change(job.id, state="RUNNING")
-        if not recorded:  # as if killed just after sbatch
-            next((site.folder / "autotune/tiny/models").glob("*/job.json")).unlink()
-        raise KeyboardInterrupt
-
-    site.happens = interrupt
-    assert site.tune("--top", 2).returncode == 130
-    (job,) = site.fake.jobs()
-    assert job.state == "RUNNING", "a Slurm job goes on"
-    site.happens = site.finish
-    assert site.tune("--top", 2).returncode == 0 and len(site.fake.jobs()) == 2
-
-
-def test_layouts_that_fail_are_rows_and_are_run_again_on_request(site: Site) -> None:
-    def fail(job: FakeJob, output: Path) -> None:
-        log = site.folder / f"autotune/tiny/models/{output.stem}/logs/{job.id}_0_log.out"
-        log.write_text("loading\nKilled\n")
-        if job.id == "1003":
-            return site.finish(job, output)
-        if job.id == "1000":
-            output.write_text('{"failed": "out of memory"}')
-        site.fake.change(job.id, state={"1000": "FAILED", "1001": "TIMEOUT", "1002": "NODE_FAIL"}[job.id])
-
-    site.happens = fail
-    done = site.tune("--top", 4)
-    rows = [line for line in done.stdout.splitlines() if "failed: " in line]
-    assert done.returncode == 0 and len(rows) == 3 and all("_0_log.out" in row for row in rows)
-    for row, reason in zip(rows, ("out of memory", "10 minutes", "Killed"), strict=True):
-        assert reason in row
-    site.happens = site.finish
-    assert site.tune("--top", 4).returncode == 0 and len(site.fake.jobs()) == 4
-    assert site.tune("--top", 4, "--retry").returncode == 0 and len(site.fake.jobs()) == 7
-
-
 def test_a_job_waits_in_the_queue_as_long_as_it_takes_but_not_if_it_hangs_or_never_starts(site: Site) -> None:
     looks: list[str] = []
 
@@ -154,52 +105,3 @@ def test_a_job_waits_in_the_queue_as_long_as_it_takes_but_not_if_it_hangs_or_nev
     assert [job.state for job in site.fake.jobs()] == ["CANCELLED", "CANCELLED", "COMPLETED"]
     site.happens = site.finish
     assert site.tune("--top", 3).returncode == 0 and len(site.fake.jobs()) == 4, "nothing was learnt about the first"
-
-
-def test_if_nothing_could_be_measured_the_reason_is_quoted(site: Site) -> None:
-    def fail(job: FakeJob, output: Path) -> None:
-        log = site.folder / f"autotune/tiny/models/{output.stem}/logs/{job.id}_0_log.out"
-        log.write_text("loading\nImportError: no torch\n")
-        site.fake.change(job.id, state="FAILED")
-
-    site.happens = fail
-    done = site.tune("--top", 2)
-    first, *quoted = done.stderr.splitlines()
-    assert done.returncode == 2 and "_0_log.out" in first and quoted == ["    loading", "    ImportError: no torch"]
-    site.fake.behave(refuses="Invalid partition name specified")
-    assert_one_line_error(site.tune("--top", 1, "model.dropout=0"), "cluster.partition")
-
-
-@pytest.mark.parametrize(
-    ("cluster", "arguments", "key"),
-    [
-        ({}, ["--side-by-side", 2], "--side-by-side"),
-        ({"gpus_per_node": 8}, [], "cluster.gpu"),
-        ({}, ["--gpu", "h100"], "cluster.gpus_per_node"),
-        ({"gpus_per_node": 8}, ["--gpu", "h1000"], "'h100'"),
-        ({"gpus_per_node": 3, "gpu": "h100", "executor": "slurm"}, ["--gpus", 4], "nodes of 3"),
-        ({}, ["--gpus", 7, "train.global_batch_size=8"], "7 GPUs"),
-    ],
-)
-def test_what_cannot_be_measured_is_one_line(
-    tmp_path: Path, call: Call, cluster: dict[str, Any], arguments: list[object], key: str
-) -> None:
-    config = written(tmp_path, **cluster)
-    assert_one_line_error(call(main, "--config", config, "--model", "tiny", *arguments), key)
-
-
-@pytest.mark.slow
-def test_on_this_machine_ctrl_c_ends_the_job_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    config, models = written(tmp_path), tmp_path / "autotune/tiny/models"
-    command = [sys.executable, "-m", "cluster.autotune", "--config", str(config), "--model", "tiny", "--top", "1"]
-    for interrupted in (True, False):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        if interrupted:
-            wait_for(lambda: list(models.glob("*/logs/*_0_log.out")))
-            os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=120)
-        assert process.returncode == (130 if interrupted else 0)
-        job = json.loads(next(models.glob("*/job.json")).read_text())
-        assert not interrupted or not Path(f"/proc/{job['id']}").exists(), "the job ended with it"
-    (result,) = (json.loads(path.read_text()) for path in models.parent.glob("layout_*.json"))
-    assert result["measured"]["tokens_per_second"] > 0

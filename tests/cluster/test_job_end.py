@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from cluster.job_end import TAKEN_OVER, Ended, decide, end_job, is_taken_over, requeue_dead
-from cluster.jobs import ASKED, Job, State, read_state, write_state
+from cluster.jobs import ASKED, State, write_state
 from cluster.submit import submit
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import add_checkpoint, claim, make_quick, model_folder, settings, slurm_job
+from tests.cluster.helpers import add_checkpoint, claim, settings, slurm_job, state_of
 from training.leaving import RESUME_ME, TO_CURE
 from training.model_folder import failed_mark, mark_failed
 
@@ -98,18 +98,6 @@ def test_a_folder_is_taken_over_by_a_later_job_or_a_newer_start(tmp_path: Path) 
         assert is_taken_over(tmp_path, "1000", restarts=2) is taken, owner
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    make_quick(monkeypatch)
-    return model_folder(tmp_path)
-
-
-def state_of(folder: Path, job: Job) -> State:
-    state = read_state(folder, job)
-    assert state is not None
-    return state
-
-
 def test_a_job_that_should_go_on_is_requeued_with_its_state_written_first(folder: Path, fake: FakeSlurm) -> None:
     job, seen = slurm_job(folder, fake), []
     add_checkpoint(folder, 30)
@@ -134,14 +122,6 @@ def test_a_start_that_lost_its_folder_changes_nothing(folder: Path, fake: FakeSl
     claim(folder, f"slurm-{job.id}.0-1")
     assert end_job(folder, job, 137, 0, 3) == 0
     assert state_of(folder, job) == before and fake.job(job.id).restarts == 0
-
-
-def test_a_refused_requeue_is_a_failure(folder: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.job_end._PATIENCE", 0.1)
-    job = slurm_job(folder, fake)
-    fake.behave(no_requeue=True)
-    end_job(folder, job, 137, 0, 3)
-    assert state_of(folder, job).state == "failed" and "137" in state_of(folder, job).reason
 
 
 def test_a_job_waits_for_a_controller_that_is_away(folder: Path, fake: FakeSlurm) -> None:

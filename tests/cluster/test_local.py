@@ -10,9 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
-from cluster import cancel, logs, status, submit
+from cluster import cancel, logs, status
 from common.files import read_json, read_rows
 from tests.cluster.helpers import Call
 from tests.conftest import ROOT
@@ -31,15 +30,9 @@ class Run:
         self.config = make_run(folder, parallel={"tensor": 2}, train={"iterations": LONG, "save_interval": LONG})
         self.names = ["--config", str(self.config), "--model", "tiny"]
 
-    def train(self, **keys: object) -> None:
-        """Change keys of the training."""
-        raw = yaml.safe_load(self.config.read_text())
-        raw["models"]["tiny"]["train"] |= keys
-        self.config.write_text(yaml.safe_dump(raw))
-
-    def start(self, *options: str) -> "subprocess.Popen[str]":
+    def wait(self) -> "subprocess.Popen[str]":
         """`cluster.submit` in the foreground of a terminal of its own, as far as signals go."""
-        command = [sys.executable, "-m", "cluster.submit", *self.names, *options]
+        command = [sys.executable, "-m", "cluster.submit", *self.names, "--wait"]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
@@ -54,16 +47,12 @@ class Run:
                 continue
         return found
 
-    def ranks(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if "training.train" in process.cmdline()]
-
     @property
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = read_json(self.model / "state.json")
-        return state
+    def state(self) -> Any:
+        return read_json(self.model / "state.json")
 
-    def until_it_trains(self, rows: int = 2) -> None:
-        wait_for(lambda: len(read_rows(self.model / "train.csv")) >= rows, timeout=200)
+    def until_it_trains(self) -> None:
+        wait_for(lambda: len(read_rows(self.model / "train.csv")) >= 2, timeout=200)
 
 
 @pytest.fixture
@@ -81,15 +70,16 @@ def ctrl_c(process: "subprocess.Popen[str]") -> None:
 
 
 def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run, call: Call) -> None:
-    waiting = run.start("--wait")
+    waiting = run.wait()
     run.until_it_trains()
     ctrl_c(waiting)
     waiting.communicate(timeout=200)
     assert waiting.returncode == 130 and not run.processes()
     (saved,) = checkpoint_folders(run.model)
     assert (run.state["state"], run.state["reason"]) == ("cancelled", "interrupted")
-    run.train(iterations=iteration_of(saved) + 2)
-    again = run.start("--wait")
+    text = run.config.read_text()
+    run.config.write_text(text.replace(f"iterations: {LONG}", f"iterations: {iteration_of(saved) + 2}"))
+    again = run.wait()
     _, errors = again.communicate(timeout=200)
     assert again.returncode == 0 and run.state["state"] == "finished", errors
     assert read_json(run.model / "done.json")["iteration"] == iteration_of(saved) + 2
@@ -101,7 +91,7 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run, cal
 
 def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, call: Call) -> None:
     run.config.write_text(run.config.read_text().replace("tensor: 2", "tensor: 1"))
-    waiting = run.start("--wait")
+    waiting = run.wait()
     run.until_it_trains()
     result = call(cancel.main, run.model)
     (saved,) = checkpoint_folders(run.model)
@@ -110,22 +100,3 @@ def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, call: Call) -> N
     waited = subprocess.CompletedProcess(waiting.args, waiting.returncode, "", errors)
     assert_one_line_error(waited, "cancelled", "cluster.submit")
     assert run.state["state"] == "cancelled" and not (run.model / "stop").exists() and not run.processes()
-
-
-@pytest.mark.slow
-def test_a_job_without_a_waiter_survives_a_closed_terminal_and_cancel_now_ends_even_one_that_hangs(
-    run: Run, call: Call
-) -> None:
-    submitting = run.start()
-    submitting.communicate(timeout=60)
-    run.until_it_trains(rows=1)
-    controller = read_json(run.model / "job.json")["id"]
-    for number in (signal.SIGINT, signal.SIGHUP):
-        os.killpg(os.getpgid(int(controller)), number)
-    run.until_it_trains(rows=len(read_rows(run.model / "train.csv")) + 3)
-    assert call(submit.main, *run.names).returncode == 0
-    assert read_json(run.model / "job.json")["id"] == controller, "not submitted again"
-    for rank in run.ranks():
-        rank.suspend()
-    assert call(cancel.main, run.model, "--now").returncode == 0
-    assert run.state["state"] == "cancelled" and not run.processes() and not checkpoint_folders(run.model)

@@ -36,35 +36,17 @@ def test_a_command_that_hangs_is_a_silent_controller(fake: FakeSlurm, monkeypatc
     answers.set()
 
 
-def test_jobs_are_found_by_name_and_tasks_of_an_array_one_by_one(fake: FakeSlurm, tmp_path: Path) -> None:
-    fake.add("other")
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/sh\n#SBATCH --job-name=batch\n#SBATCH --array=0-2%2\ntrue\n")
-    number = slurm.submit(script)
-    ids = [f"{number}_{index}" for index in range(3)]
-    fake.change(ids[2], state="COMPLETED")
-    assert [job.id for job in slurm.queue(name="batch") or []] == ids, "also those that have ended"
-    assert [(job.id, job.active) for job in slurm.queue([number]) or []] == [
-        *zip(ids, [True, True, False], strict=True)
-    ]
-
-
 def test_the_first_line_of_sbatchs_errors_decides_and_the_cure_names_its_key(fake: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\n")
     fake.behave(refuses="Batch job submission failed: Requested node configuration is not available")
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match="Requested node"):
         slurm.submit(tmp_path / "job.sh")
-    assert str(error.value).startswith("Slurm refused the job: Requested node") and "cluster.*" in str(error.value)
     for reason, key in (
         ("invalid partition specified: x", "cluster.partition"),
-        ("Invalid account or account/partition combination specified", "cluster.account"),
         ("AssocMaxWallDurationPerJobLimit", "(KEY), or cluster.qos"),
-        ("Invalid qos specification", "cluster.qos"),
-        ("Invalid feature specification", "cluster.constraint"),
     ):
         refused = RefusedError(f"sbatch: warning: x\nsbatch: error: {reason}\nsbatch: error: {POLICY}\n", "KEY")
-        assert str(refused).startswith(f"Slurm refused the job: {reason}; change ") and not refused.passes
-        assert key in str(refused)
+        assert reason in str(refused) and key in str(refused) and not refused.passes
     many = RefusedError(f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n", "")
     busy = RefusedError("sbatch: error: Socket timed out on send/recv operation\n", "")
     assert many.passes and many.too_many and busy.passes and not busy.too_many
@@ -80,8 +62,6 @@ def test_the_id_is_found_whatever_a_sites_sbatch_prints(fake: FakeSlurm, tmp_pat
     assert slurm.submit(script) == "1001"
 
 
-def test_times_and_limits_are_read_as_slurm_writes_them(fake: FakeSlurm) -> None:
+def test_times_are_read_as_slurm_writes_them(fake: FakeSlurm) -> None:
     assert [slurm.seconds(text) for text in ("00:10:00", "2-03:04:05")] == [600, 2 * 86400 + 3 * 3600 + 245]
-    lines = "PartitionName=a Default=NO MaxTime=1-00:00:00\nPartitionName=b Default=YES MaxTime=00:30:00\n"
-    fake.behave(partitions=f"{lines}PartitionName=c Default=NO MaxTime=UNLIMITED\n")
-    assert slurm.time_limits() == {"a": 1440, "b": 30, "": 30} and slurm.max_array_size() == 1001
+    assert slurm.max_array_size() == 1001

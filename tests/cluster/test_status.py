@@ -1,16 +1,17 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster.jobs import Job, State, write_job
+from cluster.jobs import State
 from cluster.status import main
+from common.config import validate
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import Call, add_checkpoint, claim, slurm_job
+from tests.cluster.helpers import Call, claim, slurm_job
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error
 
 HEAD = "iteration,lm_loss,tokens_per_second,ms_per_iteration,mfu\n"
 
@@ -45,23 +46,6 @@ def test_a_line_shows_how_far_a_training_is_and_how_long_it_takes(
     assert line.split() == expected.split()
 
 
-def test_the_heartbeat_shows_the_steps_since_the_last_row_of_the_curve(
-    folders: list[Path], fake: FakeSlurm, call: Call
-) -> None:
-    for folder, time, done in ((folders[0], 2.0, 137), (folders[0], 1.0, 999), (folders[1], 2.0, 1)):
-        beat = folder / "heartbeat" / f"job-{time}" / "rank_00000.json"
-        beat.parent.mkdir(parents=True)
-        beat.write_text(json.dumps({"time": time, "done": done, "loss": 6.25, "seconds_left": 90}))
-    add_checkpoint(folders[2], 40)
-    slurm_job(folders[0], fake)
-    (folders[3] / "train.csv").write_text(f"{HEAD}10,nan,,inf,\n")
-    first, second, third, fourth = rows(call, *folders)
-    assert [first[key] for key in ("iteration", "loss", "seconds_left")] == [137, 6.25, 90]
-    assert [second[key] for key in ("iteration", "loss", "seconds_left")] == [1, 6.25, None]
-    assert third["iteration"] == 40, "stopped between two rows"
-    assert [fourth[key] for key in ("iteration", "iterations", "loss", "tokens_per_second")] == [10, None, None, None]
-
-
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(
     folders: list[Path], fake: FakeSlurm, call: Call
 ) -> None:
@@ -75,8 +59,6 @@ def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(
     assert [(row["state"], row["reason"]) for row in found] == states and len(fake.calls()) == 1
     assert found[0]["seconds_left"] == 3600 and found[0]["mfu"] == 0.4123 and found[1]["seconds_left"] is None
     assert found[3]["iteration"] == 20 and found[2]["restarts"] == 4
-    table = call(main).stdout
-    assert "queued (Nodes required " in table and reason not in table and "out of restarts (time limit)" in table
 
 
 def test_without_an_answer_of_slurm_the_files_are_shown(
@@ -93,15 +75,14 @@ def test_without_an_answer_of_slurm_the_files_are_shown(
         assert "running" in result.stdout.splitlines()[1] and "20/14420" in result.stdout
 
 
-def test_the_total_is_that_of_the_submitted_snapshot(folders: list[Path], tmp_path: Path, call: Call) -> None:
-    (tmp_path / "settings.yaml").write_text(yaml.safe_dump({"models": {"a": {"train": {"iterations": 99}}}}))
-    write_job(folders[0], Job("999999999", "local", "LOGS", snapshot=str(tmp_path)))
-    (row,) = rows(call, folders[0])
-    assert (row["iteration"], row["iterations"]) == (20, 99)
-    assert row["state"] == "failed", "the controller is gone, and there is no done.json"
-
-
-def test_a_folder_that_does_not_exist_is_one_line(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_one_line_error(call(main, tmp_path / "none"), f"{tmp_path}/none")
-    assert_one_line_error(call(main), "cluster.submit")
+def test_the_live_table_counts_the_shards_of_each_step(folders: list[Path], fake: FakeSlurm, call: Call) -> None:
+    run = folders[0].parent.parent.resolve()
+    raw = {"run": str(run), "urls": ["urls.txt"], "shards": 4}
+    (run / "config.yaml").write_text(yaml.safe_dump(validate(raw, "test").model_dump(mode="json")))
+    (run / "clean").mkdir()
+    for name in ("0000.jsonl.zst", "0004.jsonl.zst", "0002.jsonl.zst.1.tmp"):
+        (run / "clean" / name).touch()
+    slurm_job(folders[0], fake)
+    shown = call(main, "--watch").stdout
+    assert [words[0] for words in fake.calls()] == ["squeue"] and re.search("^a +running ", shown, re.M)
+    assert re.search("^clean .* 1/4 ", shown, re.M), "no temporary file, no shard of an older configuration"

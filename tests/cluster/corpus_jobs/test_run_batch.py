@@ -10,28 +10,25 @@ from pathlib import Path
 import pytest
 
 from cluster.corpus_jobs import run_batch
-from cluster.corpus_jobs.run_batch import forget_logs, keep_log, read_events
+from cluster.corpus_jobs.run_batch import read_events
 from tests.training.helpers import wait_for
 
 
-def write_task(folder: Path, *commands: str, threads: int = 1, logs: tuple[str, ...] = ()) -> None:
-    shards = [
-        {"label": f"{number:04d}", "command": command, "shell": "/bin/bash", "threads": threads, "logs": logs}
-        for number, command in enumerate(commands)
-    ]
+def write_task(folder: Path, *commands: str) -> None:
+    every = {"shell": "/bin/bash", "threads": 1, "logs": []}
+    shards = [{"label": f"{number:04d}", "command": command, **every} for number, command in enumerate(commands)]
     (folder / "0.json").write_text(json.dumps({"name": "x.clean.0000-0002", "shards": shards}))
     (folder / "0.results").touch()
 
 
-def start(folder: Path, job: str = "7", restarts: int = 0, **more: str) -> "subprocess.Popen[str]":
-    slurm = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": str(restarts)}
+def start(folder: Path, restarts: int = 0) -> "subprocess.Popen[str]":
     command = [sys.executable, "-IS", run_batch.__file__, str(folder)]
-    environment = {**os.environ, **slurm, **more}
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def run(folder: Path, job: str = "7", restarts: int = 0, **more: str) -> int:
-    process = start(folder, job, restarts, **more)
+def run(folder: Path, restarts: int = 0) -> int:
+    process = start(folder, restarts)
     output, _ = process.communicate(timeout=60)
     assert "Traceback" not in output, output
     return process.returncode
@@ -40,11 +37,6 @@ def run(folder: Path, job: str = "7", restarts: int = 0, **more: str) -> int:
 def exits(folder: Path) -> dict[int, int]:
     events = read_events(str(folder / "0.results"))[0]
     return {event["end"]: event["exit"] for event in events if "end" in event}
-
-
-def test_a_failed_shard_does_not_stop_the_others(tmp_path: Path) -> None:
-    write_task(tmp_path, "true", "exit 3", "true", "kill -9 $$")
-    assert run(tmp_path) == 1 and exits(tmp_path) == {0: 0, 1: 3, 2: 0, 3: -9}
 
 
 def test_a_requeued_task_skips_what_has_ended(tmp_path: Path) -> None:
@@ -92,21 +84,7 @@ def test_a_task_that_was_given_up_or_is_another_jobs_runs_nothing(tmp_path: Path
         (tmp_path / "0.results").write_text('{"begin": 0, "job": "6"}\n')
     else:
         (tmp_path / marker).touch()
-    assert run(tmp_path, job="7") == 0 and not (tmp_path / "ran").exists()
-
-
-@pytest.mark.slow
-def test_the_older_copy_of_a_requeued_task_leaves_and_its_command_ends(tmp_path: Path) -> None:
-    """A node that lost contact runs on while Slurm starts the task elsewhere."""
-    write_task(tmp_path, f"echo $$ >> {tmp_path}/pids; sleep 60", "true")
-    older = start(tmp_path)
-    wait_for((tmp_path / "pids").exists, timeout=30)
-    newer = start(tmp_path, restarts=1)
-    older.communicate(timeout=30)
-    assert older.returncode == 143 and not Path(f"/proc/{int((tmp_path / 'pids').read_text())}").exists()
-    newer.terminate()
-    newer.communicate(timeout=40)
-    assert exits(tmp_path) == {}
+    assert run(tmp_path) == 0 and not (tmp_path / "ran").exists()
 
 
 def test_only_the_newest_start_of_a_task_goes_on(tmp_path: Path) -> None:
@@ -115,23 +93,3 @@ def test_only_the_newest_start_of_a_task_goes_on(tmp_path: Path) -> None:
     )
     wanted = [run_batch.Task(str(tmp_path), 0, job, n).wanted() for job, n in (("7", 1), ("7", 2), ("7", 3), ("8", 9))]
     assert wanted == [False, True, True, False]
-
-
-def test_a_command_gets_its_threads_its_temporary_folder_and_any_length(tmp_path: Path) -> None:
-    command = f"echo $OMP_NUM_THREADS $MKL_NUM_THREADS $TMPDIR {'a' * 200_000} > {tmp_path}/seen"
-    write_task(tmp_path, command, threads=3)
-    (tmp_path / "scratch").mkdir()
-    assert run(tmp_path, TMPDIR=f"{tmp_path}/scratch", OMP_NUM_THREADS="64") == 0
-    assert (tmp_path / "seen").read_text().split()[:3] == ["3", "3", f"{tmp_path}/scratch"]
-
-
-def test_the_log_of_an_interrupted_attempt_is_kept(tmp_path: Path) -> None:
-    log = tmp_path / "0003.log"
-    log.write_text("first")
-    write_task(tmp_path, f"echo second > {log}", logs=(str(log),))
-    assert run(tmp_path) == 0
-    assert (tmp_path / "0003.attempt1.log").read_text() == "first"
-    keep_log(str(log))
-    assert (tmp_path / "0003.attempt2.log").read_text() == "second\n"
-    forget_logs(str(log))
-    assert not list(tmp_path.glob("*.attempt*"))

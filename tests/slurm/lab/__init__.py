@@ -5,6 +5,5 @@ namespace of its own, and is found and ended by process id: several labs run sid
 """
 
 from tests.slurm.lab.cluster import Lab, missing, slurm
-from tests.slurm.lab.config import SYSTEM_FOLDER, Options
 
-__all__ = ["SYSTEM_FOLDER", "Lab", "Options", "missing", "slurm"]
+__all__ = ["Lab", "missing", "slurm"]

@@ -2,23 +2,19 @@
 
     python -m tests.slurm.lab -- sinfo
     python -m tests.slurm.lab --nodes 4 --gpus 2 -- srun --nodes 4 --gres gpu:1 hostname
-    python -m tests.slurm.lab --accounting -- bash -c 'srun --account lab hostname && sacct'
 
-The cluster has a mount namespace of its own, in which /etc/slurm is its configuration: nothing outside its folder is
-touched, and what the command mounts is gone with it. Partition `main` is the default; jobs in `low` are preempted if
-`main` needs their nodes. The GPUs are fake: Slurm counts them and sets CUDA_VISIBLE_DEVICES.
+Nothing outside its folder is touched. Partition `main` is the default; jobs in `low` are preempted if `main` needs
+their nodes. The GPUs are fake: Slurm counts them and sets CUDA_VISIBLE_DEVICES.
 """
 
 import argparse
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.slurm.lab.cluster import Lab, missing, slurm
-from tests.slurm.lab.config import Options
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 GOODBYE = 10  # seconds that the command has after one of them
@@ -33,30 +29,24 @@ class _Ended(BaseException):
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code of the command that ran in the lab."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.slurm.lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m tests.slurm.lab", description=__doc__, formatter_class=raw)
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of 8 CPUs (default 2)")
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="fake GPUs per node (default 0)")
-    parser.add_argument("--accounting", action="store_true", help="with slurmdbd, and account `lab`")
-    known = ", ".join(f"{option.name}={option.default}" for option in fields(Options))
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"of slurm.conf, defaults: {known}")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what to run in the lab")
-    options = vars(parser.parse_args(argv))
-    command = options.pop("command")
-    options |= {name: value for name, _, value in (word.partition("=") for word in options.pop("set"))}
-    if reason := missing(options["accounting"]):
+    options = parser.parse_args(argv)
+    if reason := missing():
         print(f"error: {reason}", file=sys.stderr)
         return 2
     for number in ENDINGS:
         signal.signal(number, _end)
     try:
         with TemporaryDirectory(prefix="slurm-lab-") as folder:
-            with slurm(Path(folder), **options) as lab:
-                return _run(lab, command)
+            with slurm(Path(folder), options.nodes, options.gpus) as lab:
+                return _run(lab, options.command)
     except _Ended as ended:
         return 128 + ended.number
-    except (RuntimeError, TimeoutError, TypeError, ValueError) as error:  # a daemon did not start, or an unknown key
+    except (RuntimeError, TimeoutError, ValueError) as error:  # a daemon did not start
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -85,7 +75,6 @@ def _end(number: int, _: object) -> None:
 
 
 def _ignore_endings() -> None:
-    """From here on the lab is taken down, and nothing interrupts that."""
     for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)
 

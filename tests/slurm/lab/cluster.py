@@ -13,21 +13,19 @@ from typing import Any
 
 import psutil
 
-from tests.slurm.lab import accounting as accounts
 from tests.slurm.lab import processes
-from tests.slurm.lab.config import SYSTEM_FOLDER, Options, ports, write_config
+from tests.slurm.lab.config import SYSTEM_FOLDER, ports, write_config
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "squeue", "unshare", "nsenter")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # Debian installs the daemons in /usr/sbin
 PATIENCE = 60  # seconds for a daemon to answer; alone on the machine all of them need 1 to 5
 
 
-def missing(accounting: bool = False) -> str:
+def missing() -> str:
     """Why a lab cannot be started here; empty if it can."""
-    for programs, packages in ((PROGRAMS, "slurm-wlm, munge"), (accounts.PROGRAMS, "slurmdbd, mariadb-server")):
-        absent = [name for name in programs if shutil.which(name, path=PATH) is None]
-        if absent and (accounting or programs is PROGRAMS):
-            return f"{', '.join(absent)} not installed (Debian: {packages})"
+    absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed (Debian: slurm-wlm, munge)"
     if not SYSTEM_FOLDER.is_dir():
         return f"{SYSTEM_FOLDER}: no such folder (a lab mounts its own over it)"
     return "" if os.geteuid() == 0 else "Slurm's daemons need root"
@@ -42,11 +40,8 @@ class Lab:
     nodes: tuple[str, ...]
 
     def inside(self, cwd: Path | None = None) -> list[str]:
-        """What to put in front of a command to run it in the lab's mount namespace and environment, in `cwd`.
-
-        Mounts of one such command are seen by all others and by jobs, and by nothing outside the lab.
-        """
-        namespace = f"--mount=/proc/{self._pid('munged')}/ns/mnt"
+        """What to put in front of a command to run it in the lab's mount namespace and environment, in `cwd`."""
+        namespace = f"--mount=/proc/{(self.folder / 'munged.pid').read_text().strip()}/ns/mnt"
         marks = [f"{name}={self.environment[name]}" for name in ("PATH", "SLURM_CONF", processes.MARK)]
         return ["nsenter", namespace, "--", "env", f"--chdir={cwd or Path.cwd()}", *marks]
 
@@ -59,14 +54,8 @@ class Lab:
 
     def start(self, *command: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
         """Start a command in the lab, in a session of its own; its messages are part of its output."""
-        return subprocess.Popen(
-            [*self.inside(cwd), *command],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([*self.inside(cwd), *command], env=self.environment, start_new_session=True, **streams)
 
     def check(self, *command: str) -> str:
         """Run a command in the lab and return its output; raises RuntimeError with its messages if it fails."""
@@ -85,28 +74,21 @@ class Lab:
         line = self.check("scontrol", "show", "job", "--oneliner", str(job_id)).splitlines()[0]
         return dict(re.findall(r"(?:^|\s)([A-Z][\w:/\[\]]*)=(.*?)(?=\s+[A-Z][\w:/\[\]]*=|\s*$)", line))
 
-    def wait_job(self, job_id: str | int, *states: str, timeout: float = PATIENCE) -> dict[str, str]:
-        """Wait until a job is in one of `states`, e.g. "RUNNING"; returns what `job` does."""
-        self.wait(lambda: self.job(job_id)["JobState"] in states, timeout)
-        return self.job(job_id)
-
     def wait_saved(self, job_id: str | int) -> None:
         """Wait until the controller has written the job's present state to disk: it does so every few seconds."""
         mark = f"saved at {time.time()}"
         self.check("scontrol", "update", f"jobid={job_id}", f"admincomment={mark}")
         self.wait(lambda: mark.encode() in (self.folder / "state" / "job_state").read_bytes())
 
-    def wait_idle(self, timeout: float = PATIENCE) -> None:
+    def wait_idle(self) -> None:
         """Wait until every node is up and without a job."""
-        self.wait(lambda: self._node_states() == {(name, "idle") for name in self.nodes}, timeout)
+        command = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]
+        wanted = {f"{name} idle" for name in self.nodes}
+        self.wait(lambda: set(self.run(*command).stdout.splitlines()) == wanted)
 
     def kill_node(self, name: str) -> None:
         """SIGKILL slurmd, its job steps and their processes: a node that loses power."""
         processes.kill(lambda: processes.of_node(self.folder, name))
-
-    def kill_slurmd(self, name: str) -> None:
-        """SIGKILL slurmd alone: the node's jobs live on."""
-        self._kill_daemon(f"slurmd.{name}")
 
     def start_node(self, name: str) -> None:
         """Start slurmd of a node; the controller takes it back within seconds, see `wait_idle`."""
@@ -114,35 +96,22 @@ class Lab:
 
     def stop_controller(self) -> None:
         """SIGKILL slurmctld. A job of the last seconds is lost, or runs twice: see `wait_saved`."""
-        self._kill_daemon("slurmctld")
+        daemon = psutil.Process(int((self.folder / "slurmctld.pid").read_text()))
+        family = [daemon, *daemon.children()]  # it has a helper process
+        assert daemon in processes.of_lab(self.folder), "slurmctld.pid names another process"
+        processes.kill(lambda: [process for process in family if processes.alive(process)])
 
     def start_controller(self) -> None:
         """Start slurmctld and wait until it answers."""
         self.check("slurmctld")
         self.wait(lambda: "is UP" in self.run("scontrol", "ping").stdout)
 
-    def _node_states(self) -> set[tuple[str, ...]]:
-        lines = self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T").stdout.splitlines()
-        return {tuple(line.split()) for line in lines}
-
-    def _pid(self, daemon: str) -> int:
-        return int((self.folder / f"{daemon}.pid").read_text())
-
-    def _kill_daemon(self, name: str) -> None:
-        daemon = psutil.Process(self._pid(name))
-        family = [daemon, *(daemon.children() if name == "slurmctld" else ())]  # slurmctld has a helper process
-        assert daemon in processes.of_lab(self.folder), f"{name}.pid names another process"
-        processes.kill(lambda: [process for process in family if processes.alive(process)])
-
 
 @contextmanager
-def slurm(
-    folder: Path, nodes: int = 2, gpus: int = 0, accounting: bool = False, **options: int | str | bool
-) -> Iterator[Lab]:
+def slurm(folder: Path, nodes: int = 2, gpus: int = 0, kill_wait: int = 5) -> Iterator[Lab]:
     """Start a cluster in `folder`; all its processes are killed at the end.
 
-    The folder's path has at most 95 characters, for the sockets in it. `gpus` is the number of fake GPUs per node;
-    `options` are the fields of `Options`. With `accounting` there is an account `lab`, and others are refused.
+    `gpus` is the number of fake GPUs per node, `kill_wait` the seconds between SIGTERM and SIGKILL (Slurm's own: 30).
     """
     if len(str(folder)) > 95:
         raise ValueError(f"{folder}: too long for the unix sockets in it (at most 95 characters)")
@@ -151,12 +120,10 @@ def slurm(
         (folder / path).mkdir(parents=True)
     config = {"SLURM_CONF": str(folder / "etc" / "slurm.conf"), processes.MARK: str(folder)}
     lab = Lab(folder, {**os.environ, "PATH": PATH, **config}, names)
-    with ports(nodes + 2) as first_port:
-        write_config(folder, nodes, gpus, first_port, accounting, Options(**options))  # type: ignore[arg-type]
+    with ports(nodes + 1) as first_port:
+        write_config(folder, nodes, gpus, first_port, kill_wait)
         with processes.killed_at_the_end(folder):
             _start_munge(lab)
-            if accounting:
-                accounts.start_accounting(lab, first_port + nodes + 1)
             lab.start_controller()
             for name in names:
                 lab.start_node(name)
