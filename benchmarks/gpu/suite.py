@@ -19,12 +19,13 @@ from training.kernels.build import FOLDER_VARIABLE, cache_folder
 TITLE = "Build and tests"
 
 _ROOT = Path(__file__).parents[2]
-_TESTS = (
+TESTS = (
     "tests/training/kernels",
     "tests/training/test_gpu.py",
     "tests/training/parallel/test_randomness.py",
     "tests/training/dataset/test_batches.py",
 )
+"""Folders and files of tests with cases for a GPU."""
 _WORKERS = 6  # processes that share the GPU: most of a test is compilation, on a CPU
 
 
@@ -39,7 +40,7 @@ def run(item: Item, limit: float, gpu: bool, log: Path) -> Row:
     if item.name == "build":
         command += ["training.kernels", "build"]
     else:
-        command += ["pytest", "-m", "gpu", "-ra", "-W", "default", "-p", "no:cacheprovider", *_TESTS]
+        command += ["pytest", "-m", "gpu", "-ra", "-W", "default", "-p", "no:cacheprovider", *TESTS]
         command += ["-n", str(_WORKERS)] if gpu and find_spec("xdist") else []
     begun = time.monotonic()
     with log.open("ab") as output:

@@ -12,8 +12,9 @@ from benchmarks.gpu.items import Context, Item
 from benchmarks.gpu.output import Report
 from benchmarks.gpu.parts import FILES, PARTS
 from benchmarks.gpu.steps import VARIANTS
+from benchmarks.gpu.suite import TESTS
 from benchmarks.gpu.worker import Worker
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 
 # what the corpus needs and a GPU machine may lack
 ABSENT = """
@@ -35,6 +36,10 @@ def test_a_part_fills_its_table(tmp_path: Path) -> None:
             report.add(item, row)
     assert all(row["ms"] > 0 for row in rows_of(tmp_path, "machine"))
     assert (tmp_path / "machine.md").read_text().count("| bfloat16 product") > 4
+
+
+def test_the_tests_that_it_runs_exist() -> None:
+    assert [name for name in TESTS if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.slow
