@@ -3,277 +3,185 @@
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy shows the disk's limit:
 shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
 torch.distributed.checkpoint with its defaults. Reads find the files in the page cache, like the copy its source; ours
-verifies the XXH3 of every file first. Hashing alone, of the same bytes in memory by all threads of ours, is a row:
-a save that hashes cannot be faster. Rows take turns, forwards and backwards, and a ratio is the median over the rounds,
-each against the copy of the same round, because the speed of disks changes from minute to minute. Each save begins
-when the files of the one before are removed: on a virtual machine whose host takes free memory back, pages freed a
-moment ago are faster than others, and a row that alone finds them wins.
+verifies the XXH3 of every file first. Each save begins when the files of the one before are removed: on a virtual
+machine whose host takes free memory back, pages freed a moment ago are faster than others.
 
 The second table is train.async_save: how long training pauses for a save, as a share of the save's total time, and how
 long a step takes meanwhile, which on CPUs shares the cores with the save.
 """
 
-import argparse
 import os
 import shutil
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, redirect_stdout
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import xxhash
-
-from benchmarks.machine import table
-from benchmarks.training_job import SIZES, Job, write_dataset
-from common.cli import output_folder, positive_int
+from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.step import SIZES, Job, opened, write_dataset
 from common.files import fsync
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from training.checkpoint.async_save import CheckpointWriter
-    from training.run_plan import Plan
+    from training.planning.run import Plan
     from training.step import Session
 
-_COPY = "save: copy of the files"
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
-    parser.add_argument("--size", choices=SIZES, default="124m", help="size of the model (default 124m)")
-    parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="rounds per row (default 3)")
-    parser.add_argument(
-        "--folder", type=output_folder, metavar="DIR", help="where to write (default: a temporary folder)"
-    )
-
-
-def seconds(action: Callable[[], object]) -> float:
-    """Duration of an action."""
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
+def copy_files(source: Path, target: Path) -> None:
+    """Copy the files of a folder one after the other, and wait for the disk."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        shutil.copyfile(path, target / path.name)
+        fsync(target / path.name)
 
 
 def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter":
     """The trainer's own writer of checkpoints."""
     from training.checkpoint.async_save import CheckpointWriter
 
-    return CheckpointWriter(
-        folder, session.parameters, session.optimizer, plan.experiment, plan.tokenize, plan.data.train
-    )
+    folder.mkdir()
+    state = (session.parameters, session.optimizer)
+    return CheckpointWriter(folder, *state, plan.experiment, plan.tokenize, plan.data.train)
 
 
-class Rows:
-    """The actions of a round: each save, then the load of the files that it wrote."""
+def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:
+    """Rows of both directions; each load reads what the save before it wrote."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-    def __init__(self, plan: "Plan", session: "Session", folder: Path) -> None:
-        self.session, self.folder = session, folder
-        self.saver = _writer(plan, session, folder / "run")
-        self.saver.folder.mkdir()
-        self.iterations = count(1)
+    from training import checkpoint
+    from training.checkpoint import Progress, state_tensors
 
-    def tensors(self) -> "dict[str, Tensor]":
-        """What is saved, by name."""
-        from training.checkpoint import state_tensors
+    saver, iterations = _writer(plan, session, folder / "run"), count(1)
+    files = {name: folder / name for name in ("torch.pt", "model.safetensors", "copy", "dcp")}
 
-        return state_tensors(self.session.parameters, self.session.optimizer)
+    def tensors() -> "dict[str, Tensor]":
+        return state_tensors(session.parameters, session.optimizer)
 
-    def actions(self) -> list[dict[str, Callable[[], None]]]:
-        """A save by label, and the load of what it wrote; ratios refer to the first one."""
-        return [
-            {_COPY: self.copy},
-            {"save: XXH3 alone": self.hash},
-            {"save: torch.save": self.torch_save, "load: torch.load": self.torch_load},
-            {"save: safetensors": self.safetensors_save, "load: safetensors": self.safetensors_load},
-            {"save: torch.distributed.checkpoint": self.dcp_save, "load: torch.distributed.checkpoint": self.dcp_load},
-            {"save: ours, with hashes and manifest": self.our_save, "load: ours, verified": self.our_load},
-        ]
-
-    def clear(self) -> None:
-        """Remove all files except the newest checkpoint, so that every save begins with the same free memory."""
-        for path in (*self.folder.glob("run/iter_*"), *(self.folder / name for name in ("copy", "dcp"))):
-            if path != self.saver.newest and path.exists():
-                shutil.rmtree(path)
-        for name in ("torch.pt", "model.safetensors"):
-            (self.folder / name).unlink(missing_ok=True)
-        os.sync()
-
-    def copy(self) -> None:
-        """Copy the files of the newest checkpoint, one after the other."""
-        target = self.folder / "copy"
-        target.mkdir()
-        assert self.saver.newest is not None
-        for path in sorted(self.saver.newest.iterdir()):
-            shutil.copyfile(path, target / path.name)
-            fsync(target / path.name)
-
-    def hash(self) -> None:
-        """As many bytes as a checkpoint has, in memory."""
-        from training.checkpoint.storage import THREADS
-
-        block, size = bytes(1 << 20), sum(tensor.nbytes for tensor in self.tensors().values())
-
-        def share(_thread: int) -> None:
-            digest = xxhash.xxh3_128()
-            for _ in range(0, size // THREADS, len(block)):
-                digest.update(block)
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(share, range(THREADS)))
-
-    def torch_save(self) -> None:
-        """One file."""
-        import torch
-
-        path = self.folder / "torch.pt"
-        torch.save(self.tensors(), path)
-        fsync(path)
-
-    def safetensors_save(self) -> None:
-        """One file."""
-        from safetensors.torch import save_file
-
-        path = self.folder / "model.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in self.tensors().items()}, path)
-        fsync(path)
-
-    def dcp_save(self) -> None:
-        """Save with the library's own writer."""
-        from torch.distributed.checkpoint import state_dict_saver
-
-        state_dict_saver.save(self.tensors(), checkpoint_id=self.folder / "dcp", no_dist=True)
-
-    def our_save(self) -> None:
-        """Save as the trainer does."""
-        from training.checkpoint import Progress
-
-        self.saver.save(Progress(next(self.iterations), 0))
-
-    def torch_load(self) -> None:
-        """Load the whole file, then copy it into the model."""
-        import torch
-
-        self.fill(torch.load(self.folder / "torch.pt", weights_only=True))
-
-    def safetensors_load(self) -> None:
-        """The same."""
-        from safetensors.torch import load_file
-
-        self.fill(load_file(self.folder / "model.safetensors"))
-
-    def fill(self, read: "dict[str, Tensor]") -> None:
-        """Copy loaded tensors into the model and the optimiser."""
-        for name, tensor in self.tensors().items():
+    def fill(read: "dict[str, Tensor]") -> None:
+        for name, tensor in tensors().items():
             tensor.copy_(read[name])
 
-    def dcp_load(self) -> None:
-        """Load into the model, tensor by tensor."""
-        from torch.distributed.checkpoint import state_dict_loader
+    def our_save() -> None:
+        saver.save(Progress(next(iterations), 0))
 
-        state_dict_loader.load(dict(self.tensors()), checkpoint_id=self.folder / "dcp", no_dist=True)
-
-    def our_load(self) -> None:
-        """Load as a resuming trainer does."""
-        from training import checkpoint
-
-        manifest = checkpoint.newest(self.saver.folder)
+    def our_load() -> None:
+        manifest = checkpoint.newest(saver.folder)
         assert manifest is not None
-        checkpoint.load(manifest, self.session.parameters, self.session.optimizer)
+        checkpoint.load(manifest, session.parameters, session.optimizer)
+
+    def torch_save() -> None:
+        torch.save(tensors(), files["torch.pt"])
+        fsync(files["torch.pt"])
+
+    def safetensors_save() -> None:
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors().items()}
+        save_file(contiguous, files["model.safetensors"])
+        fsync(files["model.safetensors"])
+
+    def copy() -> None:
+        assert saver.newest is not None
+        copy_files(saver.newest, files["copy"])
+
+    def clear(label: str) -> None:
+        if label.startswith("load"):
+            return
+        for path in (*folder.glob("run/iter_*"), *files.values()):
+            if path.is_dir() and path != saver.newest:
+                shutil.rmtree(path)
+            elif path.is_file():
+                path.unlink()
+        os.sync()
+
+    library = {"checkpoint_id": files["dcp"], "no_dist": True}
+    actions: dict[str, tuple[Callable[[], object], float | None]] = {
+        "save: copy of the files": (copy, None),
+        "save: torch.save": (torch_save, None),
+        "load: torch.load": (lambda: fill(torch.load(files["torch.pt"], weights_only=True)), None),
+        "save: safetensors": (safetensors_save, None),
+        "load: safetensors": (lambda: fill(load_file(files["model.safetensors"])), None),
+        "save: torch.distributed.checkpoint": (lambda: state_dict_saver.save(tensors(), **library), None),
+        "load: torch.distributed.checkpoint": (lambda: state_dict_loader.load(tensors(), **library), None),
+        "save: ours, with hashes and manifest": (our_save, 1.2),
+        "load: ours, verified": (our_load, 2.0),
+    }
+    our_save()  # the source of the copy; it also makes the kernel allocate the memory
+    gigabytes = sum(tensor.nbytes for tensor in tensors().values()) / 1e9
+    contenders = [Contender(label, _itself, (run,), bar=bar) for label, (run, bar) in actions.items()]
+    return compare("checkpoint", contenders, rounds, gigabytes, "GB", where="here", before=clear)
 
 
-def bandwidths(rows: Rows, rounds: int) -> list[dict[str, str]]:
-    """Rows of both directions."""
-    rows.our_save()  # the source of the copy; it also makes the kernel allocate the memory
-    size = sum(tensor.nbytes for tensor in rows.tensors().values())
-    taken: dict[str, list[float]] = {}
-    for number in range(rounds):
-        for actions in rows.actions()[:: -1 if number % 2 else 1]:
-            rows.clear()
-            for label, action in actions.items():
-                taken.setdefault(label, []).append(seconds(action))
-    return [
-        {
-            "checkpoint": label,
-            "MB": f"{size / 1e6:,.0f}",
-            "GB/s": f"{size / 1e9 / median(times):.2f}",
-            "ratio": f"{median(copy / own for copy, own in zip(taken[_COPY], times, strict=True)):.2f}",
-        }
-        for label, times in sorted(taken.items(), key=lambda row: row[0].startswith("load"))
-    ]
+def _itself(run: Timed) -> Timed:
+    return run
 
 
-def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[dict[str, str]]:
+def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:
     """The row of `train.async_save`."""
     from training.checkpoint import Progress
     from training.step import step_batches, train_step
 
-    stalls, saves, alone, meanwhile = [], [], [], []
-    with _writer(plan, session, folder) as saver, closing(step_batches(session, plan.data.train, 0)) as steps:
+    pauses, saves, alone, meanwhile = [], [], [], []
+    with (
+        _writer(plan, session, folder / "background") as saver,
+        closing(step_batches(session, plan.data.train, 0)) as steps,
+    ):
         numbers = count(1)
 
         def step() -> float:
-            return seconds(lambda: train_step(session, next(numbers), next(steps), 1e-4))
+            started = time.perf_counter()
+            train_step(session, next(numbers), next(steps), 1e-4)
+            return time.perf_counter() - started
 
         step()
         for number in range(rounds + 1):
             before = median(step() for _ in range(3))
             started = time.perf_counter()
             saver.save(Progress(number + 1, 0))
-            stalled = time.perf_counter() - started
-            during = list(_while(lambda: saver.busy, step))
+            paused = time.perf_counter() - started
+            during = [step()]
+            while saver.busy:
+                during.append(step())
             saver.wait()
             if number:  # the first save allocates the buffers
-                stalls.append(stalled)
+                pauses.append(paused)
                 saves.append(time.perf_counter() - started)
                 alone.append(before)
                 meanwhile.append(median(during))
-    return [
-        {
-            "save in the background": "train.async_save",
-            "training pauses, s": f"{median(stalls):.2f}",
-            "until saved, s": f"{median(saves):.2f}",
-            "share": f"{median(stall / save for stall, save in zip(stalls, saves, strict=True)):.1%}",
-            "a step, s": f"{median(alone):.2f}",
-            "a step meanwhile, s": f"{median(meanwhile):.2f}",
-        }
-    ]
+    row = {
+        "save in the background": "train.async_save",
+        "training pauses, s": median(pauses),
+        "until saved, s": median(saves),
+        "share %": 100 * median(pause / save for pause, save in zip(pauses, saves, strict=True)),
+        "a step, s": median(alone),
+        "a step meanwhile, s": median(meanwhile),
+    }
+    return [row]
 
 
-def _while(busy: Callable[[], bool], step: Callable[[], float]) -> Iterator[float]:
-    yield step()
-    while busy():
-        yield step()
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """Gigabytes per second of saves and loads; then the effect of a background save on training."""
+    with TemporaryDirectory(dir=arguments.folder) as name:
+        job = Job(Path(name), SIZES[arguments.size])
+        write_dataset(job)
+        yield from tables(job, Path(name), arguments.rounds)
 
 
-def measure(arguments: argparse.Namespace) -> str:
-    """Two tables: gigabytes per second of saves and loads, and the effect of a background save on training."""
+def tables(job: Job, folder: Path, rounds: int) -> Iterator[Row]:
+    """The rows of both tables; the job's dataset must exist."""
     import warnings
 
-    from training.parallel.launch import read_launch
-    from training.parallel.process_group import started
-    from training.run_plan import make_plan
-    from training.trainer import open_session
-
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process is intended
-    with (
-        TemporaryDirectory(dir=arguments.folder) as name,
-        started(read_launch(), Path(name)) as world,
-        redirect_stdout(None),  # hides the trainer's log
-    ):
-        folder = Path(name)
-        job = Job(folder, SIZES[arguments.size])
-        write_dataset(job)
-        plan = make_plan(job.settings, "step")
-        session = open_session(plan.experiment, world)
-        first = table(bandwidths(Rows(plan, session, folder), arguments.rounds))
-        (folder / "background").mkdir()
-        train = plan.experiment.train.model_copy(update={"async_save": True})
-        plan = replace(plan, experiment=plan.experiment.model_copy(update={"train": train}))
-        second = table(in_background(plan, session, folder / "background", arguments.rounds))
-    return f"{first}\n\n{second}"
+    with redirect_stdout(None), opened(job) as (plan, session):  # hides the trainer's log
+        rows = bandwidths(plan, session, folder, rounds)
+    yield from rows
+    with redirect_stdout(None), opened(job._replace(train={**job.train, "async_save": True})) as (plan, session):
+        rows = in_background(plan, session, folder, rounds)
+    yield from rows

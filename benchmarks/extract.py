@@ -1,39 +1,27 @@
-"""Extraction against gold texts: F1 of word 4-grams, and pages per second on one core, for each extractor.
+"""Extraction against gold texts: F1 of word 4-grams, and pages per CPU second, for each extractor.
 
-The pages are those of the article-extraction-benchmark (github.com/scrapinghub/article-extraction-benchmark): its
-`html/*.html.gz` and `ground-truth.json`. The score is that benchmark's: the 4-grams of words of each page, counted with
-repetitions, give its precision and recall; F1 is computed from the means over pages. A page without a result has recall
-0 and no precision.
+The pages are those of the article-extraction-benchmark (github.com/scrapinghub/article-extraction-benchmark). The score
+is that benchmark's: the 4-grams of words of each page, counted with repetitions, give its precision and recall; F1 is
+computed from the means over pages. A page without a result has recall 0 and no precision.
 """
 
-import argparse
-import gzip
-import hashlib
 import random
 import re
-import time
 import warnings
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from benchmarks.machine import table
-from common.cli import input_path
-from common.errors import InputError
-from common.files import read_json
+from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.inputs import Article, read_articles
 from common.settings import ScrapeSettings
-
-ARTICLES = Path("data/articles")
-_SOURCE = "https://github.com/scrapinghub/article-extraction-benchmark"
-_NGRAM = 4
-_RESAMPLES = 500
-_ROUNDS = 3  # the fastest one counts, so that other load does not matter
-_WORD = re.compile(r"\w+")
 
 
 class Score(NamedTuple):
@@ -43,47 +31,16 @@ class Score(NamedTuple):
     recall: float | None
 
 
-@dataclass(frozen=True)
-class Article:
-    """A recorded page and the text that an extractor should find in it."""
-
-    key: str
-    url: str
-    body: bytes
-    gold: str
-
-    @property
-    def held_out(self) -> bool:
-        """Whether the page is in the held-out half, by its hash; rules are tuned on the other half."""
-        return hashlib.sha256(self.key.encode()).digest()[0] % 2 == 1
-
-
-def read_articles(folder: Path) -> list[Article]:
-    """The pages of a benchmark folder, sorted by key. Raises InputError for another kind of folder."""
-    truth = folder / "ground-truth.json"
-    if not truth.is_file():
-        raise InputError(f"{truth}: no such file; clone {_SOURCE} and name its folder with --articles")
-    return [
-        Article(
-            key, entry["url"], gzip.decompress((folder / "html" / f"{key}.html.gz").read_bytes()), entry["articleBody"]
-        )
-        for key, entry in sorted(read_json(truth).items())
-    ]
-
-
 def score(gold: str, answer: str) -> Score:
     """Precision and recall of the answer's 4-grams of words."""
     wanted, found = _ngrams(gold), _ngrams(answer)
     common = (wanted & found).total()
-    return Score(
-        common / found.total() if found else None,
-        common / wanted.total() if wanted else None,
-    )
+    return Score(common / found.total() if found else None, common / wanted.total() if wanted else None)
 
 
 def _ngrams(text: str) -> Counter[tuple[str, ...]]:
-    words = _WORD.findall(text)
-    return Counter(tuple(words[n : n + _NGRAM]) for n in range(max(1, len(words) - _NGRAM + 1)) if words)
+    words = re.findall(r"\w+", text)
+    return Counter(tuple(words[n : n + 4]) for n in range(max(1, len(words) - 3)) if words)
 
 
 def overall(scores: Sequence[Score]) -> tuple[float, float, float]:
@@ -93,102 +50,176 @@ def overall(scores: Sequence[Score]) -> tuple[float, float, float]:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0, precision, recall
 
 
-def standard_error(scores: Sequence[Score]) -> float:
-    """Standard error of F1, by resampling pages."""
+def _f1(scores: Sequence[Score]) -> str:
+    """`0.967 ± 0.005`: F1 and its standard error, by resampling pages."""
     rng = random.Random(1)
-    return stdev(overall(rng.choices(scores, k=len(scores)))[0] for _ in range(_RESAMPLES))
+    error = stdev(overall(rng.choices(scores, k=len(scores)))[0] for _ in range(500))
+    return f"{overall(scores)[0]:.3f} ± {error:.3f}"
 
 
 # ------------------------------------------------------------------------------------------------ the contenders
 
-Contender = Callable[[Article], str]
+Extractor = Callable[[Article], str]
 
 
-def contenders() -> Mapping[str, Contender]:
-    """Extractors by the name of their row."""
-    from newspaper import Article as newspaper_article
+def stripped() -> Extractor:
+    """All text of the page."""
     from trafilatura import load_html
-    from trafilatura.core import bare_extraction
 
     from corpus.extract.charset import decode
-    from corpus.extract.extractors import extract, load_extractors
 
-    def listed(*names: str) -> Contender:
-        extractors = load_extractors(names)
+    def read(article: Article) -> str:
+        tree = load_html(decode(article.body, "text/html"))
+        return " ".join(tree.xpath("//body//text()[not(parent::script or parent::style)]"))
 
-        return lambda article: extract(article.body, "text/html", article.url, extractors).text
+    return read
 
-    def newspaper(article: Article) -> str:
+
+def newspaper() -> Extractor:
+    """newspaper3k, or newspaper4k, which has the same module."""
+    from newspaper import Article as newspaper_article
+
+    from corpus.extract.charset import decode
+
+    def read(article: Article) -> str:
         page = newspaper_article(article.url, fetch_images=False)
         page.download(input_html=decode(article.body, "text/html"))
         page.parse()
         return str(page.text)
 
-    def trafilatura(article: Article, fast: bool) -> str:
+    return read
+
+
+def trafilatura(fast: bool) -> Extractor:
+    """trafilatura as it is."""
+    from trafilatura.core import bare_extraction
+
+    from corpus.extract.charset import decode
+
+    def read(article: Article) -> str:
         html = decode(article.body, "text/html")
         found = bare_extraction(html, url=article.url, fast=fast, include_comments=False, with_metadata=True)
         return found.text if found is not None else ""
 
-    def stripped(article: Article) -> str:
-        tree = load_html(decode(article.body, "text/html"))
-        return " ".join(tree.xpath("//body//text()[not(parent::script or parent::style)]"))
+    return read
 
-    default: list[str] = list(ScrapeSettings().extractors)
-    return {
-        "tags stripped": stripped,
-        packages_distributions()["newspaper"][0]: newspaper,  # or newspaper4k, which has the same module
-        "trafilatura": partial(trafilatura, fast=False),
+
+def ours(names: Sequence[str]) -> Extractor:
+    """`scrape.extractors`."""
+    from corpus.extract.extractors import extract, load_extractors
+
+    extractors = load_extractors(names)
+    return lambda article: extract(article.body, "text/html", article.url, extractors).text
+
+
+def work(extractor: Callable[[], Extractor], folder: Path) -> Timed:
+    """Extract all pages, and score them."""
+    articles, extract = read_articles(folder), extractor()
+    warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
+
+    def answer(article: Article) -> str:
+        try:
+            return extract(article)
+        except Exception:  # newspaper3k fails on some pages: they have no result
+            return ""
+
+    answer(articles[0])  # lets the libraries load lazily imported parts
+    return lambda: {"answers": [answer(article) for article in articles]}
+
+
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """The speed and the scores of each extractor."""
+    folder = arguments.texts[0] if arguments.texts else Path("data/articles")
+    articles = read_articles(folder)
+    held_out = [article.held_out for article in articles]
+    default = list(ScrapeSettings().extractors)
+    extractors: Mapping[str, Callable[[], Extractor]] = {
         "trafilatura, fast": partial(trafilatura, fast=True),
-        "ours: trafilatura": listed("trafilatura"),
-        f"ours: {', '.join(default)}": listed(*default),
+        "trafilatura": partial(trafilatura, fast=False),
+        packages_distributions()["newspaper"][0]: newspaper,
+        "tags stripped": stripped,
+        "ours: trafilatura": partial(ours, ["trafilatura"]),
+        f"ours: {', '.join(default)}": partial(ours, default),
     }
+    contenders = [
+        Contender(name, work, (extractor, folder), bar=1.2 if name.startswith("ours") else None)
+        for name, extractor in extractors.items()
+    ]
+    for row in compare("extractor", contenders, arguments.rounds, len(articles), "pages", clock="cpu"):
+        scores = [score(article.gold, answer) for article, answer in zip(articles, row["answers"], strict=True)]
+        _, precision, recall = overall(scores)
+        yield {
+            **{name: value for name, value in row.items() if name != "answers"},
+            "F1": _f1(scores),
+            "precision": precision,
+            "recall": recall,
+            "F1, held-out half": _f1([page for page, held in zip(scores, held_out, strict=True) if held]),
+            "answered %": 100 * sum(bool(answer.strip()) for answer in row["answers"]) / len(articles),
+        }
 
 
-# ------------------------------------------------------------------------------------------------ the command
+# ------------------------------------------------------------------------------------------------ characters
+
+# language -> Python's codecs and the labels that pages use
+_CODECS = {
+    "en": (("cp1252", "windows-1252"), ("utf-16-le", "utf-16le")),
+    "fr": (("cp1252", "iso-8859-1"), ("iso8859_15", "iso-8859-15"), ("mac_roman", "macintosh")),
+    "de": (("cp1252", "windows-1252"), ("utf-16-be", "utf-16be")),
+    "cs": (("cp1250", "windows-1250"), ("iso8859_2", "iso-8859-2")),
+    "pl": (("cp1250", "windows-1250"), ("iso8859_2", "iso-8859-2")),
+    "ru": (("cp1251", "windows-1251"), ("koi8_r", "koi8-r"), ("iso8859_5", "iso-8859-5"), ("cp866", "ibm866")),
+    "el": (("cp1253", "windows-1253"), ("iso8859_7", "iso-8859-7")),
+    "tr": (("cp1254", "windows-1254"),),
+    "ar": (("cp1256", "windows-1256"),),
+    "fa": (("cp1256", "windows-1256"),),
+    "ja": (("cp932", "shift_jis"), ("euc_jp", "euc-jp"), ("iso2022_jp", "iso-2022-jp")),
+    "zh-CN": (("gbk", "gb2312"), ("gb18030", "gb18030")),
+    "zh-TW": (("big5", "big5"),),
+    "ko": (("cp949", "euc-kr"),),
+}
+_DECLARATION = re.compile(r"<\?xml[^>]*>|<meta[^>]*charset[^>]*>|\ufffd", re.IGNORECASE)
+_TLDS = {"cs": "cz", "el": "gr", "ar": "ma", "fa": "ir", "ja": "jp", "ko": "kr"}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
-    parser.add_argument(
-        "--articles", type=input_path, default=ARTICLES, metavar="DIR", help=f"folder of the pages (default {ARTICLES})"
-    )
+def _beyond_ascii(text: str) -> Counter[str]:
+    return Counter(character for character in text if character > "\x9f" and character != "\ufffd")
 
 
-def measure(arguments: argparse.Namespace) -> str:
-    """The scores and the speed of each extractor."""
-    articles = read_articles(arguments.articles)
-    compared = contenders()
-    seconds: dict[str, list[float]] = {name: [] for name in compared}
-    answers: dict[str, list[str]] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
-        for contender in compared.values():
-            _answer(contender, articles[0])  # lets the libraries load lazily imported parts
-        for _ in range(_ROUNDS):
-            for name, contender in compared.items():
-                start = time.process_time()
-                answers[name] = [_answer(contender, article) for article in articles]
-                seconds[name].append(time.process_time() - start)
-    return table([_row(name, articles, answers[name], min(seconds[name])) for name in compared])
+def characters(arguments: Namespace) -> Iterator[Row]:
+    """The share of non-ASCII characters that re-encoded pages lose, by where they declare their encoding.
 
+    `--texts`: the folder of English articles, then one with a folder of HTML per language (de-DE, zh-TW, …).
+    """
+    from corpus.extract.charset import decode
 
-def _answer(contender: Contender, article: Article) -> str:
-    try:
-        return contender(article)
-    except Exception:  # newspaper3k fails on some pages: they have no result
-        return ""
-
-
-def _row(name: str, articles: Sequence[Article], answers: Sequence[str], seconds: float) -> dict[str, str]:
-    scores = [score(article.gold, answer) for article, answer in zip(articles, answers, strict=True)]
-    held_out = [page for article, page in zip(articles, scores, strict=True) if article.held_out]
-    f1, precision, recall = overall(scores)
-    return {
-        "extractor": name,
-        "F1": f"{f1:.3f} ± {standard_error(scores):.3f}",
-        "precision": f"{precision:.3f}",
-        "recall": f"{recall:.3f}",
-        "F1, held-out half": f"{overall(held_out)[0]:.3f} ± {standard_error(held_out):.3f}",
-        "pages/s/core": f"{len(articles) / seconds:.1f}",
-        "answered": f"{sum(bool(answer.strip()) for answer in answers) / len(answers):.1%}",
-    }
+    articles, *books = arguments.texts or [Path("data/articles")]
+    for language, codecs in _CODECS.items():
+        files = sorted(path for book in books for path in book.glob(f"{language}*/*.html"))
+        url = f"http://one.{_TLDS.get(language, language[-2:].lower())}/"
+        bodies = [(url, file.read_bytes()) for file in files]
+        if language == "en":
+            bodies = [(one.url, one.body) for one in read_articles(articles)]
+        undeclared = [(url, _DECLARATION.sub("", body.decode("utf-8", "replace"))) for url, body in bodies]
+        texts = [(url, text) for url, text in undeclared if _beyond_ascii(text)]
+        most = 12 * (6 if language == "en" else 1)  # English pages have few of these characters
+        texts = texts[:: max(1, len(texts) // most)][:most]
+        for codec, label in codecs if texts else ():
+            lost, total = Counter[str](), 0
+            for url, text in texts:
+                body = text.encode(codec, "xmlcharrefreplace")
+                wanted = _beyond_ascii(body.decode(codec))
+                meta = f'<!DOCTYPE html><head><meta charset="{label}">'.encode() if "utf-16" not in codec else b""
+                for name, page, content_type in (
+                    ("HTTP", body, f"text/html; charset={label}"),
+                    ("<meta>", meta + body, "text/html"),
+                    ("nothing", body, "text/html"),
+                    ("wrong: utf-8", body, "text/html; charset=utf-8"),
+                    ("wrong: iso-8859-1", body, "text/html; charset=iso-8859-1"),
+                ):
+                    lost[name] += (wanted - _beyond_ascii(decode(page, content_type, url))).total()
+                for name in filter(find_spec, ("charset_normalizer", "chardet", "cchardet")):
+                    found = import_module(name).detect(body)["encoding"]
+                    lost[name] += (wanted - _beyond_ascii(body.decode(found or "utf-8", "replace"))).total()
+                total += wanted.total()
+            shares = {f"{name} %": 100 * count / max(total, 1) for name, count in lost.items()}
+            yield {"language": language, "encoding": label, "characters": total, **shares}

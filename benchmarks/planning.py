@@ -16,13 +16,9 @@ from tabulate import tabulate
 
 from common import cli
 from common.settings import ModelSettings
-from training.planning.flops import flops_per_token
-from training.planning.layout import Layout
+from training.planning.layout import Layout, Term, Workload
 from training.planning.machines import Machine, machine
-from training.planning.rates import rates_of
-from training.planning.speed import attention_seconds, speed_terms
-from training.planning.terms import Term, by_part
-from training.planning.workload import Workload
+from training.planning.speed import BANDWIDTH, PRODUCTS, attention_seconds, flops_per_token, speed_terms
 
 _NARAYANAN = "Narayanan et al. 2021, table 1"  # micro-batches and virtual stages: Megatron-LM, examples/sc21
 _KORTHIKANTI = "Korthikanti et al. 2022, table 5"
@@ -74,7 +70,7 @@ def _more_in_megatron(run: Run, workload: Workload, target: Machine, terms: list
     waited = 1 + (layout.pipeline - 1) / layout.virtual_stages / layout.accumulation  # the bubble grows as the rest
     attention = _separate_attention(run, workload, target) * layers * layout.accumulation
     parameters = layers * run.model.layer_parameters / layout.tensor
-    memory = rates_of(target).bandwidth * target.gpu.memory_gb_per_s * 1e9
+    memory = BANDWIDTH * target.gpu.memory_gb_per_s * 1e9
     weights = sum(term.value for term in terms if "accumulated" in term.name)
     accumulated = (10 if run.source == _NARAYANAN else 6) * parameters * layout.accumulation / memory  # fused in 2022
     transfers = sum(term.value for term in terms if term.name.startswith("activations and their gradients"))
@@ -88,10 +84,10 @@ def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
     Four products and six passes forward and backward over all scores: 13 bytes per score forward (product, softmax,
     dropout and its mask, product) and 19 backward.
     """
-    model, layout, rates = run.model, run.layout, rates_of(target)
+    model, layout = run.model, run.layout
     scores = layout.micro_batch_size * model.n_head / layout.tensor * model.seq_len**2
-    flops = rates.products * target.peak_flops(workload.precision)
-    memory = rates.bandwidth * target.gpu.memory_gb_per_s * 1e9
+    flops = PRODUCTS * target.peak_flops(workload.precision)
+    memory = BANDWIDTH * target.gpu.memory_gb_per_s * 1e9
     head_size = model.n_embd // model.n_head
     forward = scores * (4 * head_size / flops + 13 / memory)
     backward = scores * (8 * head_size / flops + 19 / memory)
@@ -201,19 +197,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    parser = cli.parser("benchmarks.planning", __doc__)
-    parser.add_argument("--parts", action="store_true", help="also print the share of each part of the step")
-    arguments = parser.parse_args(argv)
+    cli.parser("benchmarks.planning", __doc__).parse_args(argv)
     outcomes = [predict(run) for run in RUNS]
     print(tabulate([row(outcome) for outcome in outcomes], headers="keys", tablefmt="github", disable_numparse=True))
     print(f"\n{summary(outcomes)}")
-    if arguments.parts:
-        for run in RUNS:
-            terms = speed_terms(Workload(run.model, "bfloat16", compiled=True), run.layout, machine(run.gpu, {}))
-            shares = {part: value / sum(term.value for term in terms) for part, value in by_part(terms).items()}
-            print(
-                f"{run.name}, {run.source}:", ", ".join(f"{part} {100 * share:.1f} %" for part, share in shares.items())
-            )
     return 0
 
 

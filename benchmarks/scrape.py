@@ -1,240 +1,259 @@
-"""Scraping: pages per second of corpus.scrape and of other clients, from a loopback server with 200 hosts.
+"""Scraping from a loopback server with 200 hosts and a latency of 5 ms: clients that fetch, and a whole scrape.
 
-Two tables: fetching alone, per client; and whole scrapes, with the share of the CPU that extraction gets. `--memory
-PAGES` measures the memory during one long scrape instead.
+The server has its own process and core. Its hosts are loopback addresses (127.0.1.1, …; on Linux all of 127.0.0.0/8 is
+this machine), so that clients open one connection per host, as on the web. Each client fetches the pages of a host one
+after the other. The whole scrape is `python -m corpus.scrape` with two workers.
 """
 
-import argparse
+import asyncio
 import contextlib
-import gzip
+import multiprocessing
+import os
+import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
 
-from benchmarks.machine import alone, table
-from common.cli import input_path
+from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.inputs import read_articles
 
-_SLOW = 10  # slow clients fetch this many times fewer pages
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
-    parser.add_argument("--pages", type=int, default=8000, metavar="N", help="pages per round (default 8000)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds per row; medians count (default 5)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="extraction processes (default 2)")
-    parser.add_argument(
-        "--articles",
-        type=input_path,
-        metavar="DIR",
-        help="serve DIR/html/*.html.gz (default: pages built from Python's help)",
-    )
-    parser.add_argument("--memory", type=int, metavar="PAGES", help="measure memory during one scrape of PAGES pages")
+_HOSTS = 200
+_CONNECTIONS = 256  # scrape.concurrency's default
+_HTTPX = next((name for name in ("httpx", "httpx2") if find_spec(name)), None)
+Hosts = Sequence[Sequence[str]]
+"""URLs: one list per host."""
 
 
-def _bodies(articles: Path | None) -> list[bytes]:
-    if articles is not None:
-        return [gzip.decompress(path.read_bytes()) for path in sorted(articles.glob("html/*.html.gz"))]
-    from demo.articles import python_articles
-    from demo.pages import Host, page_html
-
-    host = Host("one.example", "The One", "A site of sorts", ("Home", "News", "Contact"), "main")
-    return [page_html(host, title, text).encode() for title, text in python_articles().items()]
+def _addresses() -> list[str]:
+    return [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(_HOSTS)]
 
 
-def measure(arguments: argparse.Namespace) -> str:
-    """The tables, preceded by a line about the pages."""
-    from benchmarks.loopback import web
-
-    bodies = _bodies(arguments.articles)
-    about = f"{len(bodies)} different pages of {sum(map(len, bodies)) / len(bodies) / 1000:.0f} kB on average"
-    with web(bodies) as port:
-        if arguments.memory:
-            return f"{about}\n\n{_memory(port, arguments.memory, arguments.workers)}"
-        fetching = _fetching(port, arguments.pages, arguments.rounds)
-        return f"{about}\n\n{fetching}\n\n{_scraping(port, arguments.pages, arguments.rounds, arguments.workers)}"
+# ------------------------------------------------------------------------------------------------ the server
 
 
-# ------------------------------------------------------------------------------------------------ fetching
+class _Answers(asyncio.Protocol):
+    """One kept-alive connection. It parses only the path, so that the server is never the bottleneck."""
+
+    def __init__(self, bodies: Sequence[bytes]) -> None:
+        self._bodies, self._received = bodies, b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *requests, self._received = (self._received + data).split(b"\r\n\r\n")
+        for request in requests:
+            number = request.split(b" ", 2)[1].removeprefix(b"/page/")
+            body = self._bodies[int(number) % len(self._bodies)] if number.isdigit() else b""
+            asyncio.get_running_loop().call_later(0.005, self._answer, body)
+
+    def _answer(self, body: bytes) -> None:
+        status = b"200 OK" if body else b"404 Not Found"
+        head = b"HTTP/1.1 %s\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n\r\n"
+        if not self._transport.is_closing():
+            self._transport.write(head % (status, len(body)) + body)
 
 
-def _fetching(port: int, pages: int, rounds: int) -> str:
-    """Measure every client in its own process; rounds are interleaved."""
-    from benchmarks import clients
-    from benchmarks.loopback import HOSTS, addresses
+def _serve(bodies: Sequence[bytes], parent: Connection) -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one open connection per host
 
-    def hosts(count: int) -> list[list[str]]:
-        per_host = max(1, count // HOSTS)
-        return [
-            [f"http://{address}:{port}/page/{HOSTS * n + number}" for n in range(per_host)]
-            for number, address in enumerate(addresses())
-        ]
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Answers(bodies), "0.0.0.0", 0, backlog=4096)
+        parent.send(server.sockets[0].getsockname()[1])
+        await asyncio.to_thread(parent.poll, None)  # until the parent closes the pipe or ends
 
-    every = {
-        "requests, one after the other": (clients.requests_sequential, _SLOW),
-        "requests, 32 threads": (clients.requests_threads, 1),
-        f"{clients.HTTPX}, asyncio": (clients.httpx_tasks, _SLOW),
-        "aiohttp, asyncio, bare": (clients.aiohttp_tasks, 1),
-        "corpus.scrape's Fetcher, robots.txt not asked for": (clients.fetcher, 1),
-        "corpus.scrape's Fetcher": (clients.fetcher_obeying, 1),
-    }
-    if clients.HTTPX is None:
-        del every["None, asyncio"]
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in every}
-    for _ in range(rounds):
-        for name, (client, divisor) in every.items():
-            work = hosts(pages // divisor)
-            count = sum(map(len, work))
-            seconds, cpu = alone(clients.timed, client, work)
-            rates[name].append((count / seconds, cpu / count * 1000))
-    medians = {name: [median(column) for column in zip(*found, strict=True)] for name, found in rates.items()}
-    peer = medians["requests, 32 threads"][0]
-    return table(
-        [
-            {
-                "client": name,
-                "pages/s": f"{rate:,.0f}",
-                "against 32 threads": f"{rate / peer:.2f} x",
-                "CPU ms per page": f"{cpu:.2f}",
-            }
-            for name, (rate, cpu) in medians.items()
-        ]
-    )
+    asyncio.run(serve())
+
+
+@contextlib.contextmanager
+def web(bodies: Sequence[bytes]) -> Iterator[int]:
+    """Serve `/page/N` from another process; yields the port, which is the same on every host."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(bodies, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join()
+
+
+# ------------------------------------------------------------------------------------------------ the clients
+
+
+def _whole(status: int, body: bytes) -> None:
+    if status != 200 or not body:
+        raise RuntimeError(f"the server answered {status} with {len(body)} bytes")
+
+
+def requests_threads(hosts: Hosts) -> None:
+    """requests over 32 threads; each fetches all pages of a host over one connection."""
+    import requests
+
+    def one(urls: Sequence[str]) -> None:
+        with requests.Session() as session:
+            for url in urls:
+                answer = session.get(url, timeout=30)
+                _whole(answer.status_code, answer.content)
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(one, hosts))
+
+
+def _one_task_per_host(hosts: Hosts, client: Any, fetch: Callable[[Any, str], Awaitable[tuple[int, bytes]]]) -> None:
+    async def run() -> None:
+        async with client() as session:
+
+            async def one(urls: Sequence[str]) -> None:
+                for url in urls:
+                    _whole(*await fetch(session, url))
+
+            await asyncio.gather(*map(one, hosts))
+
+    asyncio.run(run())
+
+
+def httpx_tasks(hosts: Hosts) -> None:
+    """httpx, one task per host."""
+    httpx: Any = import_module(str(_HTTPX))
+    limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
+
+    async def fetch(client: Any, url: str) -> tuple[int, bytes]:
+        answer = await client.get(url)
+        return answer.status_code, answer.content
+
+    _one_task_per_host(hosts, lambda: httpx.AsyncClient(limits=limits, timeout=30), fetch)
+
+
+def aiohttp_tasks(hosts: Hosts) -> None:
+    """aiohttp with its defaults, one task per host: no limits, no checks, no robots.txt."""
+    import aiohttp
+
+    async def fetch(session: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+        async with session.get(url) as answer:
+            return answer.status, await answer.read()
+
+    make = aiohttp.ClientSession
+    _one_task_per_host(hosts, lambda: make(connector=aiohttp.TCPConnector(limit=_CONNECTIONS)), fetch)
+
+
+def fetcher(hosts: Hosts) -> None:
+    """The Fetcher of corpus.scrape: robots.txt, URL rules, deadlines, caps, checks, one request per host at a time."""
+    from common.settings import BlacklistSettings, ScrapeSettings
+    from corpus.scrape.fetch import Fetcher
+    from corpus.urls.rules import UrlRules
+
+    # hosts need names, because numeric private addresses are refused
+    names = {urlsplit(urls[0]).netloc: f"site{number}.example" for number, urls in enumerate(hosts)}
+    settings = ScrapeSettings(resolve={name: address for address, name in names.items()}, host_delay=0)
+
+    async def fetch(fetcher: Fetcher, url: str) -> tuple[int, bytes]:
+        parts = urlsplit(url)
+        page = await fetcher.fetch(parts._replace(netloc=names[parts.netloc]).geturl())
+        fetcher.slots.release()
+        return page.status, page.body
+
+    _one_task_per_host(hosts, lambda: Fetcher(settings, UrlRules(BlacklistSettings())), fetch)
+
+
+def fetching(client: Callable[[Hosts], None], hosts: Hosts) -> Timed:
+    """Fetch all pages, on another core than the server."""
+    if len(cores := sorted(os.sched_getaffinity(0))) > 1:
+        os.sched_setaffinity(0, {cores[1]})
+    client([hosts[0][:1]])  # imports and other first-time work
+    return lambda: client(hosts)
 
 
 # ------------------------------------------------------------------------------------------------ whole scrapes
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The state of a running scrape at one moment."""
-
-    seconds: float
-    pages: int
-    """Pages finished so far."""
-    fetch_cpu: float
-    """CPU seconds of the fetching process."""
-    extract_cpu: float
-    """CPU seconds of the workers and their children."""
-    idle: float
-    """Idle seconds, summed over the cores of the machine."""
-    fetch_bytes: int
-    """Resident memory of the fetching process."""
-    worker_bytes: int
-    """Resident memory of the largest worker and its child; shared pages count twice."""
-    all_bytes: int
-    """Resident memory of all processes."""
-
-
-@contextlib.contextmanager
-def _scrape(port: int, pages: int, hosts: int, workers: int) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
-    """Run the command that scrapes the server; yields the process and its journal."""
+def scraping(port: int, pages: int, folder: Path) -> Timed:
+    """A whole command, sampled ten times per second."""
+    import psutil
     import yaml
 
-    from benchmarks.loopback import addresses
+    resolve = {f"site{number}.example": f"{address}:{port}" for number, address in enumerate(_addresses())}
+    config = {"run": str(folder), "urls": ["-"], "scrape": {"resolve": resolve, "host_delay": 0}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "urls.txt").write_text("".join(f"http://site{n % _HOSTS}.example/page/{n}\n" for n in range(pages)))
+    command: list[str | Path] = [sys.executable, "-m", "corpus.scrape", "--workers", "2", "--urls", folder / "urls.txt"]
+    command += ["--config", folder / "config.yaml", "--output", folder / "pages.jsonl.zst"]
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        resolve = {f"site{number}.example": f"{address}:{port}" for number, address in enumerate(addresses(hosts))}
-        config = {"run": name, "urls": ["-"], "scrape": {"resolve": resolve, "host_delay": 0}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        (folder / "urls.txt").write_text("".join(f"http://site{n % hosts}.example/page/{n}\n" for n in range(pages)))
-        options = {"--urls": "urls.txt", "--output": "pages.jsonl.zst", "--config": "config.yaml"}
-        command = [sys.executable, "-m", "corpus.scrape", "--workers", str(workers)]
-        command += [word for option, file in options.items() for word in (option, str(folder / file))]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            try:
-                yield process, folder / "pages.jsonl.zst.journal"
-            finally:
-                process.kill()
+    def sample(parent: psutil.Process) -> tuple[float, float, float, float]:
+        """CPU seconds of the fetching process and of the workers, idle seconds of the machine, memory of all."""
+        families = [[worker, *worker.children()] for worker in parent.children()]
+        extracting = 0.0
+        for worker, *children in families:
+            extracting += sum(worker.cpu_times()[:4]) + sum(sum(child.cpu_times()[:2]) for child in children)
+        memory = [process.memory_info().rss for family in ([parent], *families) for process in family]
+        machine = psutil.cpu_times()
+        return sum(parent.cpu_times()[:2]), extracting, machine.idle + machine.iowait, sum(memory) / 1e6
+
+    def run() -> dict[str, Any]:
+        samples = []
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            parent = psutil.Process(process.pid)
+            while process.poll() is None:
+                time.sleep(0.1)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    samples.append(sample(parent))
         if process.returncode:
             raise RuntimeError(f"the scrape ended with exit code {process.returncode}")
+        tenth = len(samples) // 10  # without the start of the workers and the end
+        first, last = samples[tenth], samples[-1 - tenth]
+        fetched, extracted, idle = (after - before for before, after in zip(first[:3], last[:3], strict=True))
+        return {
+            "fetching, CPU s": fetched,
+            "extracting, CPU s": extracted,
+            "extracting, of the remaining CPU %": 100 * extracted / max(extracted + idle, 1e-9),
+            "MB after a quarter": samples[len(samples) // 4][3],
+            "MB at the end": last[3],
+            "MB at most": max(each[3] for each in samples),
+        }
+
+    return run
 
 
-def _samples(process: "subprocess.Popen[bytes]", journal: Path) -> Iterator[_Sample]:
-    """Sample a scrape ten times per second until it ends."""
-    import psutil
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """Pages per second of clients, each slow one with fewer pages; then of a whole scrape."""
+    if arguments.texts:
+        bodies = [article.body for article in read_articles(arguments.texts[0])]
+    else:
+        from demo.articles import python_articles
+        from demo.pages import Host, page_html
 
-    parent = psutil.Process(process.pid)
-    lines, offset = 0, 0
-    while process.poll() is None:
-        time.sleep(0.1)
-        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
-            with journal.open("rb") as file:
-                file.seek(offset)
-                new = file.read()
-            lines, offset = lines + new.count(b"\n"), offset + len(new)
-            families = [[worker, *worker.children()] for worker in parent.children()]
-            cpu = [[member.cpu_times() for member in family] for family in families]
-            memory = [sum(member.memory_info().rss for member in family) for family in families]
-            own, machine = parent.memory_info().rss, psutil.cpu_times()
-            yield _Sample(
-                seconds=time.monotonic(),
-                pages=lines - 1,  # the first line is a header
-                fetch_cpu=sum(parent.cpu_times()[:2]),
-                # of a worker, also the time of its finished children
-                extract_cpu=sum(sum(family[0][:4]) + sum(sum(child[:2]) for child in family[1:]) for family in cpu),
-                idle=machine.idle + machine.iowait,
-                fetch_bytes=own,
-                worker_bytes=max(memory, default=0),
-                all_bytes=own + sum(memory),
-            )
-
-
-def _scraping(port: int, pages: int, rounds: int, workers: int) -> str:
-    """Whole scrapes, from 10 % to 90 % of the pages: without the start of the workers and the end."""
-    from benchmarks.loopback import HOSTS
-    from common.workers import available_cpus
-
-    found = []
-    for _ in range(rounds):
-        with _scrape(port, pages, HOSTS, workers) as (process, journal):
-            samples = [
-                sample for sample in _samples(process, journal) if pages // 10 <= sample.pages <= pages * 9 // 10
-            ]
-        first, last = samples[0], samples[-1]
-        count, seconds = last.pages - first.pages, last.seconds - first.seconds
-        fetching, extracting = last.fetch_cpu - first.fetch_cpu, last.extract_cpu - first.extract_cpu
-        remaining = (
-            extracting + last.idle - first.idle
-        )  # CPU time that neither fetching, nor the server, nor other processes used
-        found.append((count / seconds, fetching / count * 1000, extracting / count * 1000, extracting / remaining))
-    rate, fetching, extracting, share = (median(column) for column in zip(*found, strict=True))
-    return table(
-        [
-            {
-                "whole scrape": f"{workers} workers, {available_cpus()} cores",
-                "pages/s": f"{rate:,.0f}",
-                "fetching, CPU ms per page": f"{fetching:.2f}",
-                "extracting, CPU ms per page": f"{extracting:.2f}",
-                "extracting, of the remaining CPU": f"{share:.0%}",
-            }
+        host = Host("one.example", "The One", "A site of sorts", ("Home", "News", "Contact"), "main")
+        bodies = [page_html(host, title, text).encode() for title, text in python_articles().items()]
+    yield {"different pages": len(bodies), "kB on average": sum(map(len, bodies)) / len(bodies) / 1000}
+    each = max(1, arguments.count // _HOSTS)
+    with web(bodies) as port, TemporaryDirectory() as name:
+        hosts = [
+            [f"http://{address}:{port}/page/{_HOSTS * n + number}" for n in range(each)]
+            for number, address in enumerate(_addresses())
         ]
-    )
-
-
-_BYTES = {
-    "fetch_bytes": "fetching process",
-    "worker_bytes": "largest worker with its child",
-    "all_bytes": "all processes",
-}
-
-
-def _memory(port: int, pages: int, workers: int) -> str:
-    """Memory during one scrape of four pages per host: after a quarter of the pages, and near the end."""
-    with _scrape(port, pages, pages // 4, workers) as (process, journal):
-        samples = [sample for sample in _samples(process, journal) if sample.worker_bytes]
-    quarter = next(sample for sample in samples if sample.pages >= pages // 4)
-    last = max(samples, key=lambda sample: sample.pages)
-    peak = replace(last, **{key: max(getattr(sample, key) for sample in samples) for key in _BYTES})
-    rows = {f"{quarter.pages:,} pages": quarter, f"{last.pages:,} pages": last, "(peak)": peak}
-    return table(
-        [
-            {"RSS in MB after": name} | {title: f"{getattr(sample, key) / 1e6:.0f}" for key, title in _BYTES.items()}
-            for name, sample in rows.items()
-        ]
-    )
+        clients = {
+            "requests, 32 threads": Contender("requests, 32 threads", fetching, (requests_threads, hosts)),
+            "aiohttp, asyncio, bare": Contender("aiohttp, asyncio, bare", fetching, (aiohttp_tasks, hosts)),
+            "fetcher": Contender("corpus.scrape's Fetcher", fetching, (fetcher, hosts), bar=2.8),
+        }
+        if _HTTPX:
+            clients["httpx"] = Contender(f"{_HTTPX}, asyncio", fetching, (httpx_tasks, hosts))
+        yield from compare("client", list(clients.values()), arguments.rounds, each * _HOSTS, "pages")
+        whole = [Contender("python -m corpus.scrape, 2 workers", scraping, (port, arguments.count, Path(name)))]
+        yield from compare("whole scrape", whole, arguments.rounds, arguments.count, "pages")

@@ -2,44 +2,37 @@
 
 A step is forward, backward, clipping and fused AdamW, without dropout, on the same samples. Ours is the trainer's own
 step, including reading its data; the peers are `transformers`' GPT2LMHeadModel (SDPA attention) and the shortest GPT-2
-that one can write. All have the vocabulary that our layout pads 50,257 to, 50,304. Rows take turns, each in its own
-processes (4 GB each at 124M), and a ratio is the median over the rounds, so that other load affects all rows alike.
-On CPUs everything is float32, on all cores; two processes share them, and one process gets the micro-batches of both.
-Ours lets glibc keep freed memory, as the trainer always does; the peers run as their users run them.
-With a GPU it is 345M in bfloat16: ours compiles each layer, the peer compiles the whole model, which are the defaults.
+that one can write. All have the vocabulary that our layout pads 50,257 to, 50,304. On CPUs everything is float32, on
+all cores; two processes share them, and one process gets the micro-batches of both. Ours lets glibc keep freed memory,
+as the trainer always does; the peers run as their users run them. `benchmarks.gpu` has the steps on a GPU.
 
 FLOPs per token are 6 (N - wpe) + 12 L h s, with attention counted in full (Narayanan et al. 2021, appendix, without its
-recomputation): 2.425 G at 345M. The peak is the speed of float32 products of large matrices, measured in the same
-run, or the 989 TFLOP/s of an H100 and an H200 for dense bfloat16.
+recomputation). The peak is the speed of float32 products of large matrices, measured in the same run.
 """
 
-import argparse
-import multiprocessing
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from argparse import Namespace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.machine import table
-from benchmarks.step_peers import MATRIX, Steps, matrices, nanogpt, transformers
-from benchmarks.training_job import SIZES, Job, write_dataset
-from common.cli import positive_int
-from common.errors import JobError
-from common.settings import ParallelSettings
+from benchmarks.harness import Contender, Row, Timed, compare
+from common.settings import Experiment, ModelSettings, ParallelSettings, Settings, TrainSettings
+from common.workers import available_cpus
 
 if TYPE_CHECKING:
-    from training.run_plan import Plan
+    import torch
+    from torch import Tensor, nn
+
+    from training.dataset.batches import Batch
+    from training.planning.run import Plan
     from training.step import Session
 
-_WARMUP = 1  # steps: allocations and, on a GPU, compilation
-_GPU_PEAK = 989e12  # FLOP/s
-
+_MATRIX = 2048  # rows and columns of the product that measures the machine
+Steps = Generator["Tensor | float", None, None]
+"""Each `next` runs one optimiser step and returns its loss, which may still be on the device."""
 LAYOUTS = {
     "tensor 2": ParallelSettings(tensor=2),
     "tensor 2, sequence parallel": ParallelSettings(tensor=2, sequence_parallel=True),
@@ -47,22 +40,77 @@ LAYOUTS = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
-    parser.add_argument("--size", choices=SIZES, action="append", help="default: 345m with a GPU, else small and 124m")
-    parser.add_argument(
-        "--steps", type=positive_int, metavar="N", help="steps per round (default 2 at small, 1 at 124m)"
-    )
-    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="rounds per row (default 5)")
+class Size(NamedTuple):
+    """A model, and the amount of work in a measurement."""
+
+    model: ModelSettings
+    micro_batch_size: int
+    steps: int
+    """Steps per round: a few seconds of work."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding: the padded vocabulary, which every contender gets."""
+        from training.parallel.sizes import padded_vocab_size
+
+        return padded_vocab_size(self.model.vocab_size, 1)
+
+
+SIZES = {
+    "tiny": Size(ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=16, vocab_size=256, dropout=0), 2, 1),
+    "small": Size(ModelSettings(n_layer=6, n_embd=384, n_head=6, seq_len=256, dropout=0), 4, 2),
+    "124m": Size(ModelSettings(n_layer=12, n_embd=768, n_head=12, seq_len=1024, dropout=0), 1, 1),
+    "345m": Size(ModelSettings(n_layer=24, n_embd=1024, n_head=16, seq_len=1024, dropout=0), 16, 20),
+    "1.5b": Size(ModelSettings(n_layer=48, n_embd=1600, n_head=25, seq_len=1024, dropout=0), 8, 1),
+}
+
+
+class Job(NamedTuple):
+    """The work of the processes of one row."""
+
+    folder: Path
+    """Folder of the dataset, and of the files for the rendezvous."""
+    size: Size
+    parallel: ParallelSettings = ParallelSettings()
+    """The layout of our trainer."""
+    micro_batches: int = 1
+    """Per step, over all data-parallel ranks."""
+    train: Mapping[str, Any] = {}  # never changed
+    """More keys of the `train` section of our trainer."""
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration of our trainer."""
+        micro = self.size.micro_batch_size
+        batch = {"micro_batch_size": micro, "global_batch_size": micro * self.micro_batches}
+        train = TrainSettings.model_validate({"iterations": 1, "split": "1,0,0", **batch, **self.train})
+        experiment = Experiment(model=self.size.model, parallel=self.parallel, train=train)
+        return Settings(run=self.folder, urls=["-"], models={"step": experiment})
+
+
+def write_dataset(job: Job) -> None:
+    """Write random tokens with the frequencies of words in text, so that there is something to learn."""
+    import numpy as np
+
+    from corpus.index import IndexWriter, Meta
+
+    random, model, prefix = np.random.RandomState(1), job.size.model, job.settings.dataset_prefix
+    prefix.parent.mkdir(parents=True)
+    with IndexWriter(prefix, np.uint16, Meta(model.vocab_size, model.vocab_size - 1)) as writer:
+        for _ in range(64):
+            writer.add_document((random.zipf(1.2, 4 * model.seq_len) % model.vocab_size).astype(np.uint16))
+
+
+# ------------------------------------------------------------------------------------------------ the contenders
 
 
 @contextmanager
 def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
     """Our trainer's model and optimiser, with the operations that it chooses, as a training opens them."""
+    from training.launch.process_group import started
+    from training.launch.rank import read_launch
     from training.operations import choose_operations
-    from training.parallel.launch import read_launch
-    from training.parallel.process_group import started
-    from training.run_plan import make_plan
+    from training.planning.run import make_plan
     from training.trainer import open_session
 
     with started(read_launch(), job.folder) as world:
@@ -77,139 +125,172 @@ def ours(job: Job) -> Steps:
 
     with opened(job) as (plan, session):
         for iteration, batches in enumerate(step_batches(session, plan.data.train, 0), 1):
-            yield train_step(session, iteration, batches, job.lr).loss
+            yield train_step(session, iteration, batches, 1e-4).loss
             session.timers.collect()
 
 
-def _serve(steps: Callable[[Job], Steps], job: Job, rank: int, processes: int, pipe: Connection) -> None:
-    """Run as many steps as the pipe asks for, and answer with their duration in seconds."""
-    os.environ |= {
-        "SUBMITIT_EXECUTOR": "local",
-        "SUBMITIT_LOCAL_JOB_ID": "step",
-        "SUBMITIT_LOCAL_NTASKS": str(processes),
-        "SUBMITIT_LOCAL_GLOBALID": str(rank),
-        "SUBMITIT_LOCAL_LOCALID": str(rank),
+def transformers(job: Job) -> Steps:
+    """Hugging Face's model; its loss ignores the last token of a sample."""
+    with _device():
+        model = hugging_face(job.size.model, job.size.rows).train()
+    model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
+    return _plain_loop(job, model, lambda batch: model(input_ids=batch.tokens, labels=batch.tokens).loss)
+
+
+def hugging_face(settings: ModelSettings, rows: int) -> Any:
+    """transformers' GPT-2 with random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    options: dict[str, Any] = {
+        **settings.model_dump(include={"n_layer", "n_embd", "n_head"}),
+        "n_positions": settings.seq_len,
+        "vocab_size": rows,
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), settings.vocab_size - 1),
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), settings.dropout),
+        "attn_implementation": "sdpa",
     }
-    running = steps(job)
-    while number := pipe.recv():
-        started = time.perf_counter()
-        *_, loss = islice(running, number)
-        float(loss)  # waits for the device
-        pipe.send(time.perf_counter() - started)
+    return GPT2LMHeadModel(GPT2Config(**options))
 
 
-@contextmanager
-def processes(steps: Callable[[Job], Steps], job: Job) -> Iterator[Callable[[int], float]]:
-    """Start the processes of a row; yields a function that runs N steps and returns the seconds of the slowest process.
-
-    The function raises JobError if a process has ended.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    size = job.settings.models["step"].world_size
-    pipes, tasks = [], []
-    try:
-        for rank in range(size):
-            mine, theirs = spawn.Pipe()
-            tasks.append(spawn.Process(target=_serve, args=(steps, job, rank, size, theirs)))
-            tasks[-1].start()
-            theirs.close()  # so that the end of a process is noticed
-            pipes.append(mine)
-
-        def run(number: int) -> float:
-            try:
-                for pipe in pipes:
-                    pipe.send(number)
-                return max(float(pipe.recv()) for pipe in pipes)
-            except (EOFError, OSError):
-                raise JobError(
-                    f"{steps.__name__}: a process of the benchmark ended; what it printed says why"
-                ) from None
-
-        yield run
-    finally:
-        for task in tasks:
-            task.kill()
-            task.join()
-
-
-def seconds(rows: Mapping[str, tuple[Callable[[Job], Steps], Job]], steps: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds per step of each row, one value per round. Rows take turns; the others wait meanwhile."""
-    with ExitStack() as stack:
-        runs = {label: stack.enter_context(processes(*row)) for label, row in rows.items()}
-        for run in runs.values():
-            run(_WARMUP)
-        times: dict[str, list[float]] = {label: [] for label in runs}
-        for _ in range(rounds):
-            for label, run in runs.items():
-                times[label].append(run(steps) / steps)
-    return times
-
-
-def ratio(times: list[float], to: list[float]) -> float:
-    """Speed relative to the row `to`: the median of the rounds' ratios."""
-    return median(other / own for own, other in zip(times, to, strict=True))
-
-
-def beside_peers(name: str, job: Job, steps: int, rounds: int, gpu: bool) -> list[dict[str, str]]:
-    """Rows of our step and its peers, one process each."""
-    peers = {"nanoGPT-style, compiled": nanogpt} if gpu else {"transformers": transformers, "nanoGPT-style": nanogpt}
-    machine = {} if gpu else {"matrices": matrices}
-    times = seconds({label: (row, job) for label, row in {**peers, "ours": ours, **machine}.items()}, steps, rounds)
-    fastest = min(peers, key=lambda label: median(times[label]))
-    tokens = job.size.micro_batch_size * job.size.model.seq_len
-    work = job.size.flop_per_token * tokens
-    rows = []
-    for label in (*peers, "ours"):
-        peaks = [_GPU_PEAK if gpu else 2 * MATRIX**3 / each for each in times.get("matrices", times[label])]
-        share = median(work / own / peak for own, peak in zip(times[label], peaks, strict=True))
-        rows.append(
-            {
-                "size": name,
-                "step": label,
-                "tokens": f"{tokens:,}",
-                "tokens/s": f"{tokens / median(times[label]):,.0f}",
-                "of the faster peer": f"{ratio(times[label], times[fastest]):.3f}",
-                "GFLOP/token": f"{job.size.flop_per_token / 1e9:.3f}",
-                "of the peak": f"{share:.1%}",
-            }
-        )
-    return rows
-
-
-def on_two_processes(name: str, job: Job, steps: int, rounds: int) -> list[dict[str, str]]:
-    """Rows of layouts, each measured against one process, because all at once would not fit a laptop's memory."""
-    rows = []
-    for label, parallel in LAYOUTS.items():
-        pair = {"alone": (ours, job), "layout": (ours, job._replace(parallel=parallel))}
-        times = seconds(pair, steps, rounds)
-        tokens = job.micro_batches * job.size.micro_batch_size * job.size.model.seq_len
-        alone, layout = (tokens / median(times[key]) for key in pair)
-        rows.append(
-            {
-                "size": name,
-                "2 processes": label,
-                "tokens": f"{tokens:,}",
-                "tokens/s": f"{layout:,.0f}",
-                "one process, tokens/s": f"{alone:,.0f}",
-                "ratio": f"{ratio(times['layout'], times['alone']):.3f}",
-            }
-        )
-    return rows
-
-
-def measure(arguments: argparse.Namespace) -> str:
-    """Tables of tokens per second, for each size."""
+def nanogpt(job: Job) -> Steps:
+    """The plain model below, compiled on a GPU."""
     import torch
 
-    gpu = torch.cuda.is_available()
-    beside, spread = [], []
-    for name in arguments.size or (["345m"] if gpu else ["small", "124m"]):
+    with _device():
+        model = plain_gpt2(job.size)
+    forward: Any = torch.compile(model) if torch.cuda.is_available() else model
+    return _plain_loop(job, model, lambda batch: forward(batch.tokens, batch.targets)[1])
+
+
+def _device() -> "torch.device":
+    """The GPU if there is one; inside `with`, tensors are made there."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def plain_gpt2(size: Size) -> "nn.Module":
+    """GPT-2 as written for one device: takes tokens and targets, returns logits and mean loss."""
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+
+    width, n_head, dropout = size.model.n_embd, size.model.n_head, size.model.dropout
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            batch, tokens, _ = x.shape
+            parts = self.qkv(self.ln_1(x)).split(width, dim=2)
+            q, k, v = (part.view(batch, tokens, n_head, width // n_head).transpose(1, 2) for part in parts)
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            x = x + F.dropout(self.out(y.transpose(1, 2).contiguous().view(batch, tokens, width)), dropout)
+            y = self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
+            out: Tensor = x + F.dropout(y, dropout)
+            return out
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(size.rows, width), nn.Embedding(size.model.seq_len, width)
+            self.h = nn.Sequential(*(Block() for _ in range(size.model.n_layer)))
+            self.ln_f = nn.LayerNorm(width)
+            self.head = nn.Linear(width, size.rows, bias=False)
+            self.head.weight = self.wte.weight
+
+        def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+            x = F.dropout(self.wte(tokens) + self.wpe(positions), dropout)
+            logits = self.head(self.ln_f(self.h(x)))
+            return logits, F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+    model = Model()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0.0, 0.02)
+    return model
+
+
+def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Tensor"]) -> Steps:
+    """Train with plain PyTorch."""
+    import torch
+
+    from training.dataset.batches import BatchForm, read_batch
+    from training.planning.run import make_plan
+
+    device = _device()
+    torch.set_num_threads(available_cpus())
+    data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
+    form = BatchForm(data.end_of_text, pinned=device.type == "cuda")  # copied while the GPU works on the step before
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    first = 0
+    while True:
+        batch = read_batch(data, form, range(first, first + micro)).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = mean_loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.detach()
+        first += micro
+
+
+def matrices(_job: Job) -> Steps:
+    """Not a training step but a product of large matrices: the speed that no step can exceed."""
+    import torch
+
+    torch.set_num_threads(available_cpus())
+    left, right = torch.rand(_MATRIX, _MATRIX), torch.rand(_MATRIX, _MATRIX)
+    product = torch.empty(_MATRIX, _MATRIX)
+    while True:
+        yield torch.mm(left, right, out=product)[0, 0]
+
+
+# ------------------------------------------------------------------------------------------------ the case
+
+
+def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
+    """Some steps, after one to allocate memory."""
+    running = steps(job)
+    next(running)
+    return lambda: [float(loss) for loss in islice(running, job.size.steps)]
+
+
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """Tokens per second, for each size; processes are kept, 4 GB each at 124M."""
+    from training.planning.speed import flops_per_token
+
+    spread: list[Row] = []
+    for name in [arguments.size] if arguments.size else ["small", "124m"]:
         size = SIZES[name]
-        steps = arguments.steps or size.steps
+        tokens = size.steps * size.micro_batch_size * size.model.seq_len
+        flop = flops_per_token(size.model.model_copy(update={"vocab_size": size.rows}))  # padding rows are computed too
         with TemporaryDirectory() as folder:
             job = Job(Path(folder), size)
             write_dataset(job)
-            beside += beside_peers(name, job, steps, arguments.rounds, gpu)
-            if not gpu:
-                spread += on_two_processes(name, job._replace(micro_batches=2), steps, arguments.rounds)
-    return "\n\n".join(table(rows) for rows in (beside, spread) if rows)
+            steps = {"nanoGPT-style": nanogpt, "transformers": transformers, "ours": ours, "matrices": matrices}
+            contenders = [
+                Contender(label, stepping, (work, job), bar=1.1 if label == "ours" else None)
+                for label, work in steps.items()
+            ]
+            *rows, products = compare("step", contenders, arguments.rounds, tokens, "tokens", where="kept")
+            peak = 2 * _MATRIX**3 * size.steps / products["s"]
+            for row in rows:
+                share = 100 * flop * row["tokens/s"] / peak
+                yield {"size": name, **row, "GFLOP/token": flop / 1e9, "of the peak %": share}
+            job = job._replace(micro_batches=2)
+            for label, parallel in LAYOUTS.items():  # one after the other, because all would not fit a laptop's memory
+                contenders = [
+                    Contender("one process", stepping, (ours, job)),
+                    Contender(label, stepping, (ours, job._replace(parallel=parallel)), ranks=2),
+                ]
+                pair = compare("2 processes", contenders, arguments.rounds, 2 * tokens, "tokens", where="kept")
+                spread += [{"size": name, **row} for row in pair]
+    yield from spread

@@ -1,28 +1,237 @@
-"""Benchmarks of training.
+"""Benchmarks of training and of converting checkpoints.
 
     python -m benchmarks.training data
+    python -m benchmarks.training convert --size 345m
 
-Each prints a table for docs/benchmarks.md; ratios are within one run on one machine.
+Each prints tables for docs/benchmarks.md; a ratio is the speed relative to a peer in the same run.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from benchmarks.machine import run_one
+import numpy as np
+
+from benchmarks import checkpoint, convert, harness, step
+from benchmarks.harness import Case, Contender, Row, Timed, compare
 from common import cli
+from common.errors import ToolkitError
+from common.settings import GenerateSettings
 
-_NAMES = {
-    "data": "the order of an epoch against megatron-core's C++ helper",
-    "step": "an optimiser step against transformers and a plain loop, and on 2 processes",
-    "checkpoint": "saves and loads against a plain copy of the files, and saves in the background",
-    "convert": "merging Megatron-LM's and our checkpoints against a copy of the result",
-    "generate": "tokens per second against transformers.generate, and without the KV cache",
+_SEQ_LEN = 1024
+_READ = 4_000  # samples read per row
+
+# ------------------------------------------------------------------------------------------------ data order
+
+
+def write_dataset(prefix: Path, documents: int) -> None:
+    """Write PREFIX.idx with documents of 128 to 2,171 tokens, and a sparse PREFIX.bin."""
+    from corpus.index.layout import HEADER, MAGIC
+
+    lengths = np.random.RandomState(0).randint(128, 2172, size=documents).astype("<i4")
+    pointers = np.concatenate([[0], np.cumsum(2 * lengths.astype(np.int64))])
+    with prefix.with_suffix(".idx").open("wb") as file:
+        file.write(HEADER.pack(MAGIC, 1, 8, documents, documents + 1))
+        for part in (lengths, pointers[:-1].astype("<i8"), np.arange(documents + 1, dtype="<i8")):
+            file.write(part.tobytes())
+    with prefix.with_suffix(".bin").open("wb") as file:
+        file.truncate(int(pointers[-1]))
+
+
+def our_order(prefix: Path, small: Path) -> Timed:
+    """Open the corpus, compute the order of its first epoch, and read a sample."""
+    from training.dataset.corpus import Corpus, Samples
+
+    def run(prefix: Path) -> None:
+        corpus = Corpus.open(prefix)
+        Samples(corpus, range(corpus.documents), _SEQ_LEN, seed=1).sample(0)
+
+    run(small)
+    return _with_memory(lambda: run(prefix))
+
+
+def megatron_order(prefix: Path, small: Path) -> Timed:
+    """The work of megatron-core's GPTDataset for one epoch (its C++ helper and shuffles), without its cache on disk."""
+    from megatron.core.datasets.gpt_dataset import _build_document_index, _build_shuffle_index
+    from megatron.core.datasets.helpers import build_sample_idx
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    def run(prefix: Path) -> None:
+        dataset = IndexedDataset(str(prefix))
+        sizes = dataset.sequence_lengths  # lies in the dataset's memory
+        random = np.random.RandomState(1)
+        order = _build_document_index(np.arange(len(sizes), dtype=np.int32), 1, random, False)
+        samples = build_sample_idx(sizes, order, _SEQ_LEN, 1, int(sizes.sum(dtype=np.int64)), True, True)
+        _build_shuffle_index(len(samples) - 1, len(samples) - 1, random)
+
+    run(small)
+    return _with_memory(lambda: run(prefix))
+
+
+def _with_memory(run: Callable[[], None]) -> Timed:
+    """Also what this takes beyond the libraries and a small dataset."""
+    before = harness.peak_memory()
+
+    def measured() -> dict[str, float]:
+        run()
+        return {"MB of the order": (harness.peak_memory() - before) / 1e6}
+
+    return measured
+
+
+def our_samples(prefix: Path, threads: int) -> Timed:
+    """Samples of a shuffled epoch."""
+    from common.workers import threaded_map
+    from training.dataset.corpus import Corpus, Samples
+
+    corpus = Corpus.open(prefix)
+    samples = Samples(corpus, range(corpus.documents), _SEQ_LEN, seed=1)
+    samples.sample(0)
+    return lambda: sum(len(part) for part in threaded_map(samples.sample, range(_READ), threads, in_flight=64))
+
+
+def slices(prefix: Path) -> Timed:
+    """Slices of a plain memory map at random positions, without document boundaries or any check."""
+    tokens = np.memmap(prefix.with_suffix(".bin"), mode="r", dtype="<u2")
+    starts = np.random.RandomState(1).randint(0, len(tokens) - _SEQ_LEN, _READ)
+    return lambda: sum(len(tokens[start : start + _SEQ_LEN + 1].astype(np.int64)) for start in starts)
+
+
+def data(arguments: Namespace) -> Iterator[Row]:
+    """From PREFIX on disk to the first sample of an epoch; then samples from outside and inside the page cache."""
+    with TemporaryDirectory() as name:
+        prefix, small, full = Path(name, "corpus"), Path(name, "small"), Path(name, "full")
+        write_dataset(prefix, arguments.count)
+        write_dataset(small, 50)
+        contenders = [Contender("training.dataset", our_order, (prefix, small), bar=1.76)]
+        if find_spec("megatron"):
+            contenders.insert(0, Contender("megatron-core", megatron_order, (prefix, small)))
+        yield from compare("order of an epoch", contenders, arguments.rounds, arguments.count, "documents")
+        random = np.random.RandomState(1).randint(0, 50257, 1 << 19).astype("<u2").tobytes()
+        write_dataset(full, 456 * arguments.length)  # documents of 2.3 kB
+        path = full.with_suffix(".bin")
+        size = path.stat().st_size
+        with path.open("wb") as file:
+            for start in range(0, size, len(random)):
+                file.write(random[: size - start])
+            file.flush()
+            os.fsync(file.fileno())
+
+        def cache(state: str, _label: str) -> None:
+            with path.open("rb") as file:
+                if state == "cold":
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while state == "warm" and file.read(1 << 24):
+                    pass
+
+        for state, bar in (("cold", 3.75), ("warm", 0.4)):
+            readers = [
+                Contender(f"slices of a memory map, {state}", slices, (full,)),
+                Contender(f"training.dataset, 1 thread, {state}", our_samples, (full, 1), bar=bar),
+                Contender(f"training.dataset, 2 threads, {state}", our_samples, (full, 2)),
+            ]
+            tokens, before = _READ * _SEQ_LEN, partial(cache, state)
+            yield from compare("reading", readers, arguments.rounds, tokens, "tokens", before=before)
+
+
+# ------------------------------------------------------------------------------------------------ generating
+
+
+def generate(arguments: Namespace) -> Iterator[Row]:
+    """124M, random weights, float32, greedy, a prompt of 32 tokens: ours beside transformers, both with a KV cache.
+
+    The last row of ours continues 8 prompts in a batch, the first of them the same.
+    """
+    import torch
+
+    from training.inference.load import load_model
+    from training.inference.sampling import continue_tokens
+
+    settings = step.SIZES[arguments.size].model.model_copy(update={"seq_len": 1024})
+    theirs = step.hugging_face(settings, settings.vocab_size).eval()
+    with TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours, _ = load_model(Path(folder))
+    device = next(ours.parameters()).device
+    theirs.to(device)
+    end = settings.vocab_size - 1
+    prompts = torch.randint(end, (8, 32), generator=torch.Generator().manual_seed(1)).tolist()
+    first = torch.tensor([prompts[0]], device=device)
+
+    def peer(count: int) -> list[list[int]]:
+        options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "pad_token_id": end}
+        return [theirs.generate(first, attention_mask=torch.ones_like(first), **options)[0, 32:].tolist()]
+
+    def cached(texts: list[list[int]], count: int) -> list[list[int]]:
+        return continue_tokens(ours, texts, GenerateSettings(max_tokens=count, temperature=0), end)
+
+    def uncached(count: int) -> list[list[int]]:
+        text = first
+        with torch.inference_mode():
+            for _ in range(count):
+                text = torch.cat([text, ours(text)[:, -1:].argmax(dim=-1)], dim=1)
+        return [text[0, 32:].tolist()]
+
+    expected = peer(arguments.count)[0]
+
+    def checked(run: Callable[[int], list[list[int]]]) -> Timed:
+        run(2)  # the prompt, and one more token
+
+        def generated() -> dict[str, object]:
+            texts = run(arguments.count)
+            if device.type == "cpu" and texts[0] != expected:
+                raise ToolkitError(f"generated {texts[0]}, and transformers {expected}")
+            return {"as transformers": "yes" if texts[0] == expected else "no"}  # on GPUs close logits may differ
+
+        return generated
+
+    contenders = [
+        Contender("transformers.generate", checked, (peer,)),
+        Contender("training.generate", checked, (partial(cached, prompts[:1]),), bar=1.1),
+        Contender("training.generate, 8 prompts", checked, (partial(cached, prompts),), times=8),
+        Contender("ours without a cache", checked, (uncached,)),
+    ]
+    yield from compare("generating", contenders, arguments.rounds, arguments.count, "tokens", where="here")
+
+
+CASES = {
+    "data": Case(
+        "the order of an epoch against megatron-core's C++ helper, and reading samples",
+        data,
+        {"count": 8_000_000, "length": 2048, "rounds": 3},
+    ),
+    "step": Case(
+        "an optimiser step against transformers and a plain loop, and on 2 processes",
+        step.measure,
+        {"size": None, "rounds": 5},
+    ),
+    "checkpoint": Case(
+        "saves and loads against a plain copy of the files, and saves in the background",
+        checkpoint.measure,
+        {"size": "124m", "rounds": 3, "folder": None},
+    ),
+    "convert": Case(
+        "merging Megatron-LM's and our checkpoints against a copy of the result",
+        convert.measure,
+        {"size": "345m", "rounds": 3, "folder": None},
+    ),
+    "generate": Case(
+        "tokens per second against transformers.generate, and without the KV cache",
+        generate,
+        {"size": "124m", "count": 128, "rounds": 5},
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    return run_one("training", __doc__, _NAMES, argv)
+    return harness.main("training", __doc__, CASES, argv)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ SIGTERM, and SIGKILL after its KillWait; without Slurm it is 10 seconds. A job t
 """
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cluster import slurm, submission
 from cluster.jobs import (
     ASKED,
     FINAL,
@@ -23,12 +21,14 @@ from cluster.jobs import (
     State,
     current_state,
     look,
+    looks,
+    progress,
     read_job,
     read_state,
     require_folder,
     write_state,
 )
-from cluster.wait import POLL, describe, progress
+from cluster.submission import end
 from common import cli
 from common.errors import JobError
 from common.progress import Ticker
@@ -40,49 +40,37 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
 
     Raises JobError if it must be cancelled through the controller, which does not answer.
     """
-    stop, asked, killed = stop_file(folder), -1, False
     told, ticker = "", Ticker()
-    while True:
-        known = look([job])
+    for known in looks(folder.name, [job]):
         state = current_state(folder, job, known)
         if state.state in FINAL:
             break
         pending = known is not None and job.id in known and known[job.id].state == "PENDING"
-        if pending or (now and not killed):
-            killed = True
-            _say(folder, job, state, "removing it from the queue" if pending else "ending it at once")
-            _kill(folder, job)
-            continue
-        if not now and state.restarts > asked:
-            asked = state.restarts
-            stop.touch()
-        doing = "waiting for its end" if now else "waiting until it has finished its step and saved"
-        if told != doing:
-            _say(folder, job, state, doing)
+        if pending or now:
+            doing = "removing it from the queue" if pending else "ending it at once"
         else:
-            ticker.show(partial(progress, folder.name, folder, job, state))
+            doing = "waiting until it has finished its step and saved"
+            stop_file(folder).touch()  # also if it was requeued since
+        if told != doing:
+            print(f"{folder.name}: job {job.id} {state}; {doing}", flush=True)
+            if pending or now:
+                _kill(folder, job)
         told = doing
-        time.sleep(POLL[job.executor])
-    stop.unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one
-    recorded = read_state(folder, job)
-    if state.state != "finished" and (recorded is None or recorded.state not in FINAL):
-        state = replace(state, state="cancelled", reason=ASKED)
-        write_state(folder, state)
+        ticker.show(partial(progress, folder, job, state))
+    stop_file(folder).unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one
+    if not state.time:
+        if state.state == "failed":
+            state = replace(state, state="cancelled", reason=ASKED)
+        state = write_state(folder, state)
     return state
-
-
-def _say(folder: Path, job: Job, state: State, doing: str) -> None:
-    print(f"{folder.name}: job {job.id} {describe(state)}; {doing}", flush=True)
 
 
 def _kill(folder: Path, job: Job) -> None:
     """Cancel a job. This is recorded first, so that the job is not requeued when it ends."""
     before = read_state(folder, job) or State(job.id, "queued")
     write_state(folder, replace(before, state="cancelled", reason=ASKED))
-    if job.executor == "local":
-        return submission.kill_here(job.id)
     try:
-        slurm.cancel([job.id])
+        end(job)
     except JobError:
         write_state(folder, before)
         raise
@@ -101,12 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     before = current_state(folder, job, look([job]))
     if before.state in FINAL:
-        print(f"{folder.name}: nothing to cancel, job {job.id} is not alive: {describe(before)}")
+        print(f"{folder.name}: nothing to cancel, job {job.id} is not alive: {before}")
         return 0
     state = cancel(folder, job, arguments.now)
     newest = next(iter(checkpoint_folders(folder)), None)
     saved = f"its newest checkpoint is {newest.name}" if newest else "it has no checkpoint"
-    print(f"{folder.name}: job {job.id} {describe(state)}; {saved}")
+    print(f"{folder.name}: job {job.id} {state}; {saved}")
     return 0
 
 

@@ -21,12 +21,14 @@ from typing import NamedTuple
 from cluster import slurm
 from cluster.jobs import ASKED, Job, State, owner, read_state, write_state
 from common import cli
-from training.leaving import RESUME_ME, TAKEN_OVER, TO_CURE
-from training.model_folder import failed_mark, newest_iteration, stop_file, stopped_mark
+from common.errors import LOCK_LOST, RESUME_ME, USER_ERROR
+from training.model_folder import newest_iteration, stop_file, stopped_mark
 
 _PATIENCE = 600.0  # seconds to wait for a controller that does not answer
 _RETRY = 2.0
-_EARLY = 65.0  # seconds: Slurm may signal a minute earlier than asked
+_REFUSED = "Slurm refused to requeue it"
+_LOST = {"PREEMPTED": "preempted", "TIMEOUT": "time limit", "NODE_FAIL": "node failure"}
+"""What the end of a job whose batch script was killed is called; other ends are not for a requeue."""
 
 
 class Ended(NamedTuple):
@@ -42,8 +44,6 @@ class Ended(NamedTuple):
     """Iteration of the newest checkpoint."""
     stopped: bool
     """Whether a person asked it to stop."""
-    error: str = ""
-    """The error that a rank has left for a person to cure."""
 
 
 def decide(end: Ended, before: State, max_restarts: int) -> State | None:
@@ -57,8 +57,8 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
         return after
     if end.stopped:
         return replace(after, state="cancelled", reason=ASKED)
-    if end.code == TO_CURE:
-        return replace(after, state="failed", reason=end.error or "an error that must be cured first")
+    if end.code == USER_ERROR:
+        return replace(after, state="failed", reason="an error that must be cured first")
     why = _reason(end)
     if not why:
         return replace(after, state="cancelled", reason="scancel")
@@ -68,11 +68,11 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
 def _again(before: State, restarts: int, newest: int, why: str, max_restarts: int) -> State:
     """The state of a job that should go on: requeued, unless it has restarted too often without a new checkpoint."""
     after = replace(before, restarts=restarts, checkpoint=newest)
-    fruitless = 0 if newest > before.checkpoint else before.fruitless + 1
-    if fruitless > max_restarts:
+    without = 0 if newest > before.checkpoint else before.restarts_without_progress + 1
+    if without > max_restarts:
         reason = f"{why}; {max_restarts} restarts without a new checkpoint (cluster.max_restarts)"
         return replace(after, state="out of restarts", reason=reason)
-    return replace(after, state="requeued", reason=why, restarts=restarts + 1, fruitless=fruitless)
+    return replace(after, state="requeued", reason=why, restarts=restarts + 1, restarts_without_progress=without)
 
 
 def _reason(end: Ended) -> str:
@@ -83,29 +83,17 @@ def _reason(end: Ended) -> str:
     if ending and not _at_time_limit(end.slurm):
         return ""
     if end.code == RESUME_ME:
-        return "time limit" if ending or _close_to_limit(end.slurm) else "a signal"
+        return "time limit" if ending else "time limit, or a signal"
     return f"a process died (exit code {end.code})"
 
 
 def _at_time_limit(details: Mapping[str, str]) -> bool:
     """Whether a job that is ending used all of its time."""
-    limit, start, end = (details.get(key, "") for key in ("TimeLimit", "StartTime", "EndTime"))
     try:
-        return _time(end) - _time(start) >= slurm.seconds(limit) - 1
-    except ValueError:
+        start, end = (time.mktime(time.strptime(details[key], "%Y-%m-%dT%H:%M:%S")) for key in ("StartTime", "EndTime"))
+        return end - start >= slurm.seconds(details["TimeLimit"]) - 1
+    except (KeyError, ValueError):
         return False
-
-
-def _close_to_limit(details: Mapping[str, str]) -> bool:
-    try:
-        left = _time(details.get("EndTime", "")) - time.time()
-        return left <= slurm.seconds(details.get("TimeLimit", "")) / 4 + _EARLY
-    except ValueError:
-        return False
-
-
-def _time(text: str) -> float:
-    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
 
 
 def is_taken_over(folder: Path, job: str, restarts: int) -> bool:
@@ -119,21 +107,16 @@ def is_taken_over(folder: Path, job: str, restarts: int) -> bool:
 
 def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int) -> int:
     """Record how this start of a job ended, and requeue it if it should go on; returns the batch script's exit code."""
-    if code == TAKEN_OVER or is_taken_over(folder, job.id, restarts):
+    if code == LOCK_LOST or is_taken_over(folder, job.id, restarts):
         print("another start of this training has the model folder; this one leaves")
         return 0
-    error = ""
-    for mark in folder.glob(f"{failed_mark(folder, 'slurm').name}-{job.id}.*-{restarts}"):
-        code = TO_CURE
-        error = next(iter(mark.read_text(encoding="utf-8", errors="replace").splitlines()), "")
-        mark.unlink(missing_ok=True)
     before = read_state(folder, job) or State(job.id, "running")
     newest = newest_iteration(folder)
     stopped = stop_file(folder).exists() or stopped_mark(folder).exists()  # or asked, but it died first
     deadline = time.monotonic() + _PATIENCE
     while True:
         details = slurm.details(job.id) or {}
-        end = Ended(code, restarts, details, newest, stopped, error)
+        end = Ended(code, restarts, details, newest, stopped)
         after = decide(end, before, max_restarts)
         if after is None:
             return code
@@ -143,26 +126,20 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
     print(f"{after.state}: {after.reason}" if after.reason else after.state, flush=True)
     write_state(folder, after)  # before requeue, which ends this script
     if after.state == "requeued" and not _requeue(job.id, restarts):
-        write_state(folder, replace(after, state="failed", reason=f"{after.reason}; Slurm refused to requeue it"))
+        write_state(folder, replace(after, state="failed", reason=f"{after.reason}; {_REFUSED}"))
     return code
 
 
 def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> State:
-    """Requeue a job whose batch script was killed before it could; returns and records the new state.
-
-    `state` is what is known of it. Only a job that Slurm has ended, and no person, goes on.
-    """
+    """Requeue a job that Slurm has ended before its batch script could; returns and records the new state."""
     details = slurm.details(job.id) or {}
-    why = {"PREEMPTED": "preempted", "TIMEOUT": "time limit", "NODE_FAIL": "node failure"}.get(
-        details.get("JobState", "")
-    )
-    if why is not None and state.state == "failed":
+    why = _LOST.get(details.get("JobState", ""))
+    if why is not None:
         restarts = int(details.get("Restarts", "0"))
         state = _again(state, restarts, newest_iteration(folder), why, max_restarts)
-    write_state(folder, state)  # before the job can start, and write its own
+    state = write_state(folder, state)  # before the job can start, and write its own
     if state.state == "requeued" and not slurm.requeue(job.id):
-        state = replace(state, state="failed", reason=f"{why}; Slurm refused to requeue it")
-        write_state(folder, state)
+        state = write_state(folder, replace(state, state="failed", reason=f"{why}; {_REFUSED}"))
     return state
 
 

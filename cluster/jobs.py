@@ -1,14 +1,16 @@
 """One training job: its record, its state, and whether it is alive.
 
 MODEL_FOLDER/job.json records the last job that was submitted. It outlives the submitting process, so that a second
-submission finds the first job. MODEL_FOLDER/state.json says how that job stands; it is written when the job is
-submitted, requeued and at its end, and read together with what Slurm says (`current_state`).
+submission finds the first job. MODEL_FOLDER/state.json says how that job stands, as its submission, its end or a person
+recorded it. `current_state` alone says how a job stands now, from that record, the other files and Slurm.
 """
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +18,20 @@ import psutil
 
 from cluster import slurm
 from cluster.slurm import QueuedJob
-from common.errors import InputError
+from common.console import note
+from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
+from common.yaml_text import read_yaml
 from training.model_folder import stopped_mark
+from training.monitoring.heartbeat import progress_of
 
 StateName = Literal["queued", "running", "requeued", "finished", "failed", "cancelled", "out of restarts"]
 FINAL = ("finished", "failed", "cancelled", "out of restarts")
+ASKED = "a person asked it to stop"
+SILENT = "the Slurm controller does not answer"
+POLL = {"local": 0.5, "slurm": 5.0}
+"""Seconds between two looks at jobs, by executor."""
+_WRITES = 100  # attempts to write state.json, 0.1 s apart
 
 
 @dataclass(frozen=True)
@@ -48,27 +58,17 @@ class State:
     state: StateName
     reason: str = ""
     restarts: int = 0
-    fruitless: int = 0
+    restarts_without_progress: int = 0
     """Consecutive restarts without a new checkpoint."""
     checkpoint: int = 0
     """Iteration of the newest checkpoint when this was written."""
     time: float = 0.0
-    """Seconds since the epoch."""
+    """When it was recorded, seconds since the epoch; 0: it is not recorded."""
 
-
-ASKED = "a person asked it to stop"
-SILENT = "the Slurm controller does not answer"
-_WRITES = 100  # attempts to write state.json, 0.1 s apart
-
-
-def record_path(folder: Path) -> Path:
-    """The file that records the job of a model folder."""
-    return folder / "job.json"
-
-
-def state_path(folder: Path) -> Path:
-    """The file with the state of a model folder's job."""
-    return folder / "state.json"
+    def __str__(self) -> str:
+        """The state with its reason and the number of restarts."""
+        reason = "" if self.reason in ("", "None") else f": {self.reason}"
+        return f"{self.state}{reason}{f' (restarts: {self.restarts})' if self.restarts else ''}"
 
 
 def require_folder(folder: Path) -> Path:
@@ -80,7 +80,7 @@ def require_folder(folder: Path) -> Path:
 
 def read_job(folder: Path) -> Job | None:
     """The last job submitted for a model folder; None if there is none. Raises InputError for a damaged record."""
-    path = record_path(folder)
+    path = folder / "job.json"
     if not path.exists():
         return None
     try:
@@ -91,36 +91,38 @@ def read_job(folder: Path) -> Job | None:
 
 def write_job(folder: Path, job: Job) -> None:
     """Record the job of a model folder."""
-    write_json(record_path(folder), asdict(job))
+    write_json(folder / "job.json", asdict(job))
 
 
 def read_state(folder: Path, job: Job) -> State | None:
     """The recorded state of a job; None if there is none, or if it is another job's."""
     try:
-        state = State(**read_json(state_path(folder)))
+        state = State(**read_json(folder / "state.json"))
     except (OSError, TypeError, InputError):
         return None
     return state if state.job == job.id else None
 
 
-def write_state(folder: Path, state: State) -> None:
-    """Record the state of a model folder's job, with the time."""
+def write_state(folder: Path, state: State) -> State:
+    """Record the state of a model folder's job; returns it with the time."""
+    state = replace(state, time=round(time.time(), 1))
     for attempt in range(_WRITES):
         try:
-            return write_json(state_path(folder), asdict(replace(state, time=round(time.time(), 1))))
+            write_json(folder / "state.json", asdict(state))
+            break
         except InputError:  # the job's end, a waiter and cluster.cancel may write at the same moment
             if attempt == _WRITES - 1:
                 raise
             time.sleep(0.1)
+    return state
 
 
-def look(jobs: Iterable[Job]) -> Mapping[str, QueuedJob] | None:
+def look(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, QueuedJob] | None:
     """What Slurm, or this machine, knows of each job, by id: one squeue call for all. None: the controller is silent.
 
-    Jobs that are unknown are left out.
+    Jobs that are unknown are left out. `others`: further ids of Slurm jobs.
     """
-    jobs = list(jobs)
-    ids = [job.id for job in jobs if job.executor == "slurm"]
+    ids = [*(job.id for job in jobs if job.executor == "slurm"), *others]
     queued = slurm.queue(ids) if ids else []
     if queued is None:
         return None
@@ -130,6 +132,18 @@ def look(jobs: Iterable[Job]) -> Mapping[str, QueuedJob] | None:
         if job.executor == "local" and _is_local_alive(job)
     ]
     return {job.id: job for job in (*queued, *local)}
+
+
+def looks(name: str, jobs: Sequence[Job]) -> Iterator[Mapping[str, QueuedJob] | None]:
+    """What `look` finds, again and again, POLL seconds apart; says once that the controller is silent."""
+    silent = False
+    while True:
+        known = look(jobs)
+        if known is None and not silent:
+            note(f"{name}: {SILENT}; still waiting")
+        silent = known is None
+        yield known
+        time.sleep(max((POLL[job.executor] for job in jobs), default=0))
 
 
 def _is_local_alive(job: Job) -> bool:
@@ -143,29 +157,51 @@ def _is_local_alive(job: Job) -> bool:
 
 
 def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None) -> State:
-    """How a job stands, from the files of its model folder and what `look` returned."""
+    """How a job stands, from the files of its model folder and what `look` returned.
+
+    Its `time` is 0 if nobody has recorded it so.
+    """
     recorded = read_state(folder, job) or State(job.id, "queued")
     seen = known.get(job.id) if known is not None else None
     claimed = claimed_restarts(folder, job)
+    now = replace(recorded, reason="", time=0.0)
     if seen is not None and seen.active:
         if seen.state == "PENDING":
             # a job that Slurm itself requeues, after the loss of a node, does not record it
             started = recorded.restarts > 0 or claimed is not None or log_path(job).exists()
-            return replace(recorded, state="requeued" if started else "queued", reason=seen.reason)
-        return replace(recorded, state="running", reason="", restarts=max(recorded.restarts, claimed or 0))
+            return replace(now, state="requeued" if started else "queued", reason=seen.reason)
+        return replace(now, state="running", restarts=max(recorded.restarts, claimed or 0))
     if recorded.state in FINAL:
         return recorded
     if (folder / "done.json").exists():
-        return replace(recorded, state="finished", reason="")
+        return replace(now, state="finished")
     if stopped_mark(folder).exists():
-        return replace(recorded, state="cancelled", reason=ASKED)
+        return replace(now, state="cancelled", reason=ASKED)
     if known is None:
         running = claimed is not None and claimed >= recorded.restarts
-        return replace(recorded, state="running" if running else recorded.state, reason=SILENT)
+        return replace(now, state="running" if running else recorded.state, reason=SILENT)
     if seen is not None and seen.state == "CANCELLED":
-        return replace(recorded, state="cancelled", reason="scancel")
-    reason = f"Slurm's state: {seen.state}" if seen is not None else "it ended without a word; its log may say why"
-    return replace(recorded, state="failed", reason=reason)
+        return replace(now, state="cancelled", reason="scancel")
+    reason = f"Slurm's state: {seen.state}" if seen else "it exited without an error message; its log may say why"
+    return replace(now, state="failed", reason=reason)
+
+
+def progress(folder: Path, job: Job, state: State) -> str:
+    """One line on a job: its state, and how far its training is."""
+    line, last = f"{folder.name}: job {job.id} {state}", progress_of(folder)
+    if not last or state.state != "running":
+        return line
+    done = f"iteration {last['done']}/{total_iterations(folder, job) or '?'}"
+    return f"{line} | {done}, loss {last['loss']:.4f}, {timedelta(seconds=last['seconds_left'])} left"
+
+
+def total_iterations(folder: Path, job: Job | None) -> int | None:
+    """train.iterations of the job's snapshot, or of the last training in the folder; None if no file tells."""
+    snapshots = [Path(job.snapshot)] if job is not None and job.snapshot else []
+    for path in (parent / "settings.yaml" for parent in (*snapshots, folder)):
+        with suppress(ConfigError, KeyError, TypeError, ValueError):
+            return int(read_yaml(path)["models"][folder.name]["train"]["iterations"])
+    return None
 
 
 def owner(folder: Path) -> str:
@@ -187,10 +223,8 @@ def log_path(job: Job, rank: int = 0) -> Path:
     return Path(job.logs) / f"{job.id}_{rank}_log.out"
 
 
-def log_tail(job: Job, lines: int = 15) -> tuple[Path | None, list[str]]:
+def log_tail(job: Job, lines: int = 15) -> tuple[Path, list[str]]:
     """The log of a job's first rank, and its last lines without the messages of submitit and srun."""
     path = log_path(job)
-    if not path.exists():
-        return None, []
-    text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     return path, [line for line in text if not line.startswith(("submitit ", "srun: ", "slurmstepd"))][-lines:]

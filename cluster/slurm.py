@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
 # Reasons for which a pending job waits until a person changes something. Limits of a group or a user pass in time.
-_HOPELESS = re.compile(
+_UNSCHEDULABLE = re.compile(
     r"Partition(Node|Time)Limit|PartitionConfig|Invalid(Account|QOS)|BadConstraints|(Assoc|QOS)Max\w*PerJob(Limit)?"
     r"|QOSMin\w*|\w*NotAllowed|ReservationDeleted|DependencyNeverSatisfied|JobHoldMaxRequeue"
 )
@@ -34,6 +34,7 @@ _CURES = {
     r"qos": "cluster.qos",
     r"reservation": "cluster.reservation",
     r"feature|constraint": "cluster.constraint",
+    r"array": "cluster.corpus.max_tasks",
     r"time": "the time limit ({time_limit}), or cluster.partition",
     r"partition": "the time limit ({time_limit}), the number of nodes, or cluster.partition",
     r"node|processor|cpu|memory|gres": "what it asks of a node: GPUs, CPUs, memory (cluster.*), or cluster.partition",
@@ -75,9 +76,9 @@ class QueuedJob:
         return self.state not in ENDED
 
     @property
-    def hopeless(self) -> bool:
+    def unschedulable(self) -> bool:
         """Whether it waits for something that does not come by itself."""
-        return self.state == "PENDING" and _HOPELESS.fullmatch(self.reason.strip("()")) is not None
+        return self.state == "PENDING" and _UNSCHEDULABLE.fullmatch(self.reason.strip("()")) is not None
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str] | None":
@@ -123,13 +124,6 @@ def details(job: str) -> dict[str, str] | None:
     if answer is None or answer.returncode:
         return None
     return dict(pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair)
-
-
-def max_array_size() -> int:
-    """How many tasks an array may have on this site; 1,001, Slurm's default, if the controller is silent."""
-    answer = _run(["scontrol", "show", "config"])
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE) if answer else None
-    return max(int(found[1]), 1) if found else 1001
 
 
 def time_limits() -> dict[str, int]:
@@ -184,22 +178,9 @@ def submit(script: Path, keep_open: Sequence[int] = (), time_limit: str = _TIME_
         raise RefusedError(answer.stderr, time_limit)
     # ID, or ID;CLUSTER where there are several clusters. A site's wrapper may print more.
     found = re.search(r"^(\d+)(;.*)?$", answer.stdout, re.MULTILINE)
-    return found[1] if found else _submitted(script, answer.stdout)
-
-
-def _submitted(script: Path, printed: str) -> str:
-    """The user's newest job with the name in `script`, which sbatch has taken. Raises InputError if there is none."""
-    (option,) = shlex.split(re.findall("^#SBATCH (.*--job-name=.*)$", script.read_text(encoding="utf-8"), re.M)[0])
-    name = option.removeprefix("--job-name=")
-    answer = _run(["squeue", "--noheader", f"--user={os.getuid()}", "--states=all", "--format=%F|%j"])
-    jobs = [line.split("|", 1) for line in answer.stdout.splitlines()] if answer else []
-    # run_batch adds shards to the name of a corpus job that runs
-    ids = [int(job) for job, called in jobs if called == name or called.startswith(f"{name}.")]
-    if not ids:
-        raise InputError(
-            f"sbatch printed no job id but {printed.strip()!r}, and squeue shows no job {name}; run it again"
-        )
-    return str(max(ids))
+    if found is None:
+        raise InputError(f"sbatch printed no job id but {answer.stdout.strip()!r}; run the same command again")
+    return found[1]
 
 
 def _reason(errors: str) -> str:
@@ -216,8 +197,18 @@ def cure(reason: str, time_limit: str = _TIME_LIMIT) -> str:
 
 
 def never_starts(job: QueuedJob, time_limit: str = _TIME_LIMIT) -> str:
-    """Why a hopeless job does not start, and what to change."""
+    """Why an unschedulable job does not start, and what to change."""
     return f"Slurm would never start it: {job.reason.strip('()')}{cure(job.reason, time_limit)}"
+
+
+def batch_script(options: Iterable[str], exports: Mapping[str, str], commands: Iterable[str]) -> str:
+    """The text of a batch script: options of sbatch, variables of the environment, shell commands."""
+    lines = [
+        *(f"#SBATCH {shlex.quote(option)}" for option in options),
+        *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
+        *commands,
+    ]
+    return "\n".join(["#!/bin/bash", *lines, ""])
 
 
 def site_options(site: SiteSettings) -> list[str]:

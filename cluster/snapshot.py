@@ -15,7 +15,7 @@ from common.config import settings_text
 from common.files import write_text
 from common.settings import Settings
 
-PACKAGES = ("common", "corpus", "training", "cluster")
+PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
 """What a training job imports."""
 _ROOT = Path(__file__).resolve().parents[1]
 

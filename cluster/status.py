@@ -1,67 +1,222 @@
-"""Show the state of training jobs: queued, running or how it ended, iteration, losses, speed, time left.
+"""Show how runs stand: the shards of each corpus step, and the state, iteration, losses and speed of each training.
 
     python -m cluster.status
-    python -m cluster.status results/demo/models/tiny --json
     python -m cluster.status results/demo --watch
+    python -m cluster.status results/demo/models/tiny --json
 
-Without an argument it lists every model folder below results/. Slurm is asked once for all of them; if it does not
-answer, the states are those that the files of the model folders tell.
-
---watch also takes run folders (without an argument: all below results/), and shows the shards of each corpus step that
-are done, running and queued, and the disk space that is used. On a terminal the table is drawn again every 5 seconds,
-until Ctrl-C; elsewhere it is printed once.
+Without a folder it shows every run below results/. Slurm is asked once for all of them; if it does not answer, the
+states are those that the files tell. --watch draws the table again every 5 seconds, until Ctrl-C.
 """
 
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 import orjson
 
-from cluster.jobs import read_job, require_folder
-from cluster.training_status import ALIGN, COLUMNS, look_at, model_status, row
+from cluster.corpus_jobs import batches
+from cluster.corpus_progress import steps_table
+from cluster.jobs import SILENT, Job, current_state, log_path, look, read_job, require_folder, total_iterations
+from cluster.slurm import QueuedJob
 from common import cli
-from common.errors import InputError
+from common.config import load_settings
+from common.console import note
+from common.errors import ConfigError, InputError
+from common.files import read_json, read_rows
+from common.settings import Settings
 from common.tables import text_table
+from training.model_folder import newest_iteration
+from training.monitoring.heartbeat import progress_of
+
+COLUMNS = (
+    "model folder", "state", "job", "nodes", "iteration", "loss", "valid loss", "tokens/s", "ETA", "restarts"
+)  # fmt: skip
+ALIGN = "llllrrrrrr"
+_LONGEST_REASON = 60  # characters in the table; --json has all of it
+INTERVAL = 5.0
+"""Seconds between two refreshes."""
+Known = Mapping[str, Mapping[str, QueuedJob] | None]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "models").is_dir()
+
+
+def _models(run: Path, settings: Settings | None) -> list[Path]:
+    """The model folders of a run: those that it will train, and those that exist."""
+    existing = [path for path in sorted((run / "models").glob("*")) if path.is_dir()]
+    planned = [settings.model_folder(name) for name in settings.train_models] if settings else []
+    return list(dict.fromkeys([*planned, *existing]))
+
+
+def _settings(run: Path) -> Settings | None:
+    """The resolved settings of a run, with the folder by which it is known here; None if there are none to read."""
+    try:
+        return load_settings(run / "config.yaml").model_copy(update={"run": run})
+    except (ConfigError, InputError, OSError):
+        return None
+
+
+def _ask(jobs: Iterable[Job | None], arrays: Iterable[str] = ()) -> tuple[Known, str]:
+    """What is known of jobs and of further ids in Slurm, by executor, and a remark if Slurm does not answer."""
+    found = [job for job in jobs if job is not None]
+    known = {"local": look([job for job in found if job.executor == "local"])}
+    try:
+        known["slurm"], remark = look([job for job in found if job.executor == "slurm"], arrays), SILENT
+    except InputError as error:  # not a login node
+        known["slurm"], remark = None, str(error)
+    return known, f"{remark}; states are those of the files" if known["slurm"] is None else ""
+
+
+def statuses(models: Sequence[Path]) -> tuple[list[dict[str, object]], str]:
+    """What is known of model folders, and a remark if Slurm does not answer."""
+    jobs = [read_job(path) for path in models]
+    known, remark = _ask(jobs)
+    found = zip(models, jobs, strict=True)
+    return [model_status(path, job, known[job.executor] if job else None) for path, job in found], remark
+
+
+def table(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, str]:
+    """Model folders and runs as text, and a remark if Slurm does not answer."""
+    settings = {run: _settings(run) for run in runs}
+    tasks = {run: list(batches.recorded(run)) for run in runs}
+    of_run = {run: _models(run, settings[run]) for run in runs}
+    jobs = {path: read_job(path) for path in (*models, *(path for found in of_run.values() for path in found))}
+    arrays = {task.job.partition("_")[0] for found in tasks.values() for task in found if task.job}
+    known, remark = _ask(jobs.values(), sorted(arrays))
+
+    def rows(paths: Sequence[Path], first: str) -> str:
+        """The table of some trainings; `first` is the head of the column with their folders or names."""
+        cells = []
+        for path in paths:
+            status = model_status(path, job := jobs[path], known[job.executor] if job else None)
+            status |= {} if path.is_dir() else {"state": "not started"}
+            cells.append([str(path) if first == COLUMNS[0] else path.name, *row(status)[1:]])
+        return text_table([(first, *COLUMNS[1:]), *cells], ALIGN) if cells else ""
+
+    blocks = [rows(models, COLUMNS[0])]
+    for run in runs:
+        own = settings[run]
+        corpus = steps_table(own, tasks[run], known["slurm"]) if own else ""
+        blocks.append("\n\n".join(filter(None, [f"{run}:", corpus, rows(of_run[run], "model")])))
+    return "\n\n\n".join(filter(None, blocks)), remark
+
+
+def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] | None) -> dict[str, Any]:
+    """What is known of a model folder: losses in nats, times in seconds, None for what is unknown."""
+    done = folder / "done.json"
+    train, valid = ((read_rows(folder / f"{name}.csv") or [{}])[-1] for name in ("train", "valid"))
+    iteration, total = _number(train.get("iteration")), total_iterations(folder, job)
+    iteration = max(iteration or 0, newest_iteration(folder)) or None  # a run that was stopped between two rows
+    status: dict[str, Any] = {"folder": str(folder), "state": "finished" if done.exists() else "no job", "reason": ""}
+    status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
+    if job is not None:
+        state, seen = current_state(folder, job, known), known.get(job.id) if known is not None else None
+        reason = "" if state.reason in ("None", SILENT) else state.reason
+        status |= {"state": state.state, "reason": reason, "job": job.id, "executor": job.executor}
+        status |= {"nodes": (seen.nodes if seen else "") or None, "restarts": state.restarts, "log": str(log_path(job))}
+    if status["state"] == "finished":
+        with suppress(InputError, KeyError):
+            iteration = read_json(done)["iteration"]
+    speed, left, loss = _number(train.get("ms_per_iteration")), None, _number(train.get("lm_loss"))
+    if status["state"] == "running" and iteration is not None and total is not None and speed is not None:
+        left = max(0.0, total - iteration) * speed / 1000
+    newer = progress_of(folder)
+    if newer and newer["done"] > (iteration or 0):
+        iteration, loss = newer["done"], _number(newer["loss"])
+        left = newer["seconds_left"] if status["state"] == "running" else None
+    return status | {
+        "iteration": None if iteration is None else int(iteration),
+        "iterations": total,
+        "loss": loss,
+        "valid_loss": _number(valid.get("loss")),
+        "tokens_per_second": _number(train.get("tokens_per_second")),
+        "mfu": _number(train.get("mfu")),
+        "seconds_left": left,
+    }
+
+
+def _number(cell: str | float | None) -> float | None:
+    """The number in a CSV cell; None if the cell is empty, missing, or not a finite number."""
+    try:
+        number = float(cell or "nan")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def row(status: Mapping[str, Any]) -> list[str]:
+    """The COLUMNS of one model folder, as text."""
+    iteration, total, left = status["iteration"], status["iterations"], status["seconds_left"]
+    reason = shorten(status["reason"], _LONGEST_REASON, placeholder=" …")
+    return [
+        status["folder"],
+        f"{status['state']} ({reason})" if reason else status["state"],
+        status["job"] or "-",
+        status["nodes"] or "-",
+        "-" if iteration is None else f"{iteration}/{total or '?'}",
+        _figure(status["loss"], ".4f"),
+        _figure(status["valid_loss"], ".4f"),
+        _figure(status["tokens_per_second"], ".0f"),
+        "-" if left is None else str(timedelta(seconds=math.ceil(left))),
+        _figure(status["restarts"], "d"),
+    ]
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _watch(runs: Sequence[Path], models: Sequence[Path]) -> int:
+    """Draw the table until Ctrl-C; returns the exit code."""
+    from rich.console import Console  # takes a tenth of a second
+    from rich.live import Live
+    from rich.text import Text
+
+    try:
+        with Live(console=Console(), auto_refresh=False) as live:
+            while True:
+                now = f"{datetime.now():%H:%M:%S}, every {INTERVAL:.0f} s; Ctrl-C ends this table, not the jobs"
+                text = "\n\n".join(filter(None, [*table(runs, models), now]))
+                live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+                time.sleep(INTERVAL)
+    except KeyboardInterrupt:
+        return 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("cluster.status", __doc__)
-    parser.add_argument(
-        "folders",
-        nargs="*",
-        type=cli.input_path,
-        metavar="FOLDER",
-        help="model folders (default results/*/models/*); with --watch also run folders (default results/*)",
-    )
-    parser.add_argument("--watch", action="store_true", help="a live table of corpus and training, until Ctrl-C")
+    folders = "run folders or model folders (default results/*)"
+    parser.add_argument("folders", nargs="*", type=cli.input_path, metavar="FOLDER", help=folders)
+    parser.add_argument("--watch", action="store_true", help="draw the table again every 5 seconds, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="for scripts: a list with one object per model folder")
     arguments = parser.parse_args(argv)
-    if arguments.watch:
-        if arguments.json:
-            raise InputError("--watch is for people and --json for scripts; give one of them")
-        for folder in arguments.folders:
-            if not folder.is_dir():
-                raise InputError(f"{folder}: no such run or model folder")
-        from cluster.watch import watch  # rich takes a tenth of a second
-
-        return watch(arguments.folders)
+    if arguments.watch and arguments.json:
+        raise InputError("--watch is for people and --json for scripts; give one of them")
     for folder in arguments.folders:
         require_folder(folder)
-    folders = arguments.folders or sorted(path for path in Path("results").glob("*/models/*") if path.is_dir())
-    if not folders:
-        raise InputError("results/*/models/*: no model folder yet; start training with python -m cluster.submit")
-    jobs = [read_job(folder) for folder in folders]
-    known = look_at([job for job in jobs if job is not None])
-    found = [
-        model_status(folder, job, known[job.executor] if job is not None else None)
-        for folder, job in zip(folders, jobs, strict=True)
-    ]
+    given = arguments.folders or [path for path in sorted(Path("results").glob("*")) if _is_run(path)]
+    if not given:
+        raise InputError("results/*: no run yet; start one with snakemake, or name its folder")
+    runs = [path for path in given if _is_run(path)]
+    models = [path for path in given if path not in runs]
+    if arguments.watch and sys.stdout.isatty():
+        return _watch(runs, models)
     if arguments.json:
-        print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+        found, remark = statuses([*models, *(path for run in runs for path in _models(run, None))])
+        shown = orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
     else:
-        print(text_table([COLUMNS, *map(row, found)], ALIGN))
+        shown, remark = table(runs, models)
+    if remark:
+        note(remark)
+    print(shown)
     return 0
 
 

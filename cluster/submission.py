@@ -1,139 +1,204 @@
-"""What submitit runs for a training job: its batch script and its local controller, with our command, not a pickle.
+"""Starts the processes of a training job, on Slurm or on this machine: the shape of the job, its command, its script.
 
-Every rank runs `python -m training.train` from the snapshot. A pickle would be moved to its place only after sbatch,
-so a submitter that is killed in between would leave a job that cannot start; and submitit's runner installs signal
-handlers that answer a time limit while Python still imports torch.
+Every rank runs `python -m training.train` from a snapshot of the code. On Slurm we write the batch script ourselves,
+as for corpus jobs: what submitit offers for it is private, and its public way, a pickled function, puts the pickle in
+its place only after sbatch (a submitter that is killed in between leaves a job that cannot start) and answers a time
+limit with handlers of its own while Python still imports torch. On this machine submitit's controller starts the ranks.
 """
 
+import hashlib
+import json
 import os
+import re
 import shlex
-import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-from submitit.core.utils import JobPaths
-from submitit.local.local import LocalExecutor
-from submitit.slurm.slurm import SlurmExecutor
 
 from cluster import slurm
-from common.settings import ClusterSettings
+from cluster.jobs import Job, looks
+from common.errors import ConfigError, JobError
+from common.settings import ClusterSettings, Experiment, Settings
+from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit before the end
+_LAG = 20.0  # seconds for a job's last file to appear on a network file system
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
+_START = """
+import json, sys
+from submitit.local.local import start_controller
+print(start_controller(**json.loads(sys.argv[1])).pid)
+"""
 
 
-def rank_command(
-    snapshot: Path, name: str, container: str = "", module: str = "training.train", options: Sequence[str] = ()
-) -> str:
-    """The command line of one rank: the trainer, or another module with more options, from a snapshot."""
-    settings = ["--config", str(snapshot / "settings.yaml"), "--model", name]
-    python = [*shlex.split(container), "python"] if container else [sys.executable]
-    return shlex.join([*python, "-u", "-m", module, *settings, *options])
+def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[int, int]:
+    """(nodes, processes per node) of model `name`: on as few nodes as possible, all of them full.
 
-
-def python_path(snapshot: Path) -> dict[str, str]:
-    """The environment in which Python imports the snapshot's code, whatever the working directory holds."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    code = str(snapshot / "code")
-    return {"PYTHONPATH": f"{code}{os.pathsep}{inherited}" if inherited else code, "PYTHONSAFEPATH": "1"}
-
-
-class _SlurmExecutor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's, which also writes a batch script where there is no Slurm: `cluster.submit --dry-run` on a laptop."""
-
-    @classmethod
-    def affinity(cls) -> int:
-        """How much submitit prefers this executor; it refuses one below 1."""
-        return 1
-
-
-def slurm_executor(
-    logs: Path, name: str, nodes: int, tasks: int, minutes: int, cluster: ClusterSettings, setup: Sequence[str]
-) -> SlurmExecutor:
-    """submitit's executor for a Slurm job called `name`: `tasks` processes on each of `nodes` nodes, for `minutes`.
-
-    `setup`: shell commands that the batch script runs before srun.
+    Raises ConfigError if the processes do not fill whole nodes, or if the local executor needs more than one node.
     """
-    cpus = cluster.cpus_per_task or 1
-    executor = _SlurmExecutor(logs)
-    executor.update_parameters(
-        job_name=name,
-        nodes=nodes,
-        ntasks_per_node=tasks,
-        cpus_per_task=cpus,
-        time=minutes,
-        signal_delay_s=min(cluster.signal_seconds, minutes * 60 // _LONGEST_SIGNAL),
-        stderr_to_stdout=True,
-        wckey=None,
-        gres=f"{cluster.gres or 'gpu'}:{tasks}" if cluster.gpus_per_node else None,
-        mem=f"{cluster.mem_gb_per_task * tasks}G" if cluster.mem_gb_per_task else None,
-        additional_parameters=_directives(["--requeue", *slurm.site_options(cluster)]),
-        setup=list(setup),
+    per_node = cluster.gpus_per_node or cluster.tasks_per_node
+    processes = processes_of(experiment, cluster)
+    tasks = min(processes, per_node)
+    nodes, rest = divmod(processes, tasks)
+    asks = f"models.{name}.parallel asks for {processes} processes"
+    if rest:
+        raise ConfigError(
+            f"{asks}, which do not fill whole nodes of {per_node}; choose a multiple, or change cluster.gpus_per_node"
+        )
+    if cluster.executor == "local" and nodes > 1:
+        raise ConfigError(
+            f"{asks} and cluster.executor is local with {per_node} per node; use executor: slurm, or raise "
+            "cluster.gpus_per_node or tasks_per_node"
+        )
+    return nodes, tasks
+
+
+def job_name(settings: Settings, name: str) -> str:
+    """RUN-MODEL-HASH: readable in squeue, and unique for the model folder."""
+    folder = settings.model_folder(name).resolve()
+    readable = re.sub(r"[^\w.-]+", "_", f"{folder.parents[1].name}-{name}")
+    return f"{readable}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Processes to start, in the shape of a model's training."""
+
+    settings: Settings
+    model: str
+    snapshot: Path
+    name: str
+    """The job's name in Slurm."""
+    module: str
+    """What each process runs, with --config and --model."""
+    minutes: int
+    at_end: Sequence[str] = ()
+    """Shell commands that prepare the end of a Slurm job's batch script."""
+    options: Sequence[str] = ()
+    """Further options of the module."""
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the job's logs."""
+        return self.settings.model_folder(self.model).resolve() / "logs"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `nodes_and_tasks`."""
+        return nodes_and_tasks(self.model, self.settings.models[self.model], self.settings.cluster)
+
+    @property
+    def command(self) -> str:
+        """The command line of one process."""
+        container = self.settings.cluster.container
+        python = [*shlex.split(container), "python"] if container else [sys.executable]
+        settings = ["--config", str(self.snapshot / "settings.yaml"), "--model", self.model]
+        return shlex.join([*python, "-u", "-m", self.module, *settings, *self.options])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which Python imports the snapshot's code, whatever the working directory holds."""
+        code, inherited = str(self.snapshot / "code"), os.environ.get("PYTHONPATH", "")
+        return {"PYTHONPATH": f"{code}{os.pathsep}{inherited}" if inherited else code, "PYTHONSAFEPATH": "1"}
+
+    def script(self) -> str:
+        """The batch script of the Slurm job."""
+        cluster, (nodes, tasks) = self.settings.cluster, self.shape
+        cpus = cluster.cpus_per_task or 1
+        logs = str(self.logs).replace("%", "%%")
+        options = [
+            f"--job-name={self.name}",
+            f"--nodes={nodes}",
+            f"--ntasks-per-node={tasks}",
+            f"--cpus-per-task={cpus}",
+            *([f"--gres={cluster.gres or 'gpu'}:{tasks}"] if cluster.gpus_per_node else []),
+            *([f"--mem={cluster.mem_gb_per_task * tasks}G"] if cluster.mem_gb_per_task else []),
+            f"--time={self.minutes}",
+            f"--signal=USR2@{min(cluster.signal_seconds, self.minutes * 60 // _LONGEST_SIGNAL)}",
+            f"--output={logs}/%j_0_log.out",
+            "--open-mode=append",
+            "--requeue",
+            *slurm.site_options(cluster),
+        ]
         # By default srun leaves the other ranks waiting for a dead one, does not take the CPU count from sbatch, and
         # overwrites the logs of the job's earlier starts.
-        srun_args=["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append"],
-    )
-    return executor
+        srun = ["srun", "--unbuffered", "--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append"]
+        srun.append(f"--output={logs}/%j_%t_log.out")
+        return slurm.batch_script(
+            options, self.environment, [*cluster.setup, *self.at_end, f"{shlex.join(srun)} {self.command}"]
+        )
+
+    def start(self, keep_open: Sequence[int] = ()) -> str:
+        """Start the processes, on Slurm or here; returns the id of the job. `keep_open`: see `slurm.submit`."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        if self.settings.cluster.executor == "local":
+            return self._start_here()
+        script = self.logs / f"{os.getpid()}.sh"
+        script.write_text(self.script(), encoding="utf-8")
+        job = slurm.submit(script, keep_open)
+        script.rename(self.logs / f"{job}_submission.sh")
+        return job
+
+    def _start_here(self) -> str:
+        """Start the ranks on this machine under submitit's local controller; returns its process id.
+
+        The controller has a session of its own, so that Ctrl-C and a closed terminal do not reach it, and no pipe of
+        ours (`cluster.submit | tee`), only a file.
+        """
+        _, tasks = self.shape
+        gpus = ",".join(map(str, range(tasks))) if self.settings.cluster.gpus_per_node else ""
+        options = {
+            "folder": str(self.logs),
+            "command": self.command,
+            "tasks_per_node": tasks,
+            "cuda_devices": (os.environ.get("CUDA_VISIBLE_DEVICES") or gpus) if gpus else "",
+            "timeout_min": self.minutes,
+            "stderr_to_stdout": True,
+        }
+        command, environment = [sys.executable, "-c", _START, json.dumps(options)], {**os.environ, **self.environment}
+        with (self.logs / "controller.out").open("w+") as output:
+            null, both = subprocess.DEVNULL, subprocess.STDOUT
+            subprocess.run(
+                command, env=environment, stdin=null, stdout=output, stderr=both, start_new_session=True, check=True
+            )
+            output.seek(0)
+            return str(re.findall(r"^\d+$", output.read(), re.MULTILINE)[0])
 
 
-def _directives(options: Sequence[str]) -> dict[str, Any]:
-    """Command-line options as submitit's parameters: --qos=high is {"qos": "high"}, --exclusive {"exclusive": True}."""
-    pairs = (option.removeprefix("--").partition("=") for option in options)
-    return {key: value if equals else True for key, equals, value in pairs}
+def run_to_end(launch: Launch, output: Path | None = None) -> tuple[Job, str]:
+    """Run a job that is no training; returns it, and how Slurm says it ended. It is ended if this process is.
 
-
-def batch_script(executor: SlurmExecutor, command: str) -> str:
-    """The text that sbatch gets."""
-    return f"{executor._make_submission_file_text(command, '')}\n"
-
-
-def submit_to_slurm(executor: SlurmExecutor, command: str, keep_open: Sequence[int]) -> str:
-    """Submit the batch script, and keep it beside the logs; returns the job id."""
-    logs = Path(executor.folder)
-    logs.mkdir(parents=True, exist_ok=True)
-    script = logs / f"{os.getpid()}.sh"
-    script.write_text(batch_script(executor, command), encoding="utf-8")
-    job = slurm.submit(script, keep_open)
-    script.rename(JobPaths(logs, job).submission_file)
-    return job
-
-
-def start_here(logs: Path, tasks: int, minutes: int, gpus: int, command: str, environment: Mapping[str, str]) -> str:
-    """Start the ranks on this machine under submitit's local controller; returns its process id."""
-    variables = dict(environment)
-    if gpus and os.environ.get("CUDA_VISIBLE_DEVICES"):
-        variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]  # submitit would count from 0
-    executor = LocalExecutor(logs)
-    executor.update_parameters(tasks_per_node=tasks, gpus_per_node=gpus, timeout_min=minutes, stderr_to_stdout=True)
-    settings = [f"{key}={value}" for key, value in variables.items()]
-    with _detached(logs / "controller.out"):
-        return str(executor._submit_command(f"env {shlex.join(settings)} {command}").job_id)
-
-
-@contextmanager
-def _detached(output: Path) -> Iterator[None]:
-    """What is started inside ignores Ctrl-C and hang-ups, and has no terminal or pipe of ours, only a file.
-
-    The controller would answer Ctrl-C by killing the ranks; a pipe (`cluster.submit | tee`) would stay open until the
-    training ends.
+    Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
     """
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
-    ours = [os.dup(descriptor) for descriptor in range(3)]
+    job, ended = Job(launch.start(), launch.settings.cluster.executor, str(launch.logs)), 0.0
     try:
-        with open(os.devnull) as nothing, output.open("a") as file:
-            for descriptor, replacement in enumerate((nothing, file, file)):
-                os.dup2(replacement.fileno(), descriptor)
-            yield
-    finally:
-        for descriptor, copy in enumerate(ours):
-            os.dup2(copy, descriptor)
-            os.close(copy)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for known in looks(launch.model, [job]):
+            seen = (known or {}).get(job.id)
+            if seen is not None and seen.unschedulable:
+                raise JobError(f"{launch.model}: {slurm.never_starts(seen)}")
+            if known is None or (seen is not None and seen.active):
+                continue
+            ended = ended or time.monotonic()
+            if output is None or output.exists() or job.executor == "local" or time.monotonic() > ended + _LAG:
+                return job, seen.state if seen is not None else "ended"
+    except BaseException:
+        end(job)
+        raise
+    raise AssertionError
+
+
+def end(job: Job) -> None:
+    """End a job, wherever it runs. Raises JobError if the controller refuses."""
+    if job.executor == "local":
+        kill_here(job.id)
+    else:
+        slurm.cancel([job.id])
 
 
 def stop_here(controller: str) -> None:

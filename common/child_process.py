@@ -144,6 +144,7 @@ def _work(connection: Connection, parent: int, lasting: bool) -> None:
     for number in _HANDLED_BY_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(_END, _end)
+    signal.set_wakeup_fd(-1)  # an event loop's, of the process that forked this one
     if not (lasting and die_with_parent(parent)):
         threading.Thread(target=_watch_parent, daemon=True).start()
     gc.freeze()  # keeps objects loaded before the fork in pages shared with the parent

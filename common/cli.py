@@ -27,7 +27,7 @@ from common import job_log
 from common.config import TOP_LEVEL, step_settings
 from common.console import QUIET, discard, fail
 from common.errors import InputError, ToolkitError
-from common.files import is_stdout, shard_paths
+from common.files import shard_paths
 from common.path_options import (
     Inputs,
     any_files,
@@ -38,7 +38,6 @@ from common.path_options import (
     output_file,
     output_folder,
     output_prefix,
-    regular_file,
     shards,
 )
 from common.settings import Experiment, Section, Settings, closest
@@ -67,7 +66,6 @@ __all__ = [
     "parser",
     "positive_int",
     "read_settings",
-    "regular_file",
     "run",
     "shards",
 ]
@@ -323,7 +321,7 @@ def _report_errors(main: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and (not error.filename or is_stdout(Path(error.filename))):
-            discard(1)  # not sys.stdout, which may be stderr by now
+        if isinstance(error, BrokenPipeError) and not error.filename:
+            discard(1)
             return 0
         return fail(error)

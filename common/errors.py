@@ -11,7 +11,7 @@ ToolkitError
 │   ├── CheckpointVersionError  a checkpoint that only another version of the toolkit may read
 │   └── ProofError     a converted model that does not compute what its source computes
 ├── TrainingError      training that must stop: non-finite numbers, a loss spike
-│   └── TakenOverError a newer job has the model folder
+│   └── LostLockError  a newer job has the model folder
 └── JobError           a job that failed; the message of a submitted one quotes the end of its log
     ├── LostRankError  another process of the job died: the same command, started again, continues
     └── KernelError    a GPU kernel that cannot be built, loaded or launched
@@ -22,14 +22,17 @@ PageError              why one page has no text; caught by the crawl, never show
 from collections.abc import Sequence
 from pathlib import Path
 
+USER_ERROR = 2  # an error that a person must cure first
+RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): the same command, started again, continues
+LOCK_LOST = 76  # a newer job has the model folder; nothing is left to do here
+
 _HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
 
 
 class ToolkitError(Exception):
     """Base of the tree; `common.cli` turns it into one line on stderr and an exit code."""
 
-    exit_code = 2
-    """For what a user can cure."""
+    exit_code = USER_ERROR
 
 
 class InputError(ToolkitError):
@@ -63,7 +66,7 @@ class EmptyResultError(ToolkitError):
 class OutageError(ToolkitError):
     """The network is down, so failed requests say nothing about the pages; run the command again later."""
 
-    exit_code = 75  # a temporary failure: Snakemake tries again
+    exit_code = RESUME_ME  # Snakemake tries again
 
 
 class CheckpointError(ToolkitError):
@@ -84,8 +87,10 @@ class TrainingError(ToolkitError):
     """Training that must stop: non-finite numbers or a loss spike."""
 
 
-class TakenOverError(TrainingError):
+class LostLockError(TrainingError):
     """A newer job has the model folder; this one ends without writing to it."""
+
+    exit_code = LOCK_LOST
 
 
 class JobError(ToolkitError):
@@ -94,6 +99,8 @@ class JobError(ToolkitError):
 
 class LostRankError(JobError):
     """Another process of the job died or cannot be reached; nothing needs to be changed before the next start."""
+
+    exit_code = RESUME_ME
 
 
 class KernelError(JobError):

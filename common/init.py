@@ -27,7 +27,8 @@ def workflow_files() -> dict[str, Path]:
     """The files of a working folder, by their path in it. Raises InputError if they were not installed."""
     if (_ROOT / "Snakefile").is_file():
         found = [path for part in PARTS for path in (_ROOT / part, *sorted((_ROOT / part).rglob("*")))]
-        return {str(path.relative_to(_ROOT)): path for path in found if path.is_file()}
+        found = [path for path in found if path.is_file() and path.suffix not in (".py", ".pyc")]
+        return {str(path.relative_to(_ROOT)): path for path in found}
     shared = f"share/{PROJECT}/"
     try:
         installed = metadata.files(PROJECT) or []

@@ -9,14 +9,12 @@ written, two outputs that are the same file, and an output that is also an input
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError
-from common.files import Kind, check_outputs, exists, find_inputs, is_stdout, locate
+from common.files import Kind, check_outputs, find_inputs, target_of, temporary_of
 
 
 def _require_text(text: str) -> None:
@@ -47,8 +45,6 @@ class _Output:
     """Type of an option for one output file, or for all files whose names start with a prefix."""
 
     endings: tuple[str, ...] = ("",)
-    regular: bool = False
-    """Whether pipes and devices are refused."""
 
     def __call__(self, text: str) -> Path:
         _require_text(text)
@@ -58,24 +54,19 @@ class _Output:
         return path
 
     def files(self, path: Path) -> list[Path]:
-        """The files that the option writes. Raises InputError for one that cannot be written."""
-        files = [path.with_name(path.name + ending) for ending in self.endings]
-        # A PREFIX may share its name with a folder, but nobody means the files /dev/null.bin and /dev/null.idx.
-        for file in files if path.is_dir() and self.endings != ("",) else [path, *files]:
-            if locate(file).stream and self.regular:
-                raise InputError(f"{file}: is not a regular file, which this output must be; choose another one")
-        return files
+        """The files that the option writes."""
+        return [path.with_name(path.name + ending) for ending in self.endings]
 
 
 shards, lists, any_files = Inputs("shards"), Inputs("lists"), Inputs("files")
 """Types of options that take paths, folders and globs of documents; of URL lists and texts; of anything else."""
-output_file, regular_file = _Output(), _Output(regular=True)
-"""Types of options for one output file; `regular_file` refuses pipes and devices."""
+output_file = _Output()
+"""Type of an option for one output file."""
 
 
 def output_prefix(ending: str = "") -> _Output:
     """Type of an option for the PREFIX of a dataset, without the `ending` that the step adds."""
-    return _Output(tuple(ending + suffix for suffix in (".bin", ".idx", ".json")), regular=True)
+    return _Output(tuple(ending + suffix for suffix in (".bin", ".idx", ".json")))
 
 
 def output_folder(text: str) -> Path:
@@ -99,17 +90,12 @@ def new_folder(text: str) -> Path:
 
 
 def check_paths(given: Iterable[tuple[Any, Any]]) -> None:
-    """Check the (type, value) pairs of all options together. Raises InputError; changes nothing on disk.
-
-    If an output is standard output, what the command prints for people goes to stderr from now on.
-    """
+    """Check the (type, value) pairs of all options together. Raises InputError; changes nothing on disk."""
     given = list(given)
     outputs = [path for kind, value in given if isinstance(kind, _Output) for path in kind.files(value)]
     inputs: list[Path] = []
-    if any(map(exists, outputs)):  # an output that does not exist yet cannot be an input
+    if any(path.exists() or temporary_of(path).exists() for path in map(target_of, outputs)):  # else it is no input
         inputs = [value for kind, value in given if kind is input_path]
         for kind, value in given:
             inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, Inputs) else []
     check_outputs(outputs, inputs)
-    if any(map(is_stdout, outputs)):
-        sys.stdout = sys.stderr

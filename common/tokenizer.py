@@ -1,7 +1,7 @@
 """GPT-2's byte-level BPE, offline: gigatoken, or tiktoken where gigatoken has no wheel; both give the same ids.
 
 Text is only ever text: `<|endoftext|>` written inside a web page becomes ordinary tokens, never id 50256.
-`common.vocabulary` reads GPT-2's two files, `common.tokenizer_json` the single file of a Hugging Face folder.
+`common.vocabulary` reads the files.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,15 @@ import numpy.typing as npt
 import orjson
 
 from common.errors import InputError
-from common.tokenizer_json import TokenizerJson, read_tokenizer_json
-from common.vocabulary import END_OF_TEXT, Vocabulary, VocabularyFiles, read_vocabulary_files, vocabulary_files
+from common.vocabulary import (
+    END_OF_TEXT,
+    TokenizerJson,
+    Vocabulary,
+    VocabularyFiles,
+    read_tokenizer_json,
+    read_vocabulary_files,
+    vocabulary_files,
+)
 
 __all__ = [
     "END_OF_TEXT",

@@ -79,7 +79,7 @@ class Workers:
             done = [function(first()) for first in islice(following, 1)]
             if not (second := list(islice(following, 1))):
                 return iter(done)
-            self._start()
+            self.start()
             following = chain(second, following)
         return chain(done, _in_order(self._threads, partial(self._call, function), following, 4 * self.count))
 
@@ -95,7 +95,12 @@ class Workers:
         results = self.map(partial(_each, function), lists)
         return (chain.from_iterable(iter(partial(next, results), [])) for _ in groups)
 
-    def _start(self) -> None:
+    def submit(self, function: Callable[[Item], Result], item: Item) -> "Future[Result]":
+        """The result of `function(item)` in a worker process, also with one worker; `start` the pool before."""
+        return self._threads.submit(self._call, function, item)
+
+    def start(self) -> None:
+        """Start the worker processes; raises ToolkitError if that is impossible. `map` does it itself."""
         context = fork_or_spawn()
         try:
             for _ in range(self.count):

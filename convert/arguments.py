@@ -1,16 +1,29 @@
-"""How every command is told its source, and what it says of the source that it found."""
+"""What every command is told about its source and its output, and what it says of the source that it found."""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import cli
 from common.console import note, say
-from convert.sources.options import Options
+from common.errors import InputError
 
 if TYPE_CHECKING:
     from convert.sources.source import Source
 
 ACTIVATIONS = ("gelu_new", "gelu")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person may have to say about a checkpoint that does not say it itself; None: what the source says."""
+
+    num_heads: int | None = None
+    qkv_version: int | None = None
+    vocab_size: int | None = None
+    activation: str | None = None
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +33,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         type=cli.input_path,
         required=True,
         metavar="RUN|ITER|TAG_DIR",
-        help="run (its newest checkpoint), one iter_* or DeepSpeed tag folder, or a Hugging Face folder",
+        help="run (its newest checkpoint), one of its iter_* or DeepSpeed tag folders, or a Hugging Face folder",
     )
-    parser.add_argument("--iteration", type=cli.positive_int, metavar="N", help="checkpoint in a run (default: newest)")
     parser.add_argument("--num-heads", type=cli.positive_int, metavar="N", help="attention heads, if not recorded")
     parser.add_argument(
         "--qkv-version",
@@ -38,7 +50,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def options(arguments: argparse.Namespace) -> Options:
     """The flags that `add_source` added, parsed."""
     return Options(
-        iteration=arguments.iteration,
         num_heads=arguments.num_heads,
         qkv_version=arguments.qkv_version,
         vocab_size=arguments.vocab_size,
@@ -51,3 +62,32 @@ def announce(source: "Source") -> None:
     say(f"{source.path}: {source.layout}")
     for remark in source.notes:
         note(f"{source.path}: {remark}")
+
+
+def check_output(folder: Path, checkpoint: Path, first_foreign: Callable[[Path], Path | None], force: bool) -> None:
+    """InputError if writing `folder` would harm the input, what the user stands in, or files that are not ours.
+
+    `first_foreign` finds a file in a folder that no command of ours wrote; `force` allows to replace an older result.
+    """
+    target, source = folder.resolve(), checkpoint.resolve()
+    if source.is_relative_to(target):
+        raise InputError(f"{folder}: would overwrite the input {checkpoint}; choose another --output")
+    if folder.is_symlink():
+        raise InputError(f"{folder}: a symbolic link; give the folder that it points to as --output")
+    if Path.cwd().is_relative_to(target):
+        raise InputError(f"{folder}: the working directory is in there; give a new folder as --output")
+    if target.is_relative_to(source) and any(path.name.startswith("iter_") for path in (target, *target.parents)):
+        raise InputError(f"{folder}: is inside the checkpoint; choose another --output")
+    if folder.is_dir():
+        check_older(folder, folder, first_foreign(folder), force)
+
+
+def check_older(folder: Path, found: Path, foreign: Path | None, force: bool) -> None:
+    """InputError unless the older result of `folder`, which lies in `found`, may be replaced."""
+    if foreign:
+        name = foreign.relative_to(found)
+        raise InputError(
+            f"{folder / name}: not a file that this command wrote; choose another --output, or move it away"
+        )
+    if not force and any(found.iterdir()):
+        raise InputError(f"{folder}: exists already; --force replaces it")

@@ -1,18 +1,25 @@
-"""One whole tensor of a source, in the layout that a writer asks for."""
+"""Whole tensors of a source, in the layout that a writer asks for; the next ones while one is written."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from convert.files.stored import Stored, StoredTensor
-from convert.sources.agreement import check_distinct
-from convert.sources.ranks import LINEAR, leaf_of
+from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
+from convert.stored import StoredTensor
+from training import tensors
 
 OURS = QKV(3)
 """The order of our own checkpoints: [head, (q, k, v), dim]."""
 HUGGING_FACE = QKV(0)
 """[(q, k, v), head, dim]."""
+_PREFETCHED = 512 << 20  # bytes; docs/convert.md states 1 GiB beyond two largest tensors
+_COUNT = 4  # tensors that are prefetched: matrices and biases alternate, so that there is a matrix among them
 
 
 def assemble(
@@ -24,32 +31,74 @@ def assemble(
     dtype: torch.dtype | None = None,
     tensor: Sharded | None = None,
 ) -> Tensor:
-    """The tensor `name`, contiguous, without vocabulary padding: c_attn in the order `qkv`, matrices [out, in].
+    """The tensor `name`, contiguous, without vocabulary padding: the qkv rows in the order `qkv`, matrices [out, in].
 
     With `conv1d` the matrices of layers are [in, out]. `tensor` is another one of the same name, such as a moment.
     Bit-exact unless `dtype` asks for another type. Holds the result and at most two tensors of its size besides. Raises
-    CheckpointError if two ranks have the same part of a matrix.
+    CheckpointError naming the tensor if two ranks have the same part of a matrix, or parts have different types.
     """
-    leaf, sharded = leaf_of(name), tensor or source.tensors[name]
-    if leaf in LINEAR and tensor is None:
-        check_distinct(block.tensor for block in sharded.blocks)
-    reorder = leaf.startswith("attn.c_attn.") and source.qkv != qkv
-    turned = leaf in LINEAR and source.conv1d  # [in, out] now
-    if leaf in LINEAR and turned != conv1d and not reorder and _are_columns(sharded):
+    leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
+    rows = source.model.vocab_size if name in tensors.VOCABULARY else None
+    if len({block.tensor.dtype for block in sharded.blocks}) > 1:
+        raise CheckpointError(f"{source.path}: the parts of tensor {name!r} have different types")
+    if leaf.kind == "weight" and leaf.split is not None and tensor is None:
+        # not of padding, which repeats a row
+        check_distinct(block.tensor for block in sharded.blocks if rows is None or block.offset[0] < rows)
+    reorder = leaf.module.name == tensors.QKV and source.qkv != qkv
+    turned = leaf.conv1d and source.conv1d  # [in, out] now
+    if leaf.conv1d and turned != conv1d and not reorder and _are_columns(sharded):
         return _read_turned(sharded, dtype)
-    whole = read_sharded(sharded, dtype, source.model.vocab_size if leaf in ("wte.weight", "lm_head.weight") else None)
+    whole = read_sharded(sharded, dtype, rows)
     if reorder:
-        rows = whole.t() if turned else whole
-        whole, turned = qkv.join(source.qkv.split(rows.contiguous(), source.model.n_head)), False
-    if leaf in LINEAR and turned != conv1d:
+        ordered = (whole.t() if turned else whole).contiguous()
+        whole, turned = qkv.join(source.qkv.split(ordered, source.model.n_head)), False
+    if leaf.conv1d and turned != conv1d:
         whole = whole.t()
     return whole.contiguous()
 
 
+def prefetched(source: Source, names: Sequence[str], *, qkv: QKV, conv1d: bool, dtype: torch.dtype) -> Iterator[Tensor]:
+    """`assemble` for each of `names`, by a thread that is ahead of the caller where tensors are small.
+
+    The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming the tensor if a
+    finite value is infinite in `dtype`.
+    """
+
+    def make(name: str) -> Tensor:
+        tensor = assemble(source, name, qkv=qkv, conv1d=conv1d, dtype=dtype)
+        _check_range(source, name, tensor)
+        return tensor
+
+    sizes = {name: torch.Size(source.tensors[name].shape).numel() * dtype.itemsize for name in names}
+    waiting, started, held = deque(names), deque[tuple[str, Future[Tensor]]](), 0
+    # one thread for its operations, too: more would compete with the writer
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            while waiting or started:
+                while waiting and (not held or (len(started) <= _COUNT and held + sizes[waiting[0]] <= _PREFETCHED)):
+                    name = waiting.popleft()
+                    started.append((name, pool.submit(make, name)))
+                    held += sizes[name]
+                name, future = started.popleft()
+                tensor = future.result()
+                del future  # it keeps its result
+                yield tensor
+                del tensor
+                held -= sizes[name]
+        finally:  # after an error of the writer, too
+            pool.shutdown(cancel_futures=True)
+
+
+def widest_dtype(source: Source) -> torch.dtype:
+    """The type that holds all values of a source exactly; if all tensors have the same type, that one."""
+    found = {block.tensor.dtype for tensor in source.tensors.values() for block in tensor.blocks}
+    return reduce(torch.promote_types, found)
+
+
 def read_sharded(sharded: Sharded, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
     """All blocks in one tensor, or its first `rows` rows."""
-    first, stored_type = sharded.blocks[0].tensor, _common_type(sharded)
-    dtype = dtype or stored_type
+    first = sharded.blocks[0].tensor
+    dtype = dtype or first.dtype
     count = sharded.shape[0] if rows is None else min(rows, sharded.shape[0])
     if len(sharded.blocks) == 1:
         return (first if count == sharded.shape[0] else first.rows(0, count)).read().to(dtype)
@@ -59,7 +108,10 @@ def read_sharded(sharded: Sharded, dtype: torch.dtype | None = None, rows: int |
         if height > 0:
             wanted = stored if height == stored.shape[0] else stored.rows(0, height)
             place = tuple(slice(start, start + size) for start, size in zip(offset, wanted.shape, strict=True))
-            _fill(whole[place], wanted)
+            if isinstance(wanted, StoredTensor):
+                wanted.read_into(whole[place])
+            else:
+                whole[place] = wanted.read()
     return whole
 
 
@@ -70,25 +122,24 @@ def _are_columns(sharded: Sharded) -> bool:
 
 def _read_turned(sharded: Sharded, dtype: torch.dtype | None) -> Tensor:
     """The transpose of a matrix whose blocks are columns: each block becomes rows, which are contiguous."""
-    stored_type = _common_type(sharded)
-    turned = torch.empty(sharded.shape[::-1], dtype=dtype or stored_type)
+    turned = torch.empty(sharded.shape[::-1], dtype=dtype or sharded.blocks[0].tensor.dtype)
     for offset, stored in sharded.blocks:
         # converted first: copying and converting at once is ten times slower for a transpose
         turned[offset[1] : offset[1] + stored.shape[1]] = stored.read().to(turned.dtype).t()
     return turned
 
 
-def _common_type(sharded: Sharded) -> torch.dtype:
-    first = sharded.blocks[0].tensor.dtype
-    for _, stored in sharded.blocks:
-        if stored.dtype != first:
-            raise CheckpointError(f"its parts have different types: {first} and {stored.dtype}")
-    return first
-
-
-def _fill(target: Tensor, stored: Stored) -> None:
-    """Read into a part of a tensor, without a copy in between if that part is contiguous."""
-    if isinstance(stored, StoredTensor) and stored.dtype == target.dtype and target.is_contiguous():
-        stored.read_into(target)
-    else:
-        target.copy_(stored.read())
+def _check_range(source: Source, name: str, tensor: Tensor) -> None:
+    """CheckpointError if a finite value became infinite."""
+    limit, stored = torch.finfo(tensor.dtype).max, source.tensors[name].blocks[0].tensor.dtype
+    if torch.finfo(stored).max <= limit:
+        return
+    if all(value.isfinite() for value in tensor.aminmax()):  # both are NaN if any value is; much faster than all values
+        return
+    original = assemble(source, name, qkv=source.qkv, conv1d=source.conv1d)
+    largest = original[original.isfinite()].abs().max()
+    if largest.to(tensor.dtype).isinf():
+        raise CheckpointError(
+            f"tensor {name!r}: its largest value, {float(largest):g}, is too large for "
+            f"{str(tensor.dtype).removeprefix('torch.')} ({limit:g} at most); choose another --dtype"
+        )

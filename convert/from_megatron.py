@@ -23,7 +23,7 @@ from common.run_card import NAME as CARD
 from common.run_card import write_card
 from common.settings import Experiment, Settings
 from convert import arguments as flags
-from convert.sources.options import Options
+from convert.arguments import Options
 from training.model_folder import checkpoint_folders
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
     from convert.proof import prove_source
     from convert.sources.find import open_source
     from convert.targets import ours
-    from training.checkpoint.retention import discard
-    from training.run_plan import make_plan
+    from training.checkpoint.lookup import discard
+    from training.planning.run import make_plan
 
     folder = settings.model_folder(name)
     if found := checkpoint_folders(folder):

@@ -14,23 +14,21 @@ copies of the largest tensor.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common import cli
 from common.console import warn
 from common.errors import InputError
+from common.files import digest
 from common.folders import replace_folder
 from common.progress import count_bytes
 from common.run_card import write_card
 from convert import arguments as flags
-from convert.outputs import check_older, check_output
-from convert.sources.options import Options
+from convert.arguments import Options, check_older, check_output
 from training.huggingface.origin import CARD, VOCABULARIES, Origin, first_changed_file, write_origin
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ class Form:
         """The type as torch's."""
         import torch
 
-        from convert.ahead import widest_dtype
+        from convert.assemble import widest_dtype
 
         return getattr(torch, self.dtype) if self.dtype else widest_dtype(source)
 
@@ -67,7 +65,7 @@ def merge(
 
     Raises CheckpointError if the source cannot be read, ProofError if the folder does not compute what it computes.
     """
-    from convert import merge_report
+    from convert.merge_report import write_report
     from convert.proof import prove, source_outputs
     from convert.replicas import compare_replicas, replica_bytes
     from convert.targets.huggingface import parse_size, tokenizer_of, write_folder, written_sizes
@@ -83,18 +81,22 @@ def merge(
         unknown = [path for path in source.all_files() if path not in source.hashes]
         hashed, written_bytes = sum(path.stat().st_size for path in unknown), sum(written_sizes(source, dtype).values())
         total = hashed + replica_bytes(source) + written_bytes
-        # all three walk through the source from its first layer to its last: the disk is read once for them
-        with count_bytes("convert.merge_mp", total) as count, _threads(count) as (pool, progress):
-            hashing = pool.submit(merge_report.hash_files, unknown, progress)
-            expecting = pool.submit(source_outputs, source, dtype, progress)
-            replicas = compare_replicas(source, progress)
-            written = write_folder(
-                temporary, source, dtype=dtype, max_shard_size=parse_size(form.max_shard_size), progress=progress
-            )
-            hashes, expected = {**source.hashes, **hashing.result()}, expecting.result()
+        # all of it beside each other: the disk is read once where the files fit the page cache
+        with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2) as pool:
+            expecting = pool.submit(source_outputs, source, dtype)
+            hashing = {path: pool.submit(_hash, path, count) for path in unknown}
+            try:
+                replicas = compare_replicas(source, count)
+                written = write_folder(
+                    temporary, source, dtype=dtype, max_shard_size=parse_size(form.max_shard_size), progress=count
+                )
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+            read = {**source.hashes, **{path: entry.result() for path, entry in hashing.items()}}
+            expected = expecting.result()
         proof = prove(source, expected, temporary)
-        findings = merge_report.Findings(hashes, replicas, proof.as_json(), dtype)
-        merge_report.write_report(temporary, source, findings, written)
+        write_report(temporary, source, dtype, replicas, proof, read, written)
         write_origin(temporary, _origin(source), written)
         write_card(temporary / CARD, inputs=[source.path])  # merge_report.json has the hashes
     if replicas.drifted:
@@ -110,22 +112,10 @@ def merge(
     )
 
 
-@contextmanager
-def _threads(count: Callable[[int], None]) -> Iterator[tuple[ThreadPoolExecutor, Callable[[int], None]]]:
-    """A pool, and `count` for its functions and the caller: it ends the former when the latter raises an error."""
-    failed = Event()
-
-    def progress(size: int) -> None:
-        if failed.is_set():
-            raise CancelledError
-        count(size)
-
-    with ThreadPoolExecutor() as pool:
-        try:
-            yield pool, progress
-        except BaseException:
-            failed.set()
-            raise
+def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
+    entry = digest(path)
+    count(entry["size"])
+    return entry
 
 
 def plan(path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool) -> str:

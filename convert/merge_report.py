@@ -13,87 +13,38 @@ xxh3 is XXH3-128, as in a checkpoint's manifest.json. training.json holds the re
 """
 
 import math
-import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
-from common.files import write_json
+from common.files import digest, write_json
+from convert.proof import Proof
 from convert.replicas import Replicas
 from convert.sources.source import Source
-from training.huggingface.origin import REPORT, digest
+from training.huggingface.origin import REPORT
 
 _PROJECT = "urls-to-gpt2"
-_OPEN = 256  # files at a time: a process may open 1,024
-_PART = 1 << 20  # bytes of the largest file that are hashed at a time: fits a core's cache
+Files = Mapping[Any, Mapping[str, Any]]
+"""`{"size": bytes, "xxh3": hex}` by file."""
 
 
-def hash_files(
-    paths: Sequence[Path], progress: Callable[[int], None] = lambda count: None
-) -> dict[Path, dict[str, Any]]:
-    """`{"size": bytes, "xxh3": hex}` of each file; `progress` is called with the bytes done.
-
-    A part of each file in turn, so that all reach their ends together: a merge that reads the layers of all ranks at
-    the same time finds the bytes in the page cache. Raises OSError naming a file that cannot be read.
-    """
-    entries: dict[Path, dict[str, Any]] = {}
-    for start in range(0, len(paths), _OPEN):
-        entries |= _hash_together(paths[start : start + _OPEN], progress)
-    return entries
-
-
-def _hash_together(paths: Sequence[Path], progress: Callable[[int], None]) -> dict[Path, dict[str, Any]]:
-    hashes = {path: xxhash.xxh3_128() for path in paths}
-    sizes = dict.fromkeys(paths, 0)
-    with ExitStack() as stack:
-        files = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
-        totals = {path: os.fstat(file.fileno()).st_size for path, file in files.items()}
-        rounds = max(1, max(totals.values(), default=0) // _PART)
-        buffers = {path: memoryview(bytearray(totals[path] // rounds + 1)) for path in paths}
-        while files:
-            for path, file in list(files.items()):
-                count = file.readinto(buffers[path])
-                if not count:
-                    del files[path]
-                hashes[path].update(buffers[path][:count])
-                sizes[path] += count
-                progress(count)
-    return {path: {"size": sizes[path], "xxh3": hashes[path].hexdigest()} for path in paths}
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the commands that make a folder know beside its source."""
-
-    files: Mapping[Path, Mapping[str, Any]]
-    """Of `hash_files`: the source's files."""
-    replicas: Replicas
-    proof: Mapping[str, Any]
-    """JSON types: tokens, tolerance, largest difference."""
-    dtype: torch.dtype
-    """That was written."""
-    notes: Sequence[str] = field(default=())
-    """Beside the source's own."""
-
-
-def write_report(folder: Path, source: Source, findings: Findings, known: Mapping[str, Mapping[str, Any]]) -> None:
+def write_report(
+    folder: Path, source: Source, dtype: torch.dtype, replicas: Replicas, proof: Proof, read: Files, written: Files
+) -> None:
     """Write merge_report.json to a folder that is complete but for training.json.
 
-    `known` has the entries of files that were hashed while they were written.
+    `read` has the entries of the source's files, `written` those of files that were hashed while they were written.
     """
     drifted: dict[str, dict[str, Any]] = {}
-    for drift in findings.replicas.drifted:
+    for drift in replicas.drifted:
         largest = drift.largest_difference
         found = {"elements": drift.elements, "largest_difference": largest if math.isfinite(largest) else str(largest)}
         drifted.setdefault(drift.tensor, {})[drift.holder] = found
-    compared = findings.replicas.compared
     report = {
         "format": 1,
         "source": {
@@ -101,15 +52,19 @@ def write_report(folder: Path, source: Source, findings: Findings, known: Mappin
             "layout": source.layout,
             "iteration": source.iteration,
             "consumed_samples": source.consumed_samples,
-            "files": {_relative(path, source.path): dict(entry) for path, entry in findings.files.items()},
+            "files": {_relative(path, source.path): dict(entry) for path, entry in read.items()},
             "facts": dict(source.facts),
         },
-        "model": asdict(source.model) | {"dtype": str(findings.dtype).removeprefix("torch.")},
-        "replicas": {"compared": compared, "equal": compared - len(findings.replicas.drifted), "drifted": drifted},
-        "proof": dict(findings.proof),
-        "notes": [*source.notes, *findings.notes],
+        "model": asdict(source.model) | {"dtype": str(dtype).removeprefix("torch.")},
+        "replicas": {
+            "compared": replicas.compared,
+            "equal": replicas.compared - len(replicas.drifted),
+            "drifted": drifted,
+        },
+        "proof": asdict(proof),
+        "notes": list(source.notes),
         "versions": {_PROJECT: _version(), "torch": torch.__version__, "python": platform.python_version()},
-        "output": {path.name: dict(known.get(path.name) or digest(path)) for path in sorted(folder.iterdir())},
+        "output": {path.name: dict(written.get(path.name) or digest(path)) for path in sorted(folder.iterdir())},
     }
     write_json(folder / REPORT, report)
 

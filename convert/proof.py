@@ -12,8 +12,8 @@ be exchanged and the logits hardly move) and names the layer that is wrong.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from common.errors import ProofError
 from common.files import read_json
-from convert.files.stored import Stored
-from convert.sources.ranks import LINEAR, leaf_of
 from convert.sources.source import Architecture, Source
+from convert.stored import Stored
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
@@ -54,21 +53,11 @@ class Proof:
     tolerance: float = TOLERANCE
     layer_tolerance: float = LAYER_TOLERANCE
 
-    def as_json(self) -> dict[str, Any]:
-        """For the report."""
-        return asdict(self)
-
 
 @torch.no_grad()
-def source_outputs(
-    source: Source, dtype: torch.dtype | None = None, progress: Callable[[int], None] = lambda count: None
-) -> list[tuple[str, Tensor]]:
-    """What the source computes, its weights rounded to `dtype`. `progress` is called with 0 after each output."""
-    outputs = []
-    for output in _source_steps(source, *_batch(source.model), dtype):
-        outputs.append(output)
-        progress(0)
-    return outputs
+def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tuple[str, Tensor]]:
+    """What the source computes, its weights rounded to `dtype`."""
+    return list(_source_steps(source, *_batch(source.model), dtype))
 
 
 def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
@@ -145,7 +134,7 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
     def linear(x: Tensor, name: str, out: int) -> Tensor:
         """Column-parallel blocks give their own features; row-parallel ones take theirs, and are added."""
         y = torch.zeros(*x.shape[:-1], out)
-        conv1d = source.conv1d and leaf_of(f"{name}.weight") in LINEAR
+        conv1d = source.conv1d and name.startswith("h.")
         for offset, stored in source.tensors[f"{name}.weight"].blocks:
             weight = load(stored)
             row, column = offset[::-1] if conv1d else offset

@@ -4,16 +4,15 @@ They should be equal bit for bit. A run that has lost its synchronisation shows 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from convert.assemble import read_sharded
-from convert.files.stored import row_bands
 from convert.sources.source import Sharded, Source
+from convert.stored import row_bands
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,10 @@ def compare_replicas(source: Source, progress: Callable[[int], None] = lambda co
     compared, drifted = 0, []
     for name, tensor in source.tensors.items():
         for holder, copy in tensor.copies.items():
-            if copy.shape != tensor.shape:
+            if _places(copy) != _places(tensor):
                 raise CheckpointError(
-                    f"tensor {name!r} has shape {list(copy.shape)} on {holder} and {list(tensor.shape)} elsewhere; "
-                    "the files do not belong together"
+                    f"tensor {name!r} has shape {list(copy.shape)} on {holder} and {list(tensor.shape)} elsewhere, or "
+                    "is cut in another way; the files do not belong together"
                 )
             compared += 1
             elements, largest = _difference(tensor, copy)
@@ -76,13 +75,14 @@ def compare_replicas(source: Source, progress: Callable[[int], None] = lambda co
 def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:
     """(number of elements that differ, largest absolute difference; NaN if that is not a number)."""
     count, largest = 0, 0.0
-    for ours, theirs in _parts(tensor, copy):
-        same_type = ours.dtype == theirs.dtype
-        differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
-        if bool(differs.any()):
-            count += int(differs.sum())
-            found = float((ours[differs].double() - theirs[differs].double()).abs().max())
-            largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
+    for mine, other in zip(tensor.blocks, copy.blocks, strict=True):
+        for ours, theirs in zip(row_bands(mine.tensor), row_bands(other.tensor), strict=True):
+            same_type = ours.dtype == theirs.dtype
+            differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
+            if bool(differs.any()):
+                count += int(differs.sum())
+                found = float((ours[differs].double() - theirs[differs].double()).abs().max())
+                largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
     return count, largest
 
 
@@ -90,14 +90,8 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
-def _parts(tensor: Sharded, copy: Sharded) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of equal parts of both: rows of each block if both have the same blocks, else both as a whole."""
-    places = [(block.offset, tuple(block.tensor.shape)) for block in tensor.blocks]
-    if places != [(block.offset, tuple(block.tensor.shape)) for block in copy.blocks]:
-        yield read_sharded(tensor), read_sharded(copy)
-        return
-    for ours, theirs in zip(tensor.blocks, copy.blocks, strict=True):
-        yield from zip(row_bands(ours.tensor), row_bands(theirs.tensor), strict=True)
+def _places(tensor: Sharded) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(block.offset, tuple(block.tensor.shape)) for block in tensor.blocks]
 
 
 def _nbytes(tensor: Sharded) -> int:

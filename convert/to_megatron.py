@@ -27,8 +27,7 @@ from common.folders import replace_folder
 from common.run_card import NAME as CARD
 from common.run_card import write_card
 from convert import arguments as flags
-from convert.outputs import check_older, check_output
-from convert.sources.options import Options
+from convert.arguments import Options, check_older, check_output
 
 if TYPE_CHECKING:
     from convert.sources.source import Source

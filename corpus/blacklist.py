@@ -10,10 +10,15 @@ duplicate. URLs keep their order. A registered domain lies in one shard, so that
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
+import xxhash
 
 from common import cli
 from common.console import warn
@@ -23,22 +28,101 @@ from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
 from corpus.runner import Step
-from corpus.urls.bulk_rules import BulkUrlRules, CheckedUrls
 from corpus.urls.domain_lists import DomainListReport
-from corpus.urls.seen_set import SeenSet
+from corpus.urls.rules import SeenUrls, UrlRules
 
 _FLUSH = 1 << 20  # URLs held before they are appended to their shards; bounds memory for any number of shards
 _WRITTEN = 1 << 14  # URLs encoded and written at once, which takes three times their size
 
 
+@dataclass
+class CheckedUrls:
+    """The URLs of a block of lines, in order."""
+
+    urls: list[str] = field(default_factory=list)
+    """As they will be requested; dropped URLs as given."""
+    verdicts: list[int | str] = field(default_factory=list)
+    """For each URL, the reason to drop it, or its shard."""
+    hashes: list[int] = field(default_factory=list)
+    """`hash64` of the canonical form of each kept URL."""
+
+
+def check_lines(settings: BlacklistSettings, rules: UrlRules, block: bytes) -> CheckedUrls:
+    """Check a block of whole lines, each a URL or a submission; skip blank lines and those that begin with `#`."""
+    checked = CheckedUrls()
+    urls, verdicts, hashes = checked.urls, checked.verdicts, checked.hashes
+    digest = xxhash.xxh3_64_intdigest  # looked up once: a list has millions of lines
+    # invalid UTF-8 becomes characters that no URL may contain
+    for url, reason, shard, canonical in rules.judge(block.decode("utf-8", "surrogateescape").removesuffix("\n")):
+        if reason == "malformed" and url[0] == "{":
+            url, reason = _submission(url, settings)
+            if reason is None:
+                url, reason, shard, canonical = rules.judge_one(url)
+        urls.append(url)
+        if reason is None:
+            verdicts.append(shard)
+            hashes.append(digest(canonical.encode()))
+        else:
+            verdicts.append(reason)
+            if not url.isascii():
+                urls[-1] = url.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return checked
+
+
+def _submission(line: str, settings: BlacklistSettings) -> tuple[str, str | None]:
+    """The URL of a Pushshift submission, and the reason to skip it before the URL rules, or None."""
+    try:
+        entry: Any = orjson.loads(line.encode("utf-8", "surrogateescape"))
+    except orjson.JSONDecodeError:
+        return line, "malformed"
+    url = entry.get("url") or entry.get("url_overridden_by_dest")
+    if not isinstance(url, str):
+        return line, "malformed"
+    # the three escapes that Reddit applies to every text; `&copy=1` in a query is not an escape
+    url = url.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    if url.startswith(("/r/", "/u/", "/user/")):  # a crosspost; its target is a separate submission
+        url = f"https://www.reddit.com{url}"
+    try:
+        over_18 = _truth(entry.get("over_18"))
+        is_self = _truth(entry.get("is_self"))  # if missing, `domain` drops self posts: their URLs are reddit's
+        score = _number(entry.get("score", settings.min_score))
+    except ValueError:
+        return url, "malformed"
+    if over_18 and not settings.over_18:
+        return url, "over_18"
+    if is_self and not settings.self_posts:
+        return url, "self_post"
+    return url, "score" if score < settings.min_score else None
+
+
+def _truth(value: object) -> bool:
+    """A flag of a dump: a boolean, number or string. Raises ValueError for anything else."""
+    text = str(value).strip().lower()
+    if text in ("true", "1", "1.0", "yes", "t", "y"):
+        return True
+    if text in ("false", "0", "0.0", "no", "f", "n", "none", "null", ""):
+        return False
+    raise ValueError(f"not a flag: {text}")
+
+
+def _number(value: object) -> float:
+    """A score of a dump: a number or string. Raises ValueError for anything else."""
+    if isinstance(value, int | float | str) and not isinstance(value, bool) and "_" not in str(value):
+        number = float(value)
+        if isfinite(number):
+            return number
+    raise ValueError(f"not a number: {value}")
+
+
 @lru_cache(1)
-def _rules(settings: str, shards: int) -> BulkUrlRules:
+def _rules(settings: str, shards: int) -> tuple[BlacklistSettings, UrlRules]:
     """The rules of `settings` (JSON), built once per process."""
-    return BulkUrlRules(BlacklistSettings.model_validate_json(settings), shards)
+    parsed = BlacklistSettings.model_validate_json(settings)
+    return parsed, UrlRules(parsed, shards)
 
 
 def _check(settings: str, shards: int, block: bytes) -> CheckedUrls:
-    return _rules(settings, shards).check(block)
+    return check_lines(*_rules(settings, shards), block)
 
 
 def blacklist(
@@ -54,11 +138,11 @@ def blacklist(
     Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
     domains can match.
     """
-    step, seen = Step("blacklist", inputs, rejects, allow_empty=allow_empty, unit="URLs"), SeenSet()
+    step, seen = Step("blacklist", inputs, rejects, allow_empty=allow_empty, unit="URLs"), SeenUrls()
     stats = step.stats
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in step.noted(inputs) for block in unmarked_blocks(path))
-    _report_lists(_rules(settings.model_dump_json(), len(outputs)).domain_lists, stats)
+    _report_lists(_rules(settings.model_dump_json(), len(outputs))[1].domains.lists, stats)
     with (
         process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as blocks_checked,
         output_files(outputs) as files,

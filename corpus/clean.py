@@ -32,8 +32,8 @@ def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> O
     repaired = {**document, "text": repair(document["text"], fold)}
     text = Text(repaired["text"])
     for rule in rules:
-        if (finding := rule.finding(text)) is not None:
-            return Drop(repaired, rule.name, finding)
+        if (detail := rule.detail(text)) is not None:
+            return Drop(repaired, rule.name, detail)
     return repaired
 
 
@@ -57,9 +57,9 @@ def clean(
         step.results(document_writer(output)) as results,
     ):
         for outcome in outcomes:
-            results.settle(outcome)
+            results.record(outcome)
             if isinstance(outcome, Drop) and outcome.reason == "language":
-                languages[outcome.finding] += 1
+                languages[outcome.detail] += 1
     if settings.language:  # the last filter: every document that is kept has this language
         languages[settings.language] = step.stats.documents_out
         step.stats.extra["languages"] = dict(languages.most_common())
@@ -72,12 +72,12 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
         text = Text(repair(document["text"], settings.fold_whitespace))
-        findings = [(rule.name, rule.finding(text)) for rule in rules]
-        verdict = next((f"drop ({name})" for name, finding in findings if finding is not None), "keep")
+        details = [(rule.name, rule.detail(text)) for rule in rules]
+        verdict = next((f"drop ({name})" for name, detail in details if detail is not None), "keep")
         yield f"{document['id']} {document.get('url') or ''}: {verdict}"
         start = " ".join(text[:60].split())
         yield f"  {'repair':<{width}}  {len(document['text'])} -> {len(text)} characters: {start!r}"
-        yield from (f"  {name:<{width}}  {'keep' if found is None else 'drop: ' + found}" for name, found in findings)
+        yield from (f"  {name:<{width}}  {'keep' if found is None else 'drop: ' + found}" for name, found in details)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,8 +43,7 @@ from common.settings import DecontaminateSettings
 from common.stats import Stats
 from common.workers import Workers
 from corpus.runner import Drop, Outcome, Step, map_shards
-from corpus.text.contamination import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
-from corpus.text.ngrams import Ngrams
+from corpus.text.ngrams import Ngrams, find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
 
@@ -137,7 +136,7 @@ def _cut_shard(
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
     with step.results(document_writer(output)) as results:
         for outcome, numbers in found:
-            results.settle(outcome)
+            results.record(outcome)
             if numbers:
                 np.add.at(hits, numbers, 1)
                 touched.update(name for name, members in ngrams.sets.items() if np.isin(numbers, members).any())

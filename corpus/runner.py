@@ -39,7 +39,7 @@ class Drop:
     """The document as it is written to the rejects."""
     reason: str
     """One word, counted in the statistics."""
-    finding: str = ""
+    detail: str = ""
     """What is wrong, for people: "312 characters". Stands in the rejects if given."""
 
 
@@ -61,16 +61,16 @@ class Results:
         self.stats.keep(document)
         self.write(document)
 
-    def drop(self, document: Document, reason: str, finding: str = "") -> None:
+    def drop(self, document: Document, reason: str, detail: str = "") -> None:
         """Write and count a reject, and keep it as an example of its reason."""
-        rejected = {**document, "reason": reason, "finding": finding} if finding else {**document, "reason": reason}
+        rejected = {**document, "reason": reason, "finding": detail} if detail else {**document, "reason": reason}
         self.stats.drop(reason, rejected)
         self.reject(rejected)
 
-    def settle(self, outcome: Outcome) -> None:
+    def record(self, outcome: Outcome) -> None:
         """Keep a document or drop it, and count it as done."""
         if isinstance(outcome, Drop):
-            self.drop(outcome.document, outcome.reason, outcome.finding)
+            self.drop(outcome.document, outcome.reason, outcome.detail)
         else:
             self.keep(outcome)
         self.meter.advance()
@@ -148,7 +148,7 @@ class Step:
         """Write what `function` keeps of each document, or of each of `items`."""
         with self.map(function, workers, items) as outcomes, self.results(writer) as results:
             for outcome in outcomes:
-                results.settle(outcome)
+                results.record(outcome)
         return self.stats
 
     def _empty(self) -> str:

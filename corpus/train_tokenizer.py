@@ -30,7 +30,7 @@ def _texts(step: Step, results: Results, share: float) -> Iterator[str]:
     """The texts of a share of the documents."""
     for document in step.documents():
         chosen = int(short_hash(document["id"]), 16) < share * 2**64
-        results.settle(document if chosen else Drop(document, "share"))
+        results.record(document if chosen else Drop(document, "share"))
         if chosen:
             yield document["text"]
 

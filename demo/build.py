@@ -15,9 +15,8 @@ from common import cli
 from common.errors import InputError
 from common.files import short_hash
 from demo.articles import python_articles
-from demo.odd import odd_pages, odd_urls
-from demo.pages import Host, page_html
-from demo.site import Page, write_site
+from demo.pages import Host, odd_pages, odd_urls, page_html
+from demo.serve import Page, write_site
 
 HOSTS = (
     Host(
@@ -36,7 +35,7 @@ _RELATED = 5  # links in a sidebar
 
 
 def build_site(articles: Mapping[str, str], folder: Path) -> None:
-    """Write a site of articles (text by title) in the format of `demo.site`. Raises InputError if there are none.
+    """Write a site of articles (text by title) in the format of `demo.serve`. Raises InputError if there are none.
 
     Articles are shuffled by a hash of their titles, so that the validation split has the same distribution.
     """

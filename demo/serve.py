@@ -5,6 +5,14 @@
 
 Without a command it serves until Ctrl-C. The exit code is the command's. The Host header and the path select a page.
 Server and command end together, even if one of them or their parent process is killed.
+
+A recorded site is a folder of responses:
+
+    site.json    {"format": 1, "pages": [{"url", "status", "headers", "body", "delay"}, ...]}
+    urls.txt     the URLs to scrape, one per line
+    pages/NNNN   the bodies of the responses
+
+A page is identified by host and path; the scheme is ignored. `delay` is the time before the first byte, in seconds.
 """
 
 import asyncio
@@ -13,16 +21,68 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import cli
 from common.child_process import die_with_parent
-from demo.site import Page, read_site
+from common.errors import InputError
+from common.files import naming, read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+_FORMAT = 1
+HTML = "text/html; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One recorded response."""
+
+    url: str
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": HTML})
+    delay: float = 0.0
+
+
+def write_site(folder: Path, pages: Iterable[Page], urls: Sequence[str]) -> None:
+    """Write a site; `site.json` is written last and marks it as complete."""
+    (folder / "pages").mkdir(parents=True, exist_ok=True)
+    entries = []
+    for number, page in enumerate(pages):
+        body = f"pages/{number:04d}"
+        with naming(folder / body):
+            (folder / body).write_bytes(page.body)
+        entry = {"url": page.url, "status": page.status, "headers": page.headers, "body": body, "delay": page.delay}
+        entries.append(entry)
+    write_text(folder / "urls.txt", "".join(f"{url}\n" for url in urls))
+    write_json(folder / "site.json", {"format": _FORMAT, "pages": entries})
+
+
+def read_site(folder: Path) -> list[Page]:
+    """The pages of a site. Raises InputError if the folder is not a complete site."""
+    path = folder / "site.json"
+    site = read_json(path)
+    if not isinstance(site, dict) or site.get("format") != _FORMAT:
+        raise InputError(f"{path}: not a recorded site of format {_FORMAT}; make it again")
+    try:
+        return [
+            Page(
+                url=entry["url"],
+                body=(folder / entry["body"]).read_bytes(),
+                status=entry["status"],
+                headers=entry["headers"],
+                delay=entry["delay"],
+            )
+            for entry in site["pages"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: a page lacks {error}; make the site again") from None
+
 
 _NOT_FOUND = Page("", b"<html><body><h1>404 Not Found</h1></body></html>", 404)
 

@@ -17,20 +17,18 @@ from common.config import load_settings, settings_text
 from common.errors import InputError, ToolkitError
 from common.files import read_json, read_text, write_text
 from common.settings import Settings
-from report.card import card_of
 from report.corpus import corpus_figures
 from report.curves import curve_charts, curve_rows
-from report.funnel import STEPS, configured_steps, funnel
-from report.funnel_chart import bytes_chart, documents_chart
-from report.layout import comparisons, memory_chart
+from report.funnel import bytes_chart, documents_chart, funnel
+from report.layout import card_of, comparisons, memory_chart
 from report.models import trained_models
 from report.overview import facts, in_short, split_samples, versions
-from report.timing import Clock, gantt_chart, shards_chart, spread, timeline
+from report.timing import Clock, gantt_chart, spread, timeline
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
     """The report as HTML, limited to the steps and shards in `settings`. Raises InputError if `run` is not a run."""
-    steps = funnel(run, configured_steps(settings) if settings else STEPS, settings.shards if settings else None)
+    steps = funnel(run, settings)
     models = trained_models(run)
     if not steps and not models:
         raise InputError(
@@ -59,7 +57,6 @@ def render(run: Path, settings: Settings | None = None) -> str:
         spreads={work.name: spread(work) for work in works},
         clock=Clock(works),
         gantt_chart=gantt_chart(works) if works else None,
-        shards_chart=shards_chart(works),
         samples={model.name: split_samples(model.sample, known) for model in models if model.sample},
         cards=[card for model in models if (card := card_of(model))],
         config=settings_text(settings) if settings else _configuration(run),

@@ -9,8 +9,9 @@ from typing import Any
 from markupsafe import Markup
 
 from common.files import read_json
-from report.drawing import histogram_chart, lumped, shares_chart
+from report.drawing import bars_chart, histogram_chart, lumped, share_bars
 from report.funnel import Step
+from workflow import steps as table
 
 _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 
@@ -47,11 +48,11 @@ class Corpus:
         """Captions and drawings of the parts that there are."""
         found = []
         if self.hosts:
-            chart = shares_chart("hosts", "Shares of the hosts in the scraped URLs", self.hosts, "URLs")
+            chart = bars_chart("hosts", "Shares of the hosts in the scraped URLs", share_bars(self.hosts, "URLs"))
             found.append(("Hosts, by URLs", chart))
         if self.languages:
             languages = lumped([(language or "none", count) for language, count in self.languages])
-            chart = shares_chart("languages", "Shares of the languages", languages, "documents")
+            chart = bars_chart("languages", "Shares of the languages", share_bars(languages, "documents"))
             found.append(("Languages, by documents into clean", chart))
         if self.lengths:
             sizes = [_bytes(int(size.replace(",", ""))) for size, _, _ in self.lengths]
@@ -93,7 +94,7 @@ def corpus_figures(run: Path, steps: Sequence[Step]) -> Corpus:
     scrape, clean = by_name.get("scrape", nothing), by_name.get("clean", nothing)
     before = clean.counts.get("sizes_in", Counter())
     after = by_name.get("dedup", nothing).counts.get("sizes_out", Counter())
-    clusters = run / "dedup" / "clusters.json"
+    clusters = table.result("dedup_clusters", run)
     figures = read_json(clusters) if clusters.exists() else {}
     hosts = scrape.counts.get("hosts", Counter())
     unnamed = scrape.documents_in - hosts.total() if hosts else 0

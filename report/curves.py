@@ -10,8 +10,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from common.page import COLORS, WIDTH, as_svg, figure_style, number
-from report.curve_files import Curve, Floats
-from report.models import Model
+from report.models import Curve, Floats, Model
 
 POINTS = 600  # of a curve: the smallest and the largest value of half as many buckets
 HOVERS = 240  # values of a chart that a pointer can read, over all its curves

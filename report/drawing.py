@@ -1,12 +1,23 @@
 """Bar charts that several sections share."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from common.page import COLORS, WIDTH, as_svg, figure_style
 
 _MOST = 14  # bars of a chart; the rest is summed up in one more
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar of coloured parts, below the line that says what it is."""
+
+    above: str
+    parts: Sequence[tuple[str, float]]
+    """(what a pointer reads, length) of each part."""
+    below: str = ""
 
 
 def lumped(counts: Sequence[tuple[str, int]], rest: int = 0) -> list[tuple[str, int]]:
@@ -17,25 +28,33 @@ def lumped(counts: Sequence[tuple[str, int]], rest: int = 0) -> list[tuple[str, 
     return [*first, ("others", others)] if others else first
 
 
-def shares_chart(name: str, label: str, counts: Sequence[tuple[str, int]], unit: str) -> Markup:
-    """A horizontal bar per name, with its count and its share of all."""
+def share_bars(counts: Sequence[tuple[str, int]], unit: str) -> list[Bar]:
+    """A bar per name, with its count and its share of all."""
     everything = sum(count for _, count in counts) or 1
+    shares = [(f"{name}: {count:,} {unit}, {count / everything:.1%}", count) for name, count in counts]
+    return [Bar(text, [(text, count)]) for text, count in shares]
+
+
+def bars_chart(name: str, label: str, bars: Sequence[Bar]) -> Markup:
+    """The bars below each other, without axes: they carry their numbers."""
     titles: dict[str, str] = {}
+    height = 0.76 if any(bar.below for bar in bars) else 0.52  # inches
     with figure_style(name):
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.5 + 0.27 * len(counts)), layout="constrained")
-        for row, (key, count) in enumerate(counts):
-            (bar,) = axes.barh(row, count, height=0.62, color=COLORS[4 if key == "others" else 0])
-            bar.set_gid(f"bar-{row}")
-            titles[f"bar-{row}"] = f"{key}: {count:,} {unit}, {count / everything:.1%}"
-            axes.text(count, row, f" {count / everything:.1%}", va="center", fontsize=9)
-        axes.set_yticks(range(len(counts)), [_short(key) for key, _ in counts], fontsize=9)
-        axes.set_ylim(len(counts) - 0.4, -0.6)
-        axes.set_xlim(0, 1.18 * max(1, *(count for _, count in counts)))
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
-        axes.tick_params(left=False)
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.2 + height * len(bars)), layout="constrained")
+        for row, bar in enumerate(bars):
+            left = 0.0
+            for number, (title, length) in enumerate(bar.parts):
+                (drawn,) = axes.barh(row, length, left=left, height=0.34, color=COLORS[number % len(COLORS)])
+                drawn.set_gid(f"bar-{row}-{number}")
+                titles[f"bar-{row}-{number}"] = title
+                left += length
+            axes.text(0, row - 0.24, bar.above, fontsize=10, va="bottom")
+            axes.text(0, row + 0.21, bar.below, fontsize=9, va="top", alpha=0.8)
+        axes.set_xlim(0, max([1e-9, *(sum(length for _, length in bar.parts) for bar in bars)]))
+        axes.set_ylim(len(bars) - 0.4, -0.62)
+        axes.set_axis_off()
         return as_svg(figure, label, titles)
 
 
@@ -50,11 +69,10 @@ def histogram_chart(
         figure, axes = pyplot.subplots(figsize=(WIDTH, 2.7), layout="constrained")
         width = 0.8 / len(series)
         for number, (kind, counts) in enumerate(series):
-            for place, count in enumerate(counts):
-                left = place - 0.4 + number * width
-                caption = kind if place == 0 else None
-                bars = axes.bar(left, count, width=width * 0.94, align="edge", color=COLORS[number], label=caption)
-                bars[0].set_gid(f"bar-{number}-{place}")
+            lefts = [place - 0.4 + number * width for place in range(len(bins))]
+            drawn = axes.bar(lefts, counts, width=width * 0.94, align="edge", color=COLORS[number], label=kind)
+            for place, (bar, count) in enumerate(zip(drawn, counts, strict=True)):
+                bar.set_gid(f"bar-{number}-{place}")
                 titles[f"bar-{number}-{place}"] = f"{bins[place]}: {count:,} {unit}" + f", {kind}" * (len(series) > 1)
         counts_above_0 = [count for _, counts in series for count in counts if count]
         if counts_above_0 and max(counts_above_0) > 100 * min(counts_above_0):
@@ -71,7 +89,3 @@ def histogram_chart(
         if len(series) > 1:
             figure.legend(loc="outside upper right", ncols=2, fontsize=9)
         return as_svg(figure, label, titles)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 26 else f"{name[:24]}…"

@@ -1,26 +1,23 @@
-"""The funnel: what each corpus step kept and dropped, summed over its shards; every stats.json is read once."""
+"""The funnel: what each corpus step kept and dropped, summed over its shards, and its drawing."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from common.files import read_json, shard_paths
-from common.settings import Settings
+from markupsafe import Markup
 
-# folder of the step below the run: (step, what it counts)
-STEPS = {
-    "urls": ("blacklist", "URLs"),
-    "pages": ("scrape", "pages"),
-    "ingest": ("ingest", "documents"),
-    "clean": ("clean", "documents"),
-    "dedup": ("dedup", "documents"),
-    "decontaminate": ("decontaminate", "documents"),
-    "tokens": ("tokenize", "documents"),
-    "dataset": ("merge_index", "documents"),
-}
+from common.files import read_json
+from common.page import size
+from common.settings import Settings
+from report.drawing import Bar, bars_chart
+from workflow import steps
+
 _EXAMPLES = 10  # kept per reason
+_REASONS = 4  # drawn by themselves; the others share the last colour
+_LETTERS = 64  # of the line under a bar, at 9 points
 
 
 @dataclass
@@ -85,29 +82,44 @@ def _id(document: Mapping[str, Any]) -> str:
     return str(document.get("id", ""))  # URLs have none
 
 
-def configured_steps(settings: Settings) -> dict[str, tuple[str, str]]:
-    """The part of STEPS that a configuration runs."""
-    off = {"urls": not settings.urls, "pages": not settings.urls, "ingest": not settings.sources}
-    off["decontaminate"] = not settings.decontaminate.files
-    return {folder: step for folder, step in STEPS.items() if not off.get(folder)}
-
-
-def _statistics(run: Path, folder: str, shards: int | None) -> Iterator[Path]:
-    """A step's stats.json files: those of the first `shards` shards, or all that exist."""
-    if shards is None:
-        yield from sorted((run / folder).glob("*stats.json"))
-        return
-    paths = [run / folder / "stats.json", *shard_paths(run / folder, shards, ".stats.json")]
-    yield from (path for path in paths if path.is_file())
-
-
-def funnel(run: Path, steps: Mapping[str, tuple[str, str]] = STEPS, shards: int | None = None) -> list[Step]:
-    """The `steps` of a run that have statistics, in the order of the DAG."""
+def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
+    """The steps of a run that have statistics, in the order of the DAG; of other settings, neither steps nor shards."""
     found = []
-    for folder, (name, unit) in steps.items():
-        step, paths = Step(name, unit), list(_statistics(run, folder, shards))
+    for each in steps.configured(settings) if settings else steps.CORPUS:
+        paths = list(each.statistics(run, settings.shards if settings else None)) if each.unit else []
+        step = Step(each.name, each.unit)
         for path in paths:
             step.add(read_json(path))
         if paths:
             found.append(step)
     return found
+
+
+def documents_chart(steps: Sequence[Step]) -> Markup:
+    """Documents into each step: those that survive, and those that were dropped by reason."""
+    bars = []
+    for step in steps:
+        first, rest = step.reasons[:_REASONS], sum(count for _, count in step.reasons[_REASONS:])
+        parts = [("kept", step.documents_out), *((f"dropped: {reason}", count) for reason, count in first)]
+        parts += [("dropped for other reasons", rest)] if rest else []
+        kept = f"{step.name}: {step.documents_out:,} of {step.documents_in:,} {step.unit}"
+        titled = [(f"{step.name}: {count:,} {step.unit} {name}", float(count)) for name, count in parts]
+        bars.append(Bar(kept, titled, _drops(step)))
+    return bars_chart("funnel", "Documents that survive each step, and why the others were dropped", bars)
+
+
+def bytes_chart(steps: Sequence[Step]) -> Markup:
+    """Bytes of text out of each step that has texts, and tokens where they are counted."""
+    bars = []
+    for step in steps:
+        if step.unit != "URLs":
+            tokens = "" if step.tokens is None else f" = {step.tokens:,} tokens"
+            title = f"{step.name}: {step.bytes_out:,} bytes{tokens}"
+            bars.append(Bar(f"{step.name}: {size(step.bytes_out)}{tokens}", [(title, step.bytes_out)]))
+    return bars_chart("bytes", "Bytes of text out of each step; of tokens, those of the token files", bars)
+
+
+def _drops(step: Step) -> str:
+    """`8 dropped: 3 duplicate, 2 malformed, …`, as long as a line is."""
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in step.reasons)
+    return shorten(f"{step.dropped:,} dropped: {listed}", _LETTERS, placeholder=" …") if listed else ""

@@ -1,17 +1,57 @@
 """What a run knows about each of its models, read from the model's folder and the folders beside it."""
 
 import math
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.config import load_settings
-from common.errors import ToolkitError
+from common.errors import InputError, ToolkitError
 from common.files import read_json, read_rows, read_text
 from common.settings import Experiment
-from report.curve_files import Curve, read_curve
+from workflow import steps
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The columns of a CSV file that a training writes."""
+
+    columns: dict[str, Floats]
+
+    def values(self, name: str) -> Floats:
+        """A column; empty if the file has none of this name. An empty cell is NaN."""
+        return self.columns.get(name, np.empty(0))
+
+    def __len__(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+
+def read_curve(path: Path) -> Curve:
+    """The numbers of a CSV file, by column; none if it does not exist. An incomplete last row is ignored.
+
+    Raises InputError for a row that is not numbers, or has another number of cells than the header.
+    """
+    if not path.is_file():
+        return Curve({})
+    header, *lines = read_text(path).rpartition("\n")[0].splitlines() or [""]
+    names = header.split(",")
+    columns = [array("d") for _ in names]  # a list of cells would be a hundred bytes for each number
+    for place, line in enumerate(lines, 2):
+        cells = line.split(",")
+        if len(cells) != len(names):
+            raise InputError(f"{path}:{place}: not {len(names)} cells; delete the line")
+        try:
+            for column, cell in zip(columns, cells, strict=True):
+                column.append(float(cell) if cell else math.nan)
+        except ValueError as error:
+            raise InputError(f"{path}:{place}: {error}; delete the line") from None
+    return Curve({name: np.array(column) for name, column in zip(names, columns, strict=True)} if lines else {})
 
 
 @dataclass(frozen=True)
@@ -79,8 +119,8 @@ def trained_models(run: Path) -> list[Model]:
 
 def _model(run: Path, folder: Path) -> Model:
     name = folder.name
-    merged = run / "merged" / name
-    sample = run / "samples" / f"{name}.txt"
+    merged = steps.result("merge", run, name).parent
+    sample = steps.result("generate", run, name)
     return Model(
         name=name,
         train=read_curve(folder / "train.csv"),
@@ -89,7 +129,7 @@ def _model(run: Path, folder: Path) -> Model:
         experiment=_experiment(folder / "settings.yaml", name),
         plan=_json(folder / "plan.json"),
         test=_json(folder / "test.json"),
-        evaluation=_json(run / "evaluation" / f"{name}.json"),
+        evaluation=_json(steps.result("evaluate", run, name)),
         merged=_json(merged / "merge_report.json"),
         files=(_json(merged / "training.json") or {}).get("files", {}),
         sample=read_text(sample) if sample.exists() else None,

@@ -1,10 +1,8 @@
 """The first screen: what the run is, what went in, what came out."""
 
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from report.models import Model
 from report.timing import Clock, Work
 
 _SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
-_PACKAGES = ("urls-to-gpt2", "torch", "snakemake", "numpy")
 
 
 def facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work]) -> list[tuple[str, str]]:
@@ -60,20 +57,14 @@ def split_samples(text: str, settings: Settings | None) -> list[tuple[str, str, 
 
 
 def versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:
-    """What the run's files say about the software, and the versions that wrote this page for the rest."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    """What the run's files say about the software."""
+    found: dict[str, str] = {}
     for step in steps:
         found.update(step.libraries)
     for model in models:
         found.update((model.merged or {}).get("versions", {}))
-    own = (run_card or {}).get("versions", {})
-    found.update({str(name): str(version) for name, version in own.items()})
-    return dict(sorted(found.items()))
+    found.update((run_card or {}).get("versions", {}))
+    return {name: str(version) for name, version in sorted(found.items())}
 
 
 def in_short(run: Path, models: Sequence[Model]) -> str:

@@ -12,7 +12,6 @@ from common.page import COLORS, WIDTH, as_svg, duration, figure_style
 from report.models import Model
 
 _FEW = 5  # shards: of fewer, no median
-_BARS = 40  # of a step in the chart; more shards are one bar
 _NOT_DRAWN = ("train", "report")  # a job that waits for another one; the page itself
 
 
@@ -117,7 +116,7 @@ def _is_left_over(label: str, shards: int | None) -> bool:
 
 
 def gantt_chart(works: Sequence[Work]) -> Markup:
-    """A row per step over the time since the first began; a bar per shard if there are few."""
+    """A bar per step over the time since the first began."""
     clock = Clock(works)
     end = clock.at(max(work.ended for work in works))
     unit, length = next(
@@ -125,30 +124,18 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
         for name, scale in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
         if end >= 2 * scale or scale == 1
     )
-    least = end / 300  # shorter bars could not be seen
     titles: dict[str, str] = {}
     with figure_style("gantt"):
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=(WIDTH, 0.7 + 0.3 * len(works)), layout="constrained")
         for row, work in enumerate(works):
-            several = 1 < len(work.jobs) <= _BARS
-            spans = [(job, job.ended - job.seconds, job.ended) for job in work.jobs] if several else []
-            for place, (job, *span) in enumerate(spans or [(None, work.started, work.ended)]):
-                started, ended = map(clock.at, span)
-                width = max(ended - started, least) / length
-                height = 0.66 / max(1, len(spans))
-                top = row - 0.33 + place * height if spans else row
-                (bar,) = axes.barh(
-                    top, width, left=started / length, height=height * (1 if not spans else 0.9),
-                    align="edge" if spans else "center", color=COLORS[0],
-                )  # fmt: skip
-                bar.set_gid(f"job-{row}-{place}")
-                what = f"{work.name} {job.label}" if job else work.name
-                jobs = f", {len(work.jobs):,} shards" if len(work.jobs) > 1 and not job else ""
-                titles[f"job-{row}-{place}"] = (
-                    f"{what}: {duration(ended - started)}{jobs}, {duration(started)} after the start"
-                )
+            started, took = clock.at(work.started), clock.at(work.ended) - clock.at(work.started)
+            width = max(took, end / 300)  # a shorter bar could not be seen
+            (bar,) = axes.barh(row, width / length, left=started / length, height=0.66, color=COLORS[0])
+            bar.set_gid(f"job-{row}")
+            jobs = f", {len(work.jobs):,} shards" if len(work.jobs) > 1 else ""
+            titles[f"job-{row}"] = f"{work.name}: {duration(took)}{jobs}, {duration(started)} after the start"
         axes.set_yticks(range(len(works)), [work.name for work in works], fontsize=9)
         axes.set_ylim(len(works) - 0.5, -0.5)
         axes.set_xlim(left=0)
@@ -158,45 +145,9 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
         return as_svg(figure, "When each step worked; the table below has the numbers", titles)
 
 
-def shards_chart(works: Sequence[Work]) -> Markup | None:
-    """Seconds per shard of each step that has enough: smallest to largest, the middle 90 %, and the median."""
-    sharded = [work for work in works if len(work.jobs) >= _FEW and work.jobs[0].label.isdigit()]
-    if not sharded:
-        return None
-    titles: dict[str, str] = {}
-    with figure_style("shards"):
-        from matplotlib import pyplot, ticker
-
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.7 + 0.34 * len(sharded)), layout="constrained")
-        for row, work in enumerate(sharded):
-            low, early, middle, late, high = quantiles(work.jobs)
-            axes.plot([low, high], [row, row], color=COLORS[0], linewidth=1.2)
-            (bar,) = axes.plot(
-                [early, late], [row, row], color=COLORS[0], linewidth=7, solid_capstyle="butt", alpha=0.5
-            )
-            axes.plot([middle], [row], "|", color=COLORS[1], markersize=13, markeredgewidth=2)
-            bar.set_gid(f"shards-{row}")
-            spread = f"{duration(low)} to {duration(high)}, median {duration(middle)}"
-            titles[f"shards-{row}"] = f"{work.name}: {len(work.jobs):,} shards, {spread}"
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axes.set_yticks(range(len(sharded)), [work.name for work in sharded], fontsize=9)
-        axes.set_ylim(len(sharded) - 0.5, -0.5)
-        axes.tick_params(left=False, labelsize=9)
-        axes.set_xlabel("seconds per shard", fontsize=9)
-        axes.grid(axis="x")
-        return as_svg(figure, "Seconds per shard; the table below has the numbers", titles)
-
-
-def quantiles(jobs: Sequence[Job]) -> list[float]:
-    """Seconds: smallest, 5 %, median, 95 %, largest; at least a millisecond each, for a logarithmic axis."""
-    return [float(np.quantile([max(job.seconds, 0.001) for job in jobs], part)) for part in (0, 0.05, 0.5, 0.95, 1)]
-
-
 def spread(work: Work) -> list[float | None]:
     """Seconds of the fastest, the median and the slowest job; None where there are too few jobs to tell."""
-    low, _, middle, _, high = quantiles(work.jobs)
-    several = len(work.jobs) > 1
-    return [low if several else None, middle if len(work.jobs) >= _FEW else None, high if several else None]
+    seconds = [job.seconds for job in work.ordered]
+    several = len(seconds) > 1
+    middle = float(np.median(seconds)) if len(seconds) >= _FEW else None
+    return [seconds[0] if several else None, middle, seconds[-1] if several else None]

@@ -45,7 +45,6 @@ LONGEST = (
     "corpus_jobs/test_executor.py",
     "slurm/test_corpus.py",
     "cluster/test_local.py",
-    "slurm/test_submission.py",
     "training/test_parity.py",
     "workflow/test_snakefile.py",
     "training/monitoring/test_takeover.py",

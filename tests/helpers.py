@@ -1,12 +1,18 @@
 """Helpers that several test files use."""
 
+import importlib
+import io
 import random
 import subprocess
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from common import cli
 from common.files import MARK, Document, document_writer, read_documents, read_lines
 
 
@@ -60,3 +66,40 @@ def assert_one_line_error(result: "subprocess.CompletedProcess[str]", *parts: st
     assert len(lines) == 1, result.stderr
     for part in parts:
         assert part in lines[0], lines[0]
+
+
+Main = Callable[[list[str]], int]
+
+
+def main_of(module: str) -> Main:
+    """What `python -m MODULE` calls."""
+    found = importlib.import_module(module)
+    program = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
+    main: Main = program.main
+    return main
+
+
+def run_main(main: Main, *arguments: object) -> int:
+    """Run a command in this process, as its `__main__` does; returns the exit code."""
+    try:
+        return cli.run(lambda: main([str(argument) for argument in arguments]))
+    except SystemExit as leaving:  # --help, or options that cannot be parsed
+        assert isinstance(leaving.code, int)
+        return leaving.code
+
+
+def called(command: str | Main, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    """How a command ends, a module's name or its `main`, run in this process: its exit code and output."""
+    output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="", write_through=True) for _ in range(2))
+    with redirect_stdout(output), redirect_stderr(errors):
+        code = run_main(main_of(command) if isinstance(command, str) else command, *arguments)
+    said = [stream.buffer.getvalue().decode() for stream in (output, errors)]  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess([command, *arguments], code, *said)
+
+
+def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.005)

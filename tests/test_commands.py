@@ -1,17 +1,11 @@
 """Every command: --help shows an example, a wrong argument is one line and exit code 2."""
 
-import contextlib
-import importlib
-import io
 import re
-import subprocess
-from collections.abc import Callable
 
 import pytest
 
-from common import cli
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error
+from tests.helpers import assert_one_line_error, called
 
 COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
@@ -20,26 +14,6 @@ COMMANDS = (
     "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight", "cluster.autotune",
     "common.init", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
-
-
-def main_of(module: str) -> Callable[[list[str]], int]:
-    """What `python -m MODULE` calls."""
-    found = importlib.import_module(module)
-    program = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
-    main: Callable[[list[str]], int] = program.main
-    return main
-
-
-def called(module: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """How `python -m MODULE WORDS…` ends, run in this process."""
-    output, errors, code = io.StringIO(), io.StringIO(), None
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        try:
-            code = cli.run(lambda: main_of(module)(list(words)), signals=False)
-        except SystemExit as leave:  # argparse
-            code = leave.code
-    assert isinstance(code, int)
-    return subprocess.CompletedProcess([module, *words], code, output.getvalue(), errors.getvalue())
 
 
 @pytest.mark.parametrize("module", COMMANDS)

@@ -16,8 +16,9 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PATH = re.compile(r"\w[\w.+-]*/[\w./+-]*|\w+\.(?:yaml|md|py)")
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
+def test_every_file_that_the_architecture_and_the_gate_name_exists() -> None:
     found = {name for name in re.findall(r"`([^`\s]+)`", ARCHITECTURE) if PATH.fullmatch(name)}
+    found |= set(re.findall(r"\btests/[\w/.]+", (ROOT / ".ci/run").read_text(encoding="utf-8")))
     named = [name for name in found if not name.startswith("results/")]
     assert len(named) > 100 and [name for name in named if not (ROOT / name).exists()] == []
 

@@ -25,11 +25,11 @@ from demo.serve import serve
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
-from tests.helpers import document, prose, write_shard
-from tests.test_commands import COMMANDS, called, main_of
+from tests.helpers import called, document, main_of, prose, write_shard
+from tests.test_commands import COMMANDS
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
-CODE = ("common", "corpus", "training", "convert", "cluster", "report", "demo")
+CODE = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "workflow")
 SKIPPED = {
     r".*(max_repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
@@ -49,20 +49,18 @@ SKIPPED = {
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m demo\.build": "takes seconds; tests/demo/test_build.py runs it",
     r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_main.py has a stand-in",
-    r"python -m training\.plan --config run\.yaml": "needs GPUs; tests/training/test_probe.py has CPUs",
     r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
-    r"python -m cluster\.preflight": "two processes; tests/training/parallel/test_preflight.py starts them",
+    r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
-    r"python -m corpus clean": "becomes the process of corpus.clean",
     r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
 OWN_PROCESS = ("training.train", "cluster.submit")
 """They set up process groups and signal handlers."""
 SMALLER = {
-    "--iteration 400": "--iteration 8",
+    "iter_0000400": "iter_0000008",
     "train.iterations=300": "train.iterations=13",
     "--workers 8": "--workers 2",
 }

@@ -16,9 +16,11 @@ ALLOWED = {
     "corpus": set[str](),
     "training": {"corpus.index"},
     "convert": {"training"},
-    "cluster": {"training"},
-    "report": set[str](),
-    "demo": set[str](),
+    "cluster": {"training", "workflow"},
+    # the table of steps is for everyone who shows them; the rest of workflow is Snakemake's
+    "report": {"workflow.steps"},
+    "demo": {"report", "workflow.steps"},
+    "workflow": set[str](),
     # Snakemake finds its plugins by the names of these packages
     "snakemake_executor_plugin_slurm_batch": {"cluster"},
     "snakemake_scheduler_plugin_in_order": set[str](),

@@ -11,13 +11,11 @@ import yaml
 import zstandard
 
 from corpus.index import IndexWriter, Meta
-from tests.helpers import document, prose, write_shard
-from tests.test_commands import called
+from tests.helpers import called, document, prose, write_shard
 
 CLEAN = "corpus.clean --config config.yaml --input pages.jsonl.zst --output out.jsonl.zst"
 TRAIN = "training.train --config config.yaml --model tiny"
 MISTAKES = f"""
-    corpus clena                                                                    | clean
     corpus.clean --input pages.jsonl.zst                                            | --output
     {CLEAN} --worker 3                                                              | --workers
     corpus.clean --config tab.yaml --input pages.jsonl.zst --output out.jsonl.zst   | tab.yaml:3

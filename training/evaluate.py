@@ -132,7 +132,7 @@ def _losses(
     """Print and return the loss on all data; if there are several datasets, each one's result is under `each`."""
     from training.dataset.corpus import Corpus, Samples, split_documents
     from training.evaluation.data import is_dataset, read_text_corpus
-    from training.evaluation.loss import combine, evaluate, summary
+    from training.evaluation.scoring import combine, evaluate, summary
     from training.huggingface.tokenizer import vocabulary_size
     from training.inference.load import require_tokenizer
 

@@ -21,6 +21,7 @@ from common.seeds import derive_seed
 from common.settings import ModelSettings
 from training.kernels import ops
 from training.kernels.cross_entropy import IGNORED
+from training.tensors import leaf_of
 
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
 
@@ -190,8 +191,9 @@ def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: i
     """
     if name.endswith("bias"):
         return torch.zeros(shape)
-    if ".ln_" in f".{name}":
+    leaf = leaf_of(name)
+    if leaf.module.kind == "norm":
         return torch.ones(shape)
-    scale = 1 / math.sqrt(2 * settings.n_layer) if name.endswith("c_proj.weight") else 1.0
+    scale = 1 / math.sqrt(2 * settings.n_layer) if leaf.split == 1 else 1.0
     generator = torch.Generator().manual_seed(derive_seed(seed, name))
     return torch.empty(shape).normal_(0.0, INIT_STD * scale, generator=generator)

@@ -1,7 +1,6 @@
 """The names of checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
 _NAME = re.compile(r"iter_(\d{7,})")
@@ -25,21 +24,6 @@ def stop_file(model_folder: Path) -> Path:
 def stopped_mark(model_folder: Path) -> Path:
     """The file that says that a person stopped the last run; the next start removes it."""
     return model_folder / "stopped"
-
-
-def failed_mark(model_folder: Path, job: str) -> Path:
-    """The file in which the processes of a job (`Launch.key`) write the error that a person must cure, a line each.
-
-    The exit code of srun does not tell: it is the highest of all tasks, and srun ends the others with a signal, perhaps
-    before the one that should print the error has.
-    """
-    return model_folder / f"failed-{job}"
-
-
-def mark_failed(model_folder: Path, job: str, message: str) -> None:
-    """Write the error that a person must cure to the job's mark; nothing happens if the folder cannot be written."""
-    with suppress(OSError), failed_mark(model_folder, job).open("a", encoding="utf-8") as file:
-        file.write(f"{message}\n")
 
 
 def is_checkpoint_name(name: str) -> bool:

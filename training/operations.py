@@ -4,25 +4,44 @@
 
 What was measured is kept in MODEL_FOLDER/operations.json and used again by every later start with the same subject:
 device, shapes, types and settings. So a resumed run computes in the same order, whatever else the GPU does that day.
+
+Attention's kernel is PyTorch's: the one that the settings name, or the fastest for the run's shapes. Dropout decides as
+much as the shape: cuDNN's kernel may be several times slower with it. The choice is global, so that compiled graphs
+hold it as well.
 """
 
-import json
 import os
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from common.console import note, say
-from common.errors import InputError
+from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
-from common.settings import Experiment
-from training import attention
-from training.kernels import choice, library
+from common.settings import Experiment, ParallelSettings, TrainSettings
+from training.kernels import library
+from training.launch.process_group import World
 from training.parallel.collectives import all_gather, run_on_rank0
-from training.parallel.process_group import World
 from training.precision import precision_type
+
+ATTENTION = ("flash", "cudnn", "efficient", "math")
+_SWITCHES = ("flash", "cudnn", "mem_efficient", "math")  # torch's names of the same
+REPEATABLE = ("flash", "math")
+"""Those whose gradients are the same bits in every run under `torch.use_deterministic_algorithms`."""
+
+_WARM_UP, _REPEATS = 3, 10
+
+
+class AttentionShape(NamedTuple):
+    """The inputs of one layer's attention on one rank."""
+
+    samples: int
+    heads: int
+    tokens: int
+    head_size: int
 
 
 def choose_operations(experiment: Experiment, world: World, folder: Path) -> None:
@@ -30,23 +49,39 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
 
     Raises ConfigError for a choice that the GPU or another setting rules out.
     """
-    if experiment.train.deterministic:
+    train, model, parallel = experiment.train, experiment.model, experiment.parallel
+    if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product runs
         torch.use_deterministic_algorithms(True)
-    if (ignored := ignored_keys(experiment, world.device.type)) and world.rank == 0:
+    if (ignored := ignored_keys(train, parallel, world.device.type)) and world.rank == 0:
         note(f"without effect here: {', '.join(ignored)}")
     if world.device.type != "cuda":
         return
-    found = run_on_rank0(partial(_chosen, experiment, world.device, folder / "operations.json"), world.rank)
-    attention.use(found["attention"])
+    heads, head_size = model.n_head // parallel.tensor, model.n_embd // model.n_head
+    shape = AttentionShape(train.micro_batch_size, heads, model.seq_len, head_size)
+    dtype = precision_type(train.precision, world.device)
+    subject = {
+        "device": torch.cuda.get_device_name(world.device),
+        "torch": torch.__version__,
+        "shape": shape._asdict(),
+        "dtype": str(dtype),
+        "dropout": model.dropout,
+        "settings": {key: getattr(train, key) for key in ("attention", "kernels", "deterministic", "compile")},
+    }
+    path = folder / "operations.json"
+
+    def choose() -> dict[str, Any]:
+        return _recorded(path, subject) or _measured(path, subject, shape, dtype, train, model.dropout)
+
+    found = run_on_rank0(choose, world.rank)
+    use_attention(found["attention"])
     missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
     lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
     library.select([] if lacking else found["kernels"])
 
 
-def ignored_keys(experiment: Experiment, device: str) -> list[str]:
+def ignored_keys(train: TrainSettings, parallel: ParallelSettings, device: str) -> list[str]:
     """The keys that were set but change nothing on this kind of device, or with so few ranks, each with the reason."""
-    train, parallel = experiment.train, experiment.parallel
     keys = {
         f"train.attention={train.attention} (no GPU)": device == "cpu" and train.attention != "auto",
         f"train.kernels={train.kernels} (no GPU)": device == "cpu" and train.kernels == "on",
@@ -56,48 +91,101 @@ def ignored_keys(experiment: Experiment, device: str) -> list[str]:
     return [key for key, ignored in keys.items() if ignored]
 
 
-def _chosen(experiment: Experiment, device: torch.device, path: Path) -> dict[str, Any]:
-    """The recorded choice, or a new one, which is recorded."""
-    subject = _subject(experiment, device)
+def _recorded(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
+    """The choice of an earlier start; None if there is none for this subject."""
     try:
         recorded = read_json(path)
         if recorded["subject"] == subject and {"attention", "kernels"} <= recorded.keys():
             return dict(recorded)
     except (OSError, InputError, KeyError, TypeError):
         pass
-    named = experiment.train.attention
-    candidates = attention.KERNELS if named == "auto" else (named,)
-    times = attention.measure(_shape(experiment), _dtype(experiment, device), experiment.model.dropout, candidates)
-    kernel = attention.fastest(times, experiment.train.deterministic)
+    return None
+
+
+def _measured(
+    path: Path,
+    subject: dict[str, Any],
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    train: TrainSettings,
+    dropout: float,
+) -> dict[str, Any]:
+    """A new choice, which is recorded."""
+    candidates = ATTENTION if train.attention == "auto" else (train.attention,)
+    times = measure_attention(shape, dtype, dropout, candidates)
+    kernel = fastest(times, train.deterministic)
     measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
     say(f"attention: {kernel} ({measured} per layer, forward and backward)")
-    kernels = choice.choose(None, experiment.train.kernels)["kernels"]
-    kernels = [name for name in kernels if name != "causal_softmax" or kernel == "math"]
+    # `auto` uses none until docs/kernels.md has the measurements of a GPU: torch.compile fuses the same operations
+    kernels = [name for name in library.KERNELS if name != "causal_softmax" or kernel == "math"]
+    kernels = kernels if train.kernels == "on" else []
     found = {"subject": subject, "attention": kernel, "milliseconds": times, "kernels": kernels}
     write_json(path, found)
     return found
 
 
-def _subject(experiment: Experiment, device: torch.device) -> dict[str, Any]:
-    """What a choice depends on, as plain data."""
-    train = experiment.train
-    subject = {
-        "device": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "shape": _shape(experiment)._asdict(),
-        "dtype": str(_dtype(experiment, device)),
-        "dropout": experiment.model.dropout,
-        "settings": {key: getattr(train, key) for key in ("attention", "kernels", "deterministic", "compile")},
-    }
-    copy: dict[str, Any] = json.loads(json.dumps(subject))  # as it is read again
-    return copy
+def use_attention(kernel: str) -> None:
+    """Let attention run in this kernel alone, from now on."""
+    _enable([name == kernel for name in ATTENTION])
 
 
-def _dtype(experiment: Experiment, device: torch.device) -> torch.dtype:
-    return precision_type(experiment.train.precision, device)
+def measure_attention(
+    shape: AttentionShape, dtype: torch.dtype, dropout: float, kernels: Sequence[str] = ATTENTION
+) -> dict[str, float]:
+    """Milliseconds of a forward and a backward pass on the current GPU, by kernel; those that cannot run are left out.
+
+    Which kernels are enabled is restored.
+    """
+    before = _enabled()
+    times = {}
+    try:
+        for kernel in kernels:
+            use_attention(kernel)
+            try:
+                times[kernel] = _time(shape, dtype, dropout)
+            except RuntimeError:  # no such kernel for this GPU, type or shape; or out of memory
+                torch.cuda.empty_cache()
+    finally:
+        _enable(before)
+    return times
 
 
-def _shape(experiment: Experiment) -> attention.Shape:
-    model = experiment.model
-    heads = model.n_head // experiment.parallel.tensor
-    return attention.Shape(experiment.train.micro_batch_size, heads, model.seq_len, model.n_embd // model.n_head)
+def fastest(times: dict[str, float], deterministic: bool = False) -> str:
+    """The fastest kernel. Raises ConfigError if none can run."""
+    allowed = {kernel: time for kernel, time in times.items() if kernel in REPEATABLE or not deterministic}
+    if not allowed:
+        raise ConfigError(
+            "no allowed attention kernel runs on this GPU with these shapes; set train.attention to auto, or lower "
+            "train.micro_batch_size"
+        )
+    return min(allowed, key=lambda kernel: allowed[kernel])
+
+
+def _enabled() -> list[bool]:
+    return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _SWITCHES]
+
+
+def _enable(switches: list[bool]) -> None:
+    for name, on in zip(_SWITCHES, switches, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
+
+
+def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
+    # as the model makes them: heads are slices of one (B, T, 3C) product
+    qkv = torch.randn(shape.samples, shape.tokens, shape.heads, 3, shape.head_size, dtype=dtype, device="cuda")
+    q, k, v = (part.requires_grad_() for part in qkv.transpose(1, 2).unbind(dim=3))
+    gradient = torch.randn_like(q)
+
+    def run() -> None:
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        torch.autograd.grad(y, (q, k, v), gradient)
+
+    for _ in range(_WARM_UP):
+        run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(_REPEATS):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / _REPEATS

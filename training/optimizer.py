@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from common.settings import TrainSettings
 from training.kernels import library
-from training.kernels.adamw import adamw_
+from training.kernels.adamw import Hyper, adamw_
 from training.parallel.dtensor import local_shard
 
 _FUSED = ("cpu", "cuda")  # devices with a fused AdamW kernel
@@ -118,16 +118,13 @@ def _take_step_in_one_pass(
         group["taken"] = steps_taken(optimizer)
     group["taken"] += 1
     torch._foreach_add_([state["step"] for state in states], 1.0)
+    beta1, beta2 = group["betas"]
     adamw_(
         [local_shard(parameter.detach()) for parameter, _ in pairs],
         gradients,
         [local_shard(state["exp_avg"]) for state in states],
         [local_shard(state["exp_avg_sq"]) for state in states],
-        rate=group["lr"],
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        eps=group["eps"],
-        weight_decays=[own["weight_decay"] for _, own in pairs],
-        step=group["taken"],
-        factor=factor,
+        [own["weight_decay"] for _, own in pairs],
+        factor,
+        Hyper(group["lr"], beta1, beta2, group["eps"], group["taken"]),
     )

@@ -2,7 +2,7 @@
 
     python -m training.plan --model gpt2_345m --gpus 64 --gpu h100 --global-batch-size 512
     python -m training.plan --config configs/openwebtext.yaml --model gpt2_7b --given --explain
-    python -m training.plan --model gpt2_7b --gpus 48 --max-global-batch-size 1000 --write best.yaml --html plan.html
+    python -m training.plan --model gpt2_7b --gpus 48 --max-global-batch-size 1000 --write best.yaml
 
 Without --config, NAME is a published size: gpt2_124m, gpt2_345m, gpt2_774m, gpt2_1_5b, gpt2_7b, gpt2_22b, gpt2_175b.
 With it, the model, its batch, its number of GPUs and their kind (cluster.gpu) are those of the configuration, unless an
@@ -13,33 +13,45 @@ formulas, and how well they agree with measurements.
 import argparse
 import re
 import sys
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from common import cli
-from common.config import load_settings
+from common.config import load_settings, validate, with_model_overrides
 from common.errors import ConfigError, InputError
 from common.files import write_text
-from common.settings import Experiment, Settings
+from common.settings import Experiment, Settings, closest
 from common.tables import text_table
-from common.verbs import replace_process
-from training.planning.document import config_text, plan_document
-from training.planning.explain import explain
-from training.planning.handover import autotune_command, probe_command
-from training.planning.layout import Layout
-from training.planning.machines import GIB, Machine, known_gpus, machine
-from training.planning.refusal import does_not_fit, nothing_fits
-from training.planning.search import Prediction, Question, search
-from training.planning.sizes import published_settings
-from training.planning.table import gpu_table, layout_table, memory_table, trust, why
-from training.planning.this_machine import judges_this_machine, processes_of, this_cpu
-from training.planning.workload import Workload
+from training.planning.fit import does_not_fit, nothing_fits, predict
+from training.planning.layout import PlanRequest, Workload
+from training.planning.machines import GIB, Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu
+from training.planning.search import Prediction, search
+from training.planning.table import (
+    config_text,
+    explain,
+    gpu_table,
+    layout_table,
+    memory_table,
+    plan_document,
+    remarks,
+)
 
 _DEFAULT_GPU = "h100"
 _CPUS = "cpu"
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+# Published sizes of GPT-2 and of larger models of its kind: n_layer, n_embd, n_head, seq_len, global batch size
+_SIZES = {
+    "gpt2_124m": (12, 768, 12, 1024, 512),  # Radford et al. 2019, the first four; 512: Megatron-LM's recipe
+    "gpt2_345m": (24, 1024, 16, 1024, 512),  # 354,823,168 parameters, also called 355M
+    "gpt2_774m": (36, 1280, 20, 1024, 512),
+    "gpt2_1_5b": (48, 1600, 25, 1024, 512),
+    "gpt2_7b": (32, 4096, 32, 2048, 1024),
+    "gpt2_22b": (48, 6144, 64, 2048, 1024),  # Korthikanti et al. 2022, table 3
+    "gpt2_175b": (96, 12288, 96, 2048, 1536),  # Brown et al. 2020; the batch of Narayanan et al. 2021
+}
+_ITERATIONS = 320_000  # x 512 x 1,024 = 168 B tokens: Megatron-LM's recipe for 345M
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Asked:
     experiment: Experiment
     workload: Workload
     machine: Machine
-    question: Question
+    request: PlanRequest
     tokens: float
     """Tokens of the whole training."""
     assumed: bool
@@ -59,11 +71,11 @@ class Asked:
     @property
     def gpus(self) -> str:
         """`64 x h100`."""
-        return f"{self.question.gpus} x {self.machine.name}"
+        return f"{self.request.gpus} x {self.machine.name}"
 
     def facts(self) -> list[tuple[str, str]]:
         """The lines above the tables."""
-        model, question, machine = self.workload.model, self.question, self.machine
+        model, request, machine = self.workload.model, self.request, self.machine
         return [
             (
                 "model",
@@ -72,20 +84,12 @@ class Asked:
             ),
             (
                 "CPUs" if machine.device == "cpu" else "GPUs",
-                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, question.gpus)} per node"
+                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, request.gpus)} per node"
                 f"{' (assumed: --gpu names another kind)' * self.assumed}",
             ),
-            ("step", f"{'at most ' * question.at_most}{question.global_batch_size:,} samples"),
+            ("step", f"{'at most ' * request.at_most}{request.global_batch_size:,} samples"),
             ("run", f"{self.tokens / 1e9:,.1f} B tokens" if self.tokens >= 1e9 else f"{self.tokens:,.0f} tokens"),
         ]
-
-
-def _memory(text: str) -> int:
-    """Type of --gpu-memory: `80GiB` as bytes."""
-    match = re.fullmatch(rf"([0-9.]+) ?({'|'.join(_UNITS)})", text)
-    if not match or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number with its unit, such as 80GiB or 24GB")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _count(text: str) -> float:
@@ -94,13 +98,6 @@ def _count(text: str) -> float:
     if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of tokens, such as 300B or 3e11")
     return float(match[1]) * _THOUSANDS[match[2]]
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -115,13 +112,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KIND",
         help=f"kind of the GPUs (default {_DEFAULT_GPU}); see --list-gpus. {_CPUS}: this machine",
     )
-    machine.add_argument("--gpu-memory", type=_memory, metavar="SIZE", help="such as 40GiB, instead of the kind's")
-    machine.add_argument(
-        "--peak-tflops",
-        type=_positive,
-        metavar="N",
-        help="dense peak at the precision of the model, instead of the kind's",
-    )
     machine.add_argument("--list-gpus", action="store_true", help="print the kinds that are known, and end")
     model = parser.add_argument_group("model and batch")
     batch = model.add_mutually_exclusive_group()
@@ -130,8 +120,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--max-global-batch-size", type=cli.positive_int, metavar="N", help="at most so many: the best number is found"
     )
     model.add_argument("--micro-batch-size", type=cli.positive_int, metavar="N", help="only this one (default: any)")
-    cli.add_key_flag(parser, "--seq-len", "model.seq_len", Experiment, metavar="N")
-    cli.add_key_flag(parser, "--precision", "train.precision", Experiment, metavar="TYPE")
     model.add_argument("--tokens", type=_count, metavar="N", help="length of the training, such as 300B or 3e11")
     answer = parser.add_argument_group("answer")
     answer.add_argument("--given", action="store_true", help="only the layout of the configuration: does it fit?")
@@ -139,10 +127,6 @@ def make_parser() -> argparse.ArgumentParser:
     answer.add_argument("--explain", action="store_true", help="every term of the first layout, with its formula")
     answer.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
     answer.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
-    answer.add_argument("--html", type=cli.output_file, metavar="FILE", help="a page with figures")
-    measured = parser.add_argument_group("measuring").add_mutually_exclusive_group()
-    measured.add_argument("--probe", action="store_true", help="run a few steps of the given layout here instead")
-    measured.add_argument("--autotune", type=cli.positive_int, metavar="K", help="run the best K as jobs instead")
     return parser
 
 
@@ -156,81 +140,82 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.model is None:
         parser.error("the following arguments are required: --model")
-    words = sys.argv[1:] if argv is None else argv
-    if arguments.probe:
-        replace_process(probe_command(words))
-    if arguments.autotune:
-        replace_process(autotune_command(words))
-    asked = read_question(arguments)
-    ranked = [_given(asked)] if arguments.given else search(asked.workload, asked.machine, asked.question)
+    asked = _read_request(arguments)
+    given = [predict(asked.experiment, asked.machine)] if arguments.given else None
+    ranked = given or search(asked.workload, asked.machine, asked.request)
     if not ranked:
-        raise InputError(f"{asked.name}: {nothing_fits(asked.workload, asked.machine, asked.question)}")
+        raise InputError(f"{asked.name}: {nothing_fits(asked.workload, asked.machine, asked.request)}")
     _answer(asked, ranked, arguments)
     if arguments.given and not ranked[0].fits:
-        raise ConfigError(f"{asked.name}: {does_not_fit(ranked[0], asked.question)}")
+        raise ConfigError(f"{asked.name}: {does_not_fit(ranked[0], asked.request)}")
     return 0
 
 
 def _answer(asked: Asked, ranked: list[Prediction], arguments: argparse.Namespace) -> None:
     """Print the first of the layouts, and write the files that were asked for."""
-    shown = ranked[: arguments.top]
-    fits = ranked[0].fits
-    reason = why(ranked) if fits and not arguments.given else ranked[0].verdict.capitalize() + "."
+    shown, fitting = ranked[: arguments.top], sum(one.fits for one in ranked)
     if arguments.json:
         import orjson
 
-        document = plan_document(
-            asked.name, asked.question, shown, sum(one.fits for one in ranked), asked.tokens, reason
-        )
+        document = plan_document(asked.name, asked.request, shown, fitting, asked.tokens)
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
-        facts = [*asked.facts(), *trust(ranked[0])]
-        tables = (text_table(facts), layout_table(shown, asked.tokens), memory_table(shown))
-        print("\n\n".join((*tables, textwrap.fill(f"1: {reason}", 118, subsequent_indent="   "))))
+        facts = text_table([*asked.facts(), *remarks(ranked[0])])
+        print("\n\n".join((facts, layout_table(shown, asked.tokens), memory_table(shown))))
         if not arguments.given:
-            print(f"{len(ranked)} layouts fit and are not plainly worse than another.")
+            print(f"\n{fitting} layouts fit and are not plainly worse than another.")
         if arguments.explain:
             print(f"\n{explain(ranked[0])}")
-    if arguments.write and fits:
+    if arguments.write and fitting:
         remark = f"# {asked.name} on {asked.gpus}: predicted by python -m training.plan\n"
         write_text(arguments.write, remark + config_text(asked.name, ranked[0].layout))
-    if arguments.html:
-        from training.planning.page import plan_page  # matplotlib takes a second to import
-
-        title = f"{asked.name} on {asked.gpus}"
-        write_text(arguments.html, plan_page(title, [*asked.facts(), *trust(ranked[0])], shown, asked.tokens, reason))
 
 
-def _given(asked: Asked) -> Prediction:
-    return Prediction(asked.workload, Layout.of(asked.experiment), asked.machine)
+def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
+    """Settings with one model, a published size, changed by overrides `section.key=value`.
+
+    Raises InputError for an unknown name, and ConfigError for an override that does not fit.
+    """
+    if name not in _SIZES:
+        raise InputError(
+            f"--model {name}: no published size has this name{closest(name, _SIZES)}; known: {', '.join(_SIZES)}; "
+            "--config FILE names a configuration with other models"
+        )
+    layers, width, heads, seq_len, batch = _SIZES[name]
+    experiment: dict[str, Any] = {
+        "model": {"n_layer": layers, "n_embd": width, "n_head": heads, "seq_len": seq_len},
+        "train": {"iterations": _ITERATIONS, "global_batch_size": batch},
+    }
+    raw = {"run": "results", "urls": ["-"], "models": {name: experiment}}
+    return validate(with_model_overrides(raw, overrides, name), "command line")
 
 
-def read_question(arguments: argparse.Namespace) -> Asked:
+def _read_request(arguments: argparse.Namespace) -> Asked:
     """What is asked, from the options and the configuration. Raises ConfigError or InputError."""
     if arguments.config is None:
-        settings = published_settings(arguments.model, arguments.overrides)
+        settings = _published_settings(arguments.model, arguments.overrides)
     else:
         settings = cli.read_settings(arguments)
     experiment = settings.experiment(arguments.model)
     gpus = _machine(arguments, settings, experiment)
     assumed = gpus.name == _DEFAULT_GPU and not (arguments.gpu or settings.cluster.gpu)
-    question = _question(arguments, experiment, gpus.per_node)
-    tokens = arguments.tokens or (experiment.train.iterations * question.global_batch_size * experiment.model.seq_len)
-    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, question, tokens, assumed)
+    request = _request(arguments, experiment, gpus.per_node)
+    tokens = arguments.tokens or (experiment.train.iterations * request.global_batch_size * experiment.model.seq_len)
+    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, request, tokens, assumed)
 
 
 def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:
-    """The kind of GPU, with the figures that options replace; or this machine's CPUs."""
-    cluster, own_figures = settings.cluster, (arguments.gpu_memory, arguments.peak_tflops)
-    here = arguments.config is not None and judges_this_machine(cluster) and not any(own_figures)
-    name = arguments.gpu or cluster.gpu or ("" if all(own_figures) else _CPUS if here else _DEFAULT_GPU)
+    """The kind of GPU, or this machine's CPUs."""
+    cluster = settings.cluster
+    here = arguments.config is not None and judges_this_machine(cluster)
+    name = arguments.gpu or cluster.gpu or (_CPUS if here else _DEFAULT_GPU)
     if name == _CPUS:
         configured = processes_of(experiment, cluster) if arguments.config else 1
         return this_cpu(arguments.gpus or configured, cluster.cpus_per_task)
-    return machine(name, cluster.gpus, arguments.gpus_per_node or cluster.gpus_per_node, *own_figures)
+    return machine(name, cluster.gpus, arguments.gpus_per_node or cluster.gpus_per_node)
 
 
-def _question(arguments: argparse.Namespace, experiment: Experiment, per_node: int) -> Question:
+def _request(arguments: argparse.Namespace, experiment: Experiment, per_node: int) -> PlanRequest:
     """The number of GPUs and the batch."""
     parallel, batch = experiment.parallel, arguments.max_global_batch_size or arguments.global_batch_size
     if arguments.given:
@@ -248,7 +233,7 @@ def _question(arguments: argparse.Namespace, experiment: Experiment, per_node: i
         cure = "" if arguments.given else f"--gpus {below} or {below + per_node}, or "
         raise InputError(f"{gpus} GPUs are no whole nodes of {per_node}; give {cure}another --gpus-per-node")
     size = batch or experiment.train.global_batch_size
-    return Question(gpus, size, arguments.max_global_batch_size is not None, arguments.micro_batch_size or 0)
+    return PlanRequest(gpus, size, arguments.max_global_batch_size is not None, arguments.micro_batch_size or 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Every process of a job runs it, as many as the layout asks for, alone or under t
 are random, so that no corpus is needed. The first steps compile and warm up; then `--steps` are timed. Memory is that
 of the fullest process: on a GPU the peak of all tensors, and what the driver says is taken beside them; on a CPU the
 resident set. FILE gets the figures as JSON, or {"failed": reason} if a process runs out of memory or fails otherwise.
-The goals, memory within 10 % and time within 15 %, are judged on GPUs only.
 """
 
 import platform
@@ -17,28 +16,27 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import psutil
 
 from common import cli
 from common.console import say
-from common.errors import ConfigError, InputError, LostRankError
+from common.errors import RESUME_ME, InputError, ToolkitError
 from common.files import write_json
 from common.settings import Experiment, Settings
-from training.leaving import leave_at_once
-from training.parallel.device import check_offload
-from training.parallel.launch import Launch, check_world_size, read_launch
-from training.parallel.network import check_interface
-from training.parallel.process_group import QuietExit, World, before_start, describe, exit_code, started
-from training.planning.auto import resolve
-from training.planning.check import predict
-from training.planning.comparison import Figures, goals, table
+from common.tables import readable_bytes, text_table
+from training.launch.device import check_offload
+from training.launch.process_group import World, describe, monitored, process_group
+from training.launch.rank import Launch, check_world_size, read_launch
+from training.launch.signals import leave_at_once
+from training.planning.fit import predict, resolve
+from training.planning.layout import by_part
 from training.planning.machines import Machine
+from training.planning.run import machine_of_device
 from training.planning.search import Prediction
-from training.planning.table import short
-from training.run_plan import machine_of_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +46,57 @@ if TYPE_CHECKING:
     from training.step import Session
 
 WARM_UP = 2  # steps: the first compiles, in the second caches and the allocator settle
+
+
+class Figures(NamedTuple):
+    """Bytes of the fullest process at its peak; seconds of a step, and speeds of all processes together."""
+
+    parameters: float
+    optimizer: float
+    """The optimiser's state."""
+    transient: float
+    """Everything else that tensors take at the peak: gradients, activations, logits and loss, communication."""
+    context: float
+    """What the process takes from its device beside tensors: the context, libraries, and what the allocator holds."""
+    step_seconds: float
+    tokens_per_second: float
+    mfu: float
+    """The share of the peak that the model's work takes."""
+
+    @property
+    def memory(self) -> float:
+        """Everything that the process takes from its device."""
+        return self.parameters + self.optimizer + self.transient + self.context
+
+    @classmethod
+    def predicted(cls, prediction: Prediction) -> Self:
+        """The planner's."""
+        parts = by_part(prediction.memory)
+        parameters, optimizer, context = (parts.pop(part, 0.0) for part in ("parameters", "optimizer", "context"))
+        speed = (prediction.step_seconds, prediction.tokens_per_second, prediction.mfu)
+        if prediction.machine.device == "cpu":
+            speed = (nan, nan, nan)  # not predicted
+        return cls(parameters, optimizer, sum(parts.values()), context, *speed)
+
+    @classmethod
+    def measured(cls, memory: tuple[float, float, float, float], step_seconds: float, of: Prediction) -> Self:
+        """Of a step in the layout of `of`: the first four figures, and its duration."""
+        faster = of.step_seconds / step_seconds
+        return cls(*memory, step_seconds, of.tokens_per_second * faster, of.mfu * faster)
+
+    def plain(self) -> dict[str, float]:
+        """As JSON."""
+        return {**self._asdict(), "memory": self.memory}
+
+
+def error_percent(predicted: float, measured: float) -> float | None:
+    """The error of a prediction in per cent of what was measured; None if nothing was."""
+    return 100 * (predicted - measured) / measured if measured else None
+
+
+def signed_percent(percent: float | None) -> str:
+    """`+4.2 %`."""
+    return "-" if percent is None else f"{percent:+.1f} %"
 
 
 @dataclass(frozen=True)
@@ -76,29 +125,24 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
     """
     launch, folder = read_launch(), settings.model_folder(name) / "probe"
     try:
-        with before_start(launch, folder):
-            try:
-                experiment = settings.experiment(name)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+        with monitored(launch, folder, settings.cluster.interface) as job:
+            experiment = settings.experiment(name)
             check_world_size(launch, experiment.parallel, name)
             check_offload(experiment.parallel, name)
-            check_interface(settings.cluster.interface)
             folder.mkdir(parents=True, exist_ok=True)
-        with started(launch, folder, settings.cluster) as world:
-            from training.operations import choose_operations
+            with process_group(job, settings.cluster) as world:
+                from training.operations import choose_operations
 
-            experiment, machine = _resolved(settings, name, launch, world)
-            choose_operations(experiment, world, folder)
-            memory, seconds = measure(experiment, world, steps)
-            if world.rank == 0:
-                prediction = predict(experiment, machine)
-                _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
-    except LostRankError as error:  # it says nothing about the layout
-        return exit_code(error)
-    except (Exception, QuietExit) as error:
-        if output is not None:
-            _record_failure(output, error.message if isinstance(error, QuietExit) else describe(error))
+                experiment, machine = _resolved(settings, name, launch, world)
+                choose_operations(experiment, world, folder)
+                memory, seconds = measure(experiment, world, steps)
+                if world.rank == 0:
+                    prediction = predict(experiment, machine)
+                    _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
+    except Exception as error:
+        lost = isinstance(error, ToolkitError) and error.exit_code == RESUME_ME  # it says nothing about the layout
+        if output is not None and not lost:
+            _record_failure(output, describe(error))
         raise
     return 0
 
@@ -202,10 +246,8 @@ def _report(name: str, prediction: Prediction, measured: Figures, steps: int, ou
     import torch
 
     layout, machine, predicted = prediction.layout, prediction.machine, Figures.predicted(prediction)
-    say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {short(layout)}")
-    say(table(predicted, measured))
-    for line in goals(predicted, measured, machine):
-        say(line)
+    say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {layout}")
+    say(_table(predicted, measured))
     if output is not None:
         found = {
             "model": name,
@@ -219,6 +261,28 @@ def _report(name: str, prediction: Prediction, measured: Figures, steps: int, ou
         write_json(output, found)
 
 
+def _table(predicted: Figures, measured: Figures) -> str:
+    """A line per figure."""
+    size = readable_bytes
+    rows = {
+        "parameters": (predicted.parameters, measured.parameters, size),
+        "optimizer": (predicted.optimizer, measured.optimizer, size),
+        "gradients, activations, loss, communication": (predicted.transient, measured.transient, size),
+        "allocator and context": (predicted.context, measured.context, size),
+        "memory of the fullest process": (predicted.memory, measured.memory, size),
+        "step": (1000 * predicted.step_seconds, 1000 * measured.step_seconds, "{:,.1f} ms".format),
+        "tokens/s": (predicted.tokens_per_second, measured.tokens_per_second, "{:,.0f}".format),
+        "MFU": (predicted.mfu, measured.mfu, "{:.1%}".format),
+    }
+    lines = [("", "predicted", "measured", "error")]
+    for name, (ours, theirs, form) in rows.items():
+        error = signed_percent(error_percent(ours, theirs))
+        lines.append(
+            (name, *(("not predicted", form(theirs), "-") if isnan(ours) else (form(ours), form(theirs), error)))
+        )
+    return text_table(lines, "lrrr")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("training.probe", __doc__)
@@ -226,9 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=cli.positive_int, default=5, metavar="N", help="steps to time (default 5)")
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="the figures as JSON, or why it failed")
     arguments = parser.parse_args(argv)
-    with before_start(read_launch()):
-        settings = cli.read_settings(arguments)
-    return probe(settings, arguments.model, arguments.steps, arguments.output)
+    return probe(cli.read_settings(arguments), arguments.model, arguments.steps, arguments.output)
 
 
 if __name__ == "__main__":

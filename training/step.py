@@ -19,15 +19,23 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common.settings import Experiment
 from common.workers import batched, threaded_map
-from training.dataset.batches import Batch, BatchForm, TokenSource, copied_ahead, masked, micro_batches, read_batch
+from training.dataset.batches import (
+    Batch,
+    BatchForm,
+    TokenSource,
+    masked,
+    micro_batches,
+    prefetch_to_device,
+    read_batch,
+)
 from training.dataset.blend import Blend
+from training.launch.process_group import World
 from training.metrics.timers import Timers
 from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import clip_factor, global_norm, sync_gradients
 from training.parallel.layout import coordinates
 from training.parallel.pipeline import Pipeline, Stage
-from training.parallel.process_group import World
 from training.parallel.randomness import RandomStreams
 
 
@@ -71,7 +79,7 @@ def step_batches(session: Session, data: TokenSource, consumed: int) -> Generato
     samples = _sample_ranges(session, consumed)
     with closing(threaded_map(read, samples, session.experiment.train.readers, 2 * accumulation)) as batches:
         steps = batched(batches, accumulation)
-        yield from copied_ahead(steps, device) if device.type == "cuda" else steps
+        yield from prefetch_to_device(steps, device) if device.type == "cuda" else steps
 
 
 def _batch_form(session: Session, data: TokenSource, pinned: bool = False) -> BatchForm:

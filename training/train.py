@@ -12,62 +12,46 @@ job has the model folder.
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from common import cli
 from common.config import settings_text
-from common.errors import LostRankError, TakenOverError, ToolkitError
+from common.errors import RESUME_ME
 from common.settings import Settings
-from training.leaving import RESUME_ME, TO_CURE, disarm, leave_at_once
+from training.launch.device import check_offload
+from training.launch.process_group import monitored, process_group
+from training.launch.rank import check_world_size, read_launch
+from training.launch.signals import ignore_signals, leave_at_once
 from training.metrics.boards import check_boards
-from training.model_folder import mark_failed, stopped_mark
-from training.parallel.device import check_offload
-from training.parallel.launch import Launch, check_world_size, read_launch
-from training.parallel.network import check_interface
-from training.parallel.process_group import QuietExit, before_start, exit_code, started
-from training.run_plan import fit_plan, make_plan
+from training.model_folder import stopped_mark
+from training.planning.run import fit_plan, make_plan
 
 
 def train(settings: Settings, name: str) -> int:
     """Train the model `name`; every process of the job calls this and reads its rank from its environment.
 
-    Returns the exit code: 0; RESUME_ME if the run was asked to stop before its end, or if another process died;
-    TAKEN_OVER if a newer job has the model folder. Raises ToolkitError for what a person has to cure.
+    Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end. Raises ToolkitError, whose exit
+    code tells an error that a person must cure from a rank that died and a lock that was lost.
     """
-    launch = read_launch()
-    folder = settings.model_folder(name)
-    try:
-        return _train(settings, name, launch, folder)
-    except (LostRankError, TakenOverError) as error:
-        return exit_code(error)
-    except (ToolkitError, QuietExit) as error:
-        code, message = (error.code, error.message) if isinstance(error, QuietExit) else (TO_CURE, str(error))
-        if launch.launcher == "slurm" and code == TO_CURE:
-            mark_failed(folder, launch.key, message)
-        raise
-
-
-def _train(settings: Settings, name: str, launch: Launch, folder: Path) -> int:
-    with before_start(launch, folder):
+    launch, folder, cluster = read_launch(), settings.model_folder(name), settings.cluster
+    with monitored(launch, folder, cluster.interface) as job:
         plan = make_plan(settings, name)
         experiment = plan.experiment
         check_world_size(launch, experiment.parallel, name)
         check_offload(experiment.parallel, name)
         check_boards(experiment.log, name)
-        check_interface(settings.cluster.interface)
         folder.mkdir(parents=True, exist_ok=True)
         if launch.rank == 0:
             stopped_mark(folder).unlink(missing_ok=True)
-    with started(launch, folder, settings.cluster) as world:
-        from training.trainer import run_training  # imports torch for seconds: after every check that needs none
+        with process_group(job, cluster) as world:
+            from training.trainer import run_training  # imports torch for seconds: after every check that needs none
 
-        plan, settings = fit_plan(plan, settings, launch, world)
-        text = settings_text(settings)
-        finished = run_training(
-            plan.experiment, plan.data, plan.tokenize, folder, world, plan=plan.as_dict, settings=text
-        )
-        disarm()
-        return 0 if finished else RESUME_ME
+            plan, settings = fit_plan(plan, settings, launch, world)
+            text = settings_text(settings)
+            finished = run_training(
+                plan.experiment, plan.data, plan.tokenize, folder, world, plan=plan.as_dict, settings=text
+            )
+            ignore_signals()
+    return 0 if finished else RESUME_ME
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("training.train", __doc__)
     cli.add_model_settings(parser)
     arguments = parser.parse_args(argv)
-    with before_start(read_launch()):
-        settings = cli.read_settings(arguments)
-    return train(settings, arguments.model)
+    return train(cli.read_settings(arguments), arguments.model)
 
 
 if __name__ == "__main__":

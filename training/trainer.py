@@ -1,7 +1,7 @@
 """The training of one model, from the start of a job to its last checkpoint. Every process of the job runs this.
 
-`run_training` claims the model folder, builds the model, loads the newest checkpoint and calls `Trainer.run`:
-each iteration trains one step (`training.step`), and reports, validates and saves when due.
+`run_training` locks the model folder, builds the model, loads the newest checkpoint and calls `Trainer.run`: each
+iteration trains one step (`training.step`), and reports, validates and saves when due.
 """
 
 import math
@@ -16,34 +16,34 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from common import run_card
-from common.console import note, say, warn
+from common.console import say, warn
 from common.errors import ConfigError, InputError
 from common.files import read_rows, write_json, write_text
-from common.settings import Experiment, TokenizeSettings
+from common.settings import Experiment, TokenizeSettings, changes
 from corpus.index import suffixed
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
 from training.checkpoint.async_save import CheckpointWriter
 from training.dataset.batches import Batch
-from training.dataset.blend import Blend
-from training.dataset.splits import Splits
-from training.huggingface.finetune import load_finetune
+from training.dataset.blend import Blend, Splits
+from training.huggingface.pretrained import load_finetune
+from training.launch.preflight import checkpoint_bytes, preflight
+from training.launch.process_group import World
+from training.metrics.boards import open_boards
+from training.metrics.device import peak_tflops
 from training.metrics.logger import MetricsLogger
 from training.metrics.timers import Timers
-from training.monitoring.diagnosis import first_non_finite
-from training.monitoring.guard import Guard
+from training.monitoring.guard import Guard, first_non_finite
 from training.monitoring.heartbeat import Heartbeat
-from training.monitoring.run_claim import RunClaim
+from training.monitoring.run_lock import RunLock
 from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.operations import choose_operations
 from training.optimizer import learning_rate, make_optimizer, rate_change, steps_taken
 from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.layout import build_model, compile_mode, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline
-from training.parallel.preflight import preflight
-from training.parallel.process_group import World
 from training.parallel.randomness import RandomStreams
-from training.planning.check import duration
+from training.planning.run import duration
 from training.step import Session, Step, run_micro_batches, step_batches, train_step, validate
 
 _LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem several times slower than it is
@@ -69,40 +69,46 @@ def run_training(
     newest = checkpoint.newest(folder)
     if newest is not None:
         fits = partial(checkpoint.check_fits, newest, name=folder.name, experiment=experiment, data=data.train)
-        if remark := run_on_all_ranks(fits if on_rank0 else str):
-            note(remark)
+        run_on_all_ranks(fits if on_rank0 else lambda: None)
         if newest.progress.iteration >= train.iterations:
             if on_rank0:
                 say(f"{newest.path}: already at iteration {newest.progress.iteration} of {train.iterations}")
                 _write_done(folder, newest)
             return True
 
-    claim = RunClaim(folder, world.rank, world.job)
-    claim.take()
+    lock = RunLock(folder, world.rank, world.job)
+    lock.take()
     start = newest.progress if newest is not None else Progress(0, 0)
     if on_rank0:
         if newest is not None:
             say(f"resumed from {newest.path}: {train.iterations - start.iteration:,} iterations left")
-            if changes := checkpoint.changed_keys(newest.experiment, experiment):
-                say(f"changed since {newest.path.name}: {changes}")
+            then, now = (
+                {key: one.recipe[key] for key in ("model", "train")} for one in (newest.experiment, experiment)
+            )
+            if changed := changes(then, now):
+                say(f"changed since {newest.path.name}: {', '.join(changed)}")
         kept = plan(start.iteration, start.consumed_samples)
         say(kept["text"])
         write_json(folder / "plan.json", kept)
         write_text(folder / "settings.yaml", settings)
-        _write_card(folder, experiment, data, world)
+        seeds = run_card.seeds(experiment.model_dump())
+        _write_card(folder, seeds, [experiment.finetune] if experiment.finetune else [], data.train, world)
         _ = data.train.content  # cached now: the files may change during the run
         (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised
-    job = f"{world.job}-{claim.token}"
+    job = f"{world.job}-{lock.token}"
     with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
         mesh = make_mesh(experiment.parallel, world.device.type)
-        preflight(world, mesh, experiment, folder)
+        preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
         choose_operations(experiment, world, folder)
         session = open_session(experiment, world, mesh)
         progress = _load(session, newest)
         if newest is None and world.device.type == "cpu" and not train.allow_slow:
             _check_speed(session, data.train, folder.name)
+        config, at = experiment.model_dump(mode="json"), progress.iteration
+        boards = open_boards(experiment.log, folder.name, folder, at, config, on_rank0=on_rank0)
+        peak = peak_tflops(world.device, train.precision, experiment.log.peak_tflops)
         with (
-            Stop(folder, claim) as stop,  # before it, a signal ends the process at once
+            Stop(folder, lock) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(
                 folder,
                 session.parameters,
@@ -110,26 +116,29 @@ def run_training(
                 experiment,
                 tokenize,
                 data.train,
-                may_write=claim.require,
-                mark=claim.token,
+                may_write=lock.require,
+                mark=lock.token,
             ) as writer,
             MetricsLogger(
                 folder,
                 folder.name,
-                experiment,
+                train,
+                experiment.model,
                 world,
                 session.timers,
-                progress.iteration,
+                peak,
+                boards,
+                at,
                 progress.journal,
-                may_write=claim.is_held,
+                may_write=lock.is_held,
             ) as logger,
         ):
             guard = Guard(train, experiment.watch, progress.guard)
-            trainer = Trainer(session, data, folder, claim, stop, heartbeat, guard, writer, logger, progress)
+            trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress)
             with closing(step_batches(session, data.train, progress.consumed_samples)) as batches:
                 trainer.run(batches)
-    with suppress(OSError):  # the run is over; its claim is only tidied up
-        claim.release()
+    with suppress(OSError):  # the run is over; its lock is only tidied up
+        lock.release()
     return trainer.progress.iteration >= train.iterations
 
 
@@ -141,7 +150,10 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
     parallel = experiment.parallel
     mesh = mesh or make_mesh(parallel, world.device.type)
     stages = build_model(experiment, mesh, world.device)
-    pipeline = Pipeline(stages, experiment, mesh, world.device) if mesh and parallel.pipeline > 1 else None
+    pipeline = None
+    if mesh and parallel.pipeline > 1:
+        shape = (experiment.train.micro_batch_size, experiment.model.seq_len, experiment.model.n_embd)
+        pipeline = Pipeline(stages, parallel, shape, experiment.accumulation, mesh, world.device)
     pp, dp, tp = coordinates(mesh)
     streams = RandomStreams(experiment.train.seed, (pp, dp, tp) if parallel.sequence_parallel else (pp, dp))
     if parallel.tensor > 1 and not parallel.sequence_parallel:
@@ -200,7 +212,7 @@ class Trainer:
     session: Session
     data: Splits
     folder: Path
-    claim: RunClaim
+    lock: RunLock
     stop: Stop
     heartbeat: Heartbeat
     guard: Guard
@@ -246,12 +258,12 @@ class Trainer:
         step = train_step(session, iteration, batch, rate, guard.scale, guard.accepts, self.stop.poll())
         if not self.first_step_reported:
             self.first_step_reported = True
-            compiled = compile_mode(session.experiment, session.world.device) != "none"
+            compiled = compile_mode(session.experiment.train.compile, session.world.device) != "none"
             if compiled and session.world.rank == 0:
                 say(f"iteration {iteration} took {time.perf_counter() - begun:.0f} s, nearly all of it compilation")
         guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
-            self.claim.require_on_all_ranks()
+            self.lock.require_on_all_ranks()
         guard.check(iteration, partial(_find_non_finite, session, batch))
         self.logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)
         if guard.spike and session.world.rank == 0:
@@ -288,7 +300,7 @@ class Trainer:
     def _end(self) -> None:
         """Wait for the last checkpoint; write done.json if the run is finished."""
         self.writer.wait()
-        self.claim.require_on_all_ranks()
+        self.lock.require_on_all_ranks()
         if self.progress.iteration >= self.session.experiment.train.iterations and self.session.world.rank == 0:
             assert self.writer.newest is not None
             _write_done(self.folder, checkpoint.read_manifest(self.writer.newest))
@@ -300,13 +312,10 @@ def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
     return first_non_finite(models, session.parameters, partial(run_micro_batches, session, batches, 1.0, train=False))
 
 
-def _write_card(folder: Path, experiment: Experiment, data: Splits, world: World) -> None:
-    """Write MODEL_FOLDER/run.json, the card of this start."""
-    prefixes = [part.corpus.prefix for part in data.train.parts]
-    inputs = [suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")]
-    if experiment.finetune is not None:
-        inputs.append(experiment.finetune)
-    seeds = run_card.seeds(experiment.model_dump())
+def _write_card(folder: Path, seeds: Mapping[str, int], start: Sequence[Path], data: Blend, world: World) -> None:
+    """Write MODEL_FOLDER/run.json, the card of this start, which may `start` from weights."""
+    prefixes = [part.corpus.prefix for part in data.parts]
+    inputs = [*(suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")), *start]
     more = {"job": world.job, "processes": world.size}
     run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", seeds=seeds, inputs=inputs, **more)
 

@@ -4,32 +4,32 @@ One batch is one sbatch call: an array of tasks, each with a list of shards. RUN
 
     batch.sh          the script that Slurm runs
     run_batch.py      a copy of cluster/corpus_jobs/run_batch.py, which works on the list of a task
-    0.json            the shards of task 0: name, command, threads, logs
+    batch.json        the job id (written when Slurm has accepted the batch), and what was asked
+    0.json            the shards of task 0: commands, threads, logs
     0.results         what became of them, one line per event
-    batch.json        the job id, written when Slurm has accepted the batch
-    abandoned         exists if nobody waits for the batch: its tasks then run nothing
-    0.abandoned       the same for one task
+    0.abandoned       exists if nobody waits for task 0: it then runs nothing
 
 A batch whose shards have all been reported is removed, so what is found here when a run starts was left by a Snakemake
 that died.
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster.corpus_jobs.run_batch import read_events
-from cluster.slurm import site_options
+from cluster.slurm import batch_script, site_options
 from common.console import QUIET
 from common.files import write_json
 from common.settings import SiteSettings
@@ -45,7 +45,7 @@ class Shard:
     """What a task runs for one job of the DAG."""
 
     key: str
-    """A hash of its rule and outputs."""
+    """A hash of its rule and outputs, the same over several runs of Snakemake."""
     label: str
     """What people call it: 0003, or the rule's name."""
     rule: str
@@ -71,13 +71,8 @@ class Request:
 
 
 def key_of(rule: str, outputs: Iterable[object]) -> str:
-    """What names a job of the DAG over several runs of Snakemake."""
+    """`Shard.key` of a job of the DAG."""
     return hashlib.sha256("\n".join([rule, *map(str, outputs)]).encode()).hexdigest()[:20]
-
-
-def rule_key(rule: str) -> str:
-    """What a rule is called in the configuration: dedup_bands_3 is one of the jobs of dedup_bands."""
-    return re.sub(r"_\d+$", "", rule)
 
 
 def split(count: int, per_task: int, max_tasks: int) -> list[list[range]]:
@@ -92,7 +87,7 @@ def split(count: int, per_task: int, max_tasks: int) -> list[list[range]]:
 
 @dataclass(eq=False)
 class Task:
-    """One task of a batch, and what its result file says."""
+    """One task of a batch, what its result file says, and what the executor knows of it."""
 
     folder: Path
     index: int
@@ -110,6 +105,14 @@ class Task:
     """When each shard started: seconds since the epoch by the clock of the file system."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The exit code, seconds and peak memory of each shard that has ended."""
+    waiting: dict[int, Any] = field(default_factory=dict)
+    """The jobs of the DAG that wait for its shards; None for one that is not ready yet."""
+    missing: float | None = None
+    """Since when Slurm's queue has not had it."""
+    gone: bool = False
+    """Whether Slurm has nothing more of it."""
+    batch: list["Task"] = field(default_factory=list)
+    """The tasks of its batch."""
     _offset: int = 0
     _first: bool = True
 
@@ -132,14 +135,27 @@ class Task:
         """What the task and Slurm itself print."""
         return self.folder.parent.parent / "logs" / FOLDER / f"{self.folder.name}_{self.index}.log"
 
+    @property
+    def done(self) -> bool:
+        """Whether nobody waits for it and Slurm does not need its files."""
+        return not self.waiting and (self.gone or len(self.ended) == len(self.shards))
+
     def abandon(self) -> None:
         """Make the task run nothing more, even if Slurm starts it later."""
-        (self.folder / f"{self.index}.abandoned").touch()
+        self._abandoned.touch()
 
     @property
     def abandoned(self) -> bool:
-        """Whether it has been given up."""
-        return any((self.folder / name).exists() for name in ("abandoned", f"{self.index}.abandoned"))
+        """Whether it was abandoned."""
+        return self._abandoned.exists()
+
+    @property
+    def _abandoned(self) -> Path:
+        return self.folder / f"{self.index}.abandoned"
+
+    def accepted(self, job: str) -> None:
+        """Slurm has accepted its batch as `job`."""
+        self.job = f"{job}_{self.index}" if len(self.batch) > 1 else job
 
 
 def exported(environment: Mapping[str, str]) -> dict[str, str]:
@@ -164,36 +180,23 @@ def write_batch(
     run: Path, shards: Sequence[Shard], parts: Sequence[range], request: Request, site: SiteSettings
 ) -> list[Task]:
     """Write the files of a batch whose tasks work on `parts` of `shards`. Returns its tasks, not yet submitted."""
-    name = title([shard.rule for shard in shards])
-    folder = _new_folder(run.absolute() / FOLDER, name)
+    name, parent = title([shard.rule for shard in shards]), run.absolute() / FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}.{time.strftime('%Y%m%d-%H%M%S')}.", dir=parent))
+    shown = context(os.environ)
     tasks = [
-        Task(folder, index, [shards[number] for number in part], request, context(os.environ))
-        for index, part in enumerate(parts)
+        Task(folder, index, [shards[number] for number in part], request, shown) for index, part in enumerate(parts)
     ]
     for task in tasks:
-        first, last = task.shards[0].label, task.shards[-1].label
-        labels = first if first == last else f"{first}-{last}"
-        content = {"name": f"{run.name}.{name}.{labels}", "shards": [asdict(shard) for shard in task.shards]}
-        (folder / f"{task.index}.json").write_text(json.dumps(content), encoding="utf-8")
+        task.batch = tasks
+        content = json.dumps([asdict(shard) for shard in task.shards])
+        (folder / f"{task.index}.json").write_text(content, encoding="utf-8")
         (folder / f"{task.index}.results").touch()
     shutil.copyfile(_RUNNER, folder / _RUNNER.name)
     tasks[0].log.parent.mkdir(parents=True, exist_ok=True)
     (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site), encoding="utf-8")
     _write_record(tasks)
     return tasks
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    start = time.strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):
-        folder = parent / f"{name}.{start}" if number == 1 else parent / f"{name}.{start}.{number}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError
 
 
 def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
@@ -214,16 +217,8 @@ def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
         *([f"--time={request.minutes}"] if request.minutes else []),
         *site_options(site),
     ]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {shlex.quote(option)}" for option in options),
-            *(f"export {name}={shlex.quote(value)}" for name, value in exported(os.environ).items()),
-            *site.setup,
-            f"exec {shlex.join([sys.executable, '-IS', str(folder / _RUNNER.name), str(folder)])}",
-            "",
-        ]
-    )
+    runner = shlex.join([sys.executable, "-IS", str(folder / _RUNNER.name), str(folder)])
+    return batch_script(options, exported(os.environ), [*site.setup, f"exec {runner}"])
 
 
 def _write_record(tasks: Sequence[Task], job: str = "") -> None:
@@ -236,31 +231,38 @@ def accepted(tasks: Sequence[Task], job: str) -> None:
     """Record that Slurm has accepted a batch as `job`."""
     _write_record(tasks, job)
     for task in tasks:
-        task.job = f"{job}_{task.index}" if len(tasks) > 1 else job
+        task.accepted(job)
 
 
-def left_over(run: Path) -> Iterator[Task]:
+def recorded(run: Path) -> Iterator[Task]:
     """The tasks of all batches whose shards have not all been reported, those of the newest batch last."""
     records = list((run.absolute() / FOLDER).glob("*/batch.json"))
     for folder in [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime)]:
         try:
             record = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
+            tasks: list[Task] = []
             for index in range(record["tasks"]):
-                content = json.loads((folder / f"{index}.json").read_text(encoding="utf-8"))
-                shards = [Shard(**shard) for shard in content["shards"]]
-                task = Task(folder, index, shards, Request(**record["request"]), record["context"])
-                if record["job"]:
-                    task.job = f"{record['job']}_{index}" if record["tasks"] > 1 else record["job"]
-                task.read()
-                yield task
+                shards = json.loads((folder / f"{index}.json").read_text(encoding="utf-8"))
+                request = Request(**record["request"])
+                tasks.append(Task(folder, index, [Shard(**shard) for shard in shards], request, record["context"]))
+                tasks[-1].read()
         except (OSError, ValueError, KeyError, TypeError):
             continue  # Snakemake died, or another one is at work, before the batch was complete: Slurm does not have it
+        for task in tasks:
+            task.batch = tasks
+            if record["job"]:
+                task.accepted(record["job"])
+        yield from tasks
+
+
+def remove_if_done(task: Task) -> None:
+    """Remove the files of a task's batch if nobody needs them any more."""
+    if all(one.done for one in task.batch):
+        remove(task.folder)
 
 
 def remove(folder: Path) -> None:
     """Remove the files of a batch, and the folder of all batches if it is empty."""
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with suppress(OSError):
         folder.parent.rmdir()
-    except OSError:
-        return

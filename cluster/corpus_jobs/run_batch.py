@@ -9,11 +9,11 @@ FOLDER/INDEX.json lists the shards of task INDEX; FOLDER/INDEX.results receives 
     {"end": I, "exit": CODE, "seconds": S, "max_rss_mb": M}   shard I ended; a negative code is a signal
 
 A requeued task skips shards that have ended. A shard that fails does not stop the others. SIGTERM (time limit,
-preemption, scancel) goes on to the running command, and what has not ended stays unrecorded. A task leaves quietly if
-a newer one works on the same list, or if the file FOLDER/abandoned or FOLDER/INDEX.abandoned exists.
+preemption, scancel) is passed on to the running command, and what has not ended stays unrecorded. A task leaves quietly
+if a newer one works on the same list, or if the file FOLDER/INDEX.abandoned exists.
 
-The file needs nothing but the standard library: a copy of it lies in FOLDER, so that edited code never changes the
-runner of a queued job.
+The file needs only the standard library: a copy of it lies in FOLDER, so that edited code never changes the runner of a
+queued job.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _THREADS = (
 
 
 def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The events after byte `offset`, and the offset behind them. A line that is not finished yet is left for later."""
+    """The events after byte `offset`, and the offset after them. An unfinished line is left for later."""
     with open(path, "rb") as file:
         file.seek(offset)
         data = file.read()
@@ -49,7 +49,7 @@ def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     return events, offset + len(whole)
 
 
-def keep_log(path: str) -> None:
+def _keep_log(path: str) -> None:
     """Rename the log of an attempt that ended: 0003.log becomes 0003.attempt1.log, the next one 0003.attempt2.log."""
     if os.path.exists(path):
         stem, ending = os.path.splitext(path)
@@ -57,16 +57,6 @@ def keep_log(path: str) -> None:
         while os.path.exists(f"{stem}.attempt{number}{ending}"):
             number += 1
         os.replace(path, f"{stem}.attempt{number}{ending}")
-
-
-def forget_logs(log: str) -> None:
-    """Remove the logs of failed attempts that an earlier run kept."""
-    stem, ending = os.path.splitext(log)
-    for number in range(1, 100):
-        try:
-            os.remove(f"{stem}.attempt{number}{ending}")
-        except FileNotFoundError:
-            return
 
 
 class Task:
@@ -91,8 +81,8 @@ class Task:
             os.fsync(file.fileno())
 
     def wanted(self) -> bool:
-        """Whether nobody gave this task up, and no other copy of it works on the list."""
-        if any(os.path.exists(f"{self.folder}/{name}") for name in ("abandoned", f"{self.index}.abandoned")):
+        """Whether this task was not abandoned, and no other copy of it works on the list."""
+        if os.path.exists(f"{self.folder}/{self.index}.abandoned"):
             return False
         try:
             begun = [event for event in read_events(self.results)[0] if "begin" in event]
@@ -107,7 +97,7 @@ class Task:
         self._signal(signal.SIGTERM)
 
     def watch(self, *_: object) -> None:
-        """Stop if this task is not wanted any more."""
+        """Stop if this task is no longer wanted."""
         if not self.stopping and not self.wanted():
             self.kill_at = time.monotonic() + GRACE
             self.stop()
@@ -115,7 +105,7 @@ class Task:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> bool:
-        """Signal the running command and all that it started; returns whether there is any of it."""
+        """Signal the running command and all that it started; returns whether any of it is alive."""
         if self.child is None:
             return False
         try:
@@ -127,7 +117,6 @@ class Task:
     def execute(self, shard: dict[str, Any]) -> dict[str, object]:
         """Run a shard's command; returns its exit code, seconds and peak memory."""
         environment = {**os.environ, **dict.fromkeys(_THREADS, str(shard["threads"]))}
-        environment.update(dict.fromkeys(("TMPDIR", "TMP", "TEMPDIR", "TEMP"), tempfile.gettempdir()))
         command, script = [shard["shell"], "-c", shard["command"]], ""
         if len(shard["command"].encode()) > _LONGEST_ARGUMENT:
             descriptor, script = tempfile.mkstemp(suffix=".sh")
@@ -140,35 +129,34 @@ class Task:
         if self.stopping:  # the signal came before there was a child
             self._signal(signal.SIGTERM)
         _, status, usage = os.wait4(self.child.pid, 0)
-        self.child.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait again
+        self.child.returncode = code = os.waitstatus_to_exitcode(status)  # Popen must not wait again
         while self.stopping and self._signal(0):  # the shell ends before the program that it started
             time.sleep(0.05)
         if script:
             os.remove(script)
-        seconds, code = round(time.monotonic() - started, 3), self.child.returncode
         self.child = None
+        seconds = round(time.monotonic() - started, 3)
         return {"exit": code, "seconds": seconds, "max_rss_mb": usage.ru_maxrss // 1024}
 
     def run(self) -> int:
         """Run every shard that has not ended; returns the exit code of the task."""
         with open(f"{self.folder}/{self.index}.json", encoding="utf-8") as file:
-            task = json.load(file)
+            shards = json.load(file)
         self.record(begin=self.restarts, job=self.job)
         if not self.wanted():
-            print("another job works on these shards, or they were given up", flush=True)
+            print("another job works on these shards, or they were abandoned", flush=True)
             return 0
         events = read_events(self.results)[0]
         codes = {event["end"]: event["exit"] for event in events if "end" in event}
-        renamed = self._rename(task["name"])
         if self.restarts and any(event.get("start", -1) not in (-1, *codes) for event in events):
             time.sleep(TAKEOVER)
-        for number, shard in enumerate(task["shards"]):
+        for number, shard in enumerate(shards):
             if self.stopping or not self.wanted():
                 break
             if number in codes:
                 continue
             for log in shard["logs"]:
-                keep_log(log)
+                _keep_log(log)
             self.record(start=number, time=os.stat(self.results).st_mtime)
             result = self.execute(shard)
             print(f"{shard['label']}: exit code {result['exit']} after {result['seconds']} s", flush=True)
@@ -176,18 +164,9 @@ class Task:
                 break
             self.record(end=number, **result)
             codes[number] = result["exit"]
-        if renamed is not None:
-            renamed.kill()
-        if self.stopping or len(codes) < len(task["shards"]):
+        if self.stopping or len(codes) < len(shards):
             return 143
         return 1 if any(codes.values()) else 0
-
-    def _rename(self, name: str) -> "subprocess.Popen[bytes] | None":
-        """Show the first and last shard in squeue. Does not wait: a busy controller must not delay the work."""
-        command = ["scontrol", "update", f"jobid={self.job}", f"jobname={name}"]
-        with contextlib.suppress(OSError):
-            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return None
 
 
 def main(folder: str) -> int:

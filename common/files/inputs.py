@@ -23,7 +23,6 @@ Kind = Literal["shards", "lists", "files"]
 _SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
 _UNFINISHED = re.compile(r".*\.(tmp|journal)")
 _FIGURES = re.compile(r"(.*\.)?(stats|counts)\.json|clusters\.json")
-_REJECTS = re.compile(r".*\.rejects\.jsonl.*")  # names from before lines were marked
 _REJECTS_FOLDERS = ("rejects", "removed")
 _NOUNS: dict[Kind, str] = {"shards": "shards of documents", "lists": "lists or texts", "files": "files"}
 _NAMED = 3  # files that a note names
@@ -54,8 +53,6 @@ def _refuse(error: OSError) -> NoReturn:
 
 def _is_rejects(path: Path) -> bool:
     """Whether a file holds rejects; an empty one is recognised by its folder."""
-    if _REJECTS.fullmatch(path.name):
-        return True
     line = first_line(path) if path.is_file() else b"?"  # a pipe can be read only once
     return is_marked(line) if line else path.parent.name in _REJECTS_FOLDERS
 

@@ -1,6 +1,6 @@
 """Reads text files as lines, blocks and rows: decompresses by suffix, skips a byte-order mark, reports damage.
 
-Regular files, pipes (`<(zcat …)`, /dev/fd/N), character devices and `-` (stdin) are all read once, in order.
+Regular files, pipes (`<(zcat …)`) and `-` (stdin) are all read once, in order.
 """
 
 import bz2
@@ -13,19 +13,44 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import orjson
 import zstandard
 
 from common.errors import EncodingError, InputError
-from common.files.formats import HEAD, foreign
-from common.files.outputs import descriptor_of
 from common.files.writing import naming
 
 _CHUNK = 1 << 20  # bytes read at a time
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
-_READABLE = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISSOCK)
+_READABLE = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISCHR)
+
+
+_PACKED = "-compressed; decompress it, or end its name in {} if it is text"
+_CONVERT = "; convert it to JSON lines"
+_FOREIGN = {
+    b"\xff\xff\xff\xff": "Arrow" + _CONVERT,
+    b"ARROW1\0\0": "Arrow" + _CONVERT,
+    b"PAR1\x15": "Parquet" + _CONVERT,
+    b"\xff\xfe": "UTF-16 text (it begins with that byte-order mark); convert it to UTF-8",
+    b"\xfe\xff": "UTF-16 text (it begins with that byte-order mark); convert it to UTF-8",
+    b"\0\0\xfe\xff": "UTF-32 text (it begins with that byte-order mark); convert it to UTF-8",  # FF FE 00 00, too
+    b"\x1f\x8b\x08": "gzip" + _PACKED.format(".gz"),
+    b"\x28\xb5\x2f\xfd": "zstd" + _PACKED.format(".zst"),
+    b"\xfd7zXZ\0": "xz" + _PACKED.format(".xz"),
+    b"BZh91AY&SY": "bzip2" + _PACKED.format(".bz2"),
+    b"PK\x03\x04": "a zip archive; unpack it",
+    b"WARC/": "WARC; python -m corpus.scrape --warc extracts its pages",
+    b"filedesc://": "ARC; convert it: warcio recompress FILE.arc.gz FILE.warc.gz",
+}
+_HEAD = 512  # bytes that `foreign` needs; tar's name is at byte 257
+
+
+def foreign(head: bytes) -> str:
+    """What a file that begins with `head` is, and the cure; empty if it may be text."""
+    if head[257:262] == b"ustar":
+        return "a tar archive; unpack it"
+    return next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), "")
 
 
 class _Decompressor(Protocol):
@@ -105,7 +130,7 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     frame, started, frames, head = new_frame(), False, 0, b""
     try:
         for data in blocks:
-            head = head or data[:HEAD]
+            head = head or data[:_HEAD]
             while True:
                 if frames and not started and name in ("gzip", "xz"):
                     data = data.lstrip(b"\0")  # both formats allow zero padding
@@ -134,7 +159,7 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
 def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """The chunks of a text without its byte-order mark. Raises EncodingError for another encoding or format."""
     head = b""
-    while len(head) < HEAD and (chunk := next(chunks, b"")):
+    while len(head) < _HEAD and (chunk := next(chunks, b"")):
         head += chunk
     if found := foreign(head):
         raise EncodingError(f"{path}: {found}")
@@ -144,7 +169,7 @@ def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a path can be read like a file: a regular file, a pipe, /dev/null or stdin."""
+    """Whether a path can be read like a file: a regular file, a pipe, a terminal, /dev/null or stdin."""
     if str(path) == "-":
         return True
     try:
@@ -154,25 +179,16 @@ def is_readable(path: Path) -> bool:
     return any(kind(mode) for kind in _READABLE)
 
 
-def _open(path: Path) -> IO[bytes]:
-    mode = os.stat(path).st_mode
-    if not any(kind(mode) for kind in _READABLE):
-        raise InputError(f"{path}: not a file")
-    if stat.S_ISSOCK(mode) and (descriptor := descriptor_of(path)) is not None:  # a socket cannot be opened by its path
-        return open(os.dup(descriptor), "rb")
-    return open(path, "rb")
-
-
 def _chunks(path: Path, size: int) -> Iterator[bytes]:
     """The decompressed text of a file, about `size` bytes at a time."""
     if str(path) == "-":
         yield from _unmarked(iter(partial(sys.stdin.buffer.read, size), b""), path)
         return
-    try:
-        file = _open(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    with file, naming(path):
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if not is_readable(path):
+        raise InputError(f"{path}: not a file")
+    with open(path, "rb") as file, naming(path):
         blocks = iter(partial(file.read, size), b"")
         yield from _unmarked(_decompressed(blocks, path) if path.suffix in _FORMATS else blocks, path)
 

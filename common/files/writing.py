@@ -1,25 +1,89 @@
 """All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed if anything fails.
 
-Pipes and devices (/dev/null, /dev/stdout) are opened once and written to directly; see `common.files.outputs`. Every
-write error names the file.
+An output is a regular file, or does not exist yet; links are followed, and everything else is refused. Every write
+error names the file.
 """
 
 import fcntl
 import io
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import orjson
 
 from common.errors import InputError
-from common.files.outputs import Destination, locate
 
 _BUFFER = 1 << 15  # bytes
+
+
+Identity = tuple[object, ...]
+"""Equal for two paths to the same file."""
+
+
+def target_of(path: Path) -> Path:
+    """The file that an output replaces, with links resolved. Raises InputError for what is no regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    except NotADirectoryError:
+        raise InputError(f"{path}: lies below a file, not below a folder; choose another output") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; choose another output") from None
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path}: is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: is not a regular file, which an output must be; choose another one")
+    return Path(os.path.realpath(path))
+
+
+def temporary_of(target: Path) -> Path:
+    """The name of an output until it is complete."""
+    return target.with_name(target.name + ".tmp")
+
+
+def identity(path: Path) -> Identity:
+    """The identity of a file, with symbolic and hard links resolved; its full name if it does not exist yet."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (os.path.realpath(path),)
+    return found.st_dev, found.st_ino
+
+
+def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path] = ()) -> None:
+    """Raise InputError for an output that cannot be written, equals another output, or would overwrite an input."""
+    taken: dict[Identity, Path] = {}
+    for path in filter(None, outputs):
+        target = target_of(path)
+        for found in (identity(target), identity(temporary_of(target))):
+            if found in taken:
+                raise InputError(f"{path}: is the same file as the output {taken[found]}; name two different files")
+            taken[found] = path
+    for path in inputs:
+        found = identity(Path("/dev/stdin") if str(path) == "-" else path)
+        if found in taken:
+            raise InputError(f"{taken[found]}: would overwrite the input {path}; choose another output")
+
+
+def lock(file: IO[Any], wait: bool = False) -> bool:
+    """Lock an open file until it is closed, or its process ends.
+
+    Returns False if another process has it, unless told to wait; True where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @contextmanager
@@ -57,23 +121,19 @@ class Output:
     """The path as given."""
     target: Path
     """The file that is replaced at the end: `path` with links resolved."""
-    temporary: Path
-    """The file that is written until then."""
-    stream: IO[bytes] | None
-    """The open stream if it is written to directly."""
 
-    def open(self) -> IO[bytes]:
+    @property
+    def temporary(self) -> Path:
+        """The file that is written until then."""
+        return temporary_of(self.target)
+
+    def open(self, mode: str = "w") -> IO[bytes]:
         """The empty file, open for writing. Call it once."""
-        if self.stream is not None:
-            return self.stream
-        return io.BufferedWriter(_NamedFile(self.temporary, "w", self.path), _BUFFER)
+        return io.BufferedWriter(_NamedFile(self.temporary, mode, self.path), _BUFFER)
 
     def append(self, data: bytes) -> None:
-        """Append bytes without keeping a regular file open, because a process may not have a thousand open files."""
-        if self.stream is not None:
-            self.stream.write(data)
-            return
-        with _NamedFile(self.temporary, "a", self.path) as raw, io.BufferedWriter(raw, _BUFFER) as file:
+        """Append bytes without keeping the file open, because a process may not have a thousand open files."""
+        with self.open("a") as file:
             file.write(data)
 
 
@@ -85,12 +145,8 @@ def open_locked(path: Path, refusal: str) -> IO[bytes]:
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(refusal) from None
-            except OSError:
-                pass  # the file system has no locks
+            if not lock(file):
+                raise InputError(refusal)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     return file
@@ -101,69 +157,43 @@ def open_locked(path: Path, refusal: str) -> IO[bytes]:
 
 
 @contextmanager
-def output_files(paths: Sequence[Path], regular_only: bool = False) -> Iterator[list[Output]]:
-    """Yield one Output per path. All regular files appear when the block succeeds, none of them otherwise.
+def output_files(paths: Sequence[Path]) -> Iterator[list[Output]]:
+    """Yield one Output per path. All files appear when the block succeeds, none of them otherwise.
 
     Raises InputError for a path that is not writable, and if another process is writing the same files, such as an
-    orphan of a killed run; the first regular file's lock guards all of them, and they appear in reverse order.
-    `regular_only` refuses streams, for writers that read or rename what they wrote.
+    orphan of a killed run; the first file's lock guards all of them, and they appear in reverse order.
     """
-    destinations = [locate(path) for path in paths]
-    for destination in destinations if regular_only else ():
-        if destination.stream:
-            raise InputError(
-                f"{destination.path}: is not a regular file, which this output must be; choose another one"
-            )
-    regular = [destination for destination in destinations if not destination.stream]
-    folders = dict.fromkeys(destination.target.parent for destination in regular)
+    outputs = [Output(path, target_of(path)) for path in paths]
+    left = list(outputs)
+    folders = dict.fromkeys(output.target.parent for output in outputs)
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if regular:
-            first = regular[0].temporary
+        if outputs:
+            first = outputs[0].temporary
             refusal = f"{first}: another process is writing it; stop that one, or wait for it"
             stack.enter_context(open_locked(first, refusal))
         try:
-            for destination in regular:
-                destination.temporary.write_bytes(b"")  # a killed run may have left one
-            outputs = [_output(destination) for destination in destinations]
-            streams = [output.stream for output in outputs if output.stream is not None]
-            for stream in streams:
-                stack.callback(_abandon, stream)
+            for output in outputs:
+                output.temporary.write_bytes(b"")  # a killed run may have left one
             yield outputs
-            for stream in streams:
-                stream.close()
-            for destination in regular:
-                fsync(destination.temporary)
-            while regular:  # the first one last: its lock is gone with its name
-                regular[-1].temporary.replace(regular[-1].target)
-                regular.pop()
+            for output in outputs:
+                fsync(output.temporary)
+            while left:  # the first one last: its lock is gone with its name
+                left[-1].temporary.replace(left[-1].target)
+                left.pop()
             for folder in folders:
                 fsync(folder)
         except BaseException:
-            for destination in reversed(regular):
-                destination.temporary.unlink(missing_ok=True)
+            for output in reversed(left):
+                output.temporary.unlink(missing_ok=True)
             raise
-
-
-def _abandon(stream: IO[bytes]) -> None:
-    """Close a stream that is still open, ignoring errors: an earlier error is the one to report."""
-    with suppress(OSError):
-        stream.close()
-
-
-def _output(destination: Destination) -> Output:
-    if not destination.stream:
-        return Output(destination.path, destination.target, destination.temporary, None)
-    file = destination.path if destination.descriptor is None else os.dup(destination.descriptor)
-    stream = io.BufferedWriter(_NamedFile(file, "w", destination.path), _BUFFER)
-    return Output(destination.path, destination.target, destination.target, stream)
 
 
 @contextmanager
 def atomic_paths(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """`output_files` for writers that need paths: yields the temporary ones."""
-    with output_files(paths, regular_only=True) as outputs:
+    with output_files(paths) as outputs:
         yield [output.temporary for output in outputs]
 
 
@@ -172,16 +202,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """`atomic_paths` for one file."""
     with atomic_paths([path]) as (temporary,):
         yield temporary
-
-
-@contextmanager
-def beside(path: Path, suffix: str) -> Iterator[Path]:
-    """Yield the path of an additional file: beside a regular output, or in a temporary folder for a stream."""
-    if not locate(path).stream:
-        yield path.with_name(path.name + suffix)
-        return
-    with TemporaryDirectory() as folder:
-        yield Path(folder, path.name + suffix)
 
 
 def scratch_file(path: Path) -> IO[bytes]:

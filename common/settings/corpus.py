@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from common.files import MAX_SHARDS
 from common.settings.robot import TOKEN, product_token
 from common.settings.section import PositiveFloat, PositiveInt, Section, Share
 
@@ -265,3 +266,48 @@ class TokenizeSettings(Section):
     vocab_bpe: Path | None = None
     """Merges file instead of GPT-2's packaged one; needs encoder_json, too. Default if train_tokenizer is on:
     RUN/tokenizer/vocab.bpe."""
+
+
+class CorpusSettings(Section):
+    """The part of a run's settings that its corpus depends on. A new step with settings gets a section here."""
+
+    run: Path
+    """Folder of all results of the run."""
+    urls: list[str] = []
+    """URL lists: files, folders or globs."""
+    sources: list[SourceSettings] = []
+    """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key}."""
+    site: Path | None = None
+    """Folder of a recorded site (see demo/); the scrape step serves it on loopback and fetches every URL from it. Leave
+    it out to fetch from the web."""
+    shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
+    """Number of shards of the corpus; it determines the order of documents and nothing else. At most 100,000."""
+    max_bad_share: Share = 0.001
+    """Maximum share of unreadable lines in an input; a step with more fails."""
+    blacklist: BlacklistSettings = BlacklistSettings()
+    """URL rules."""
+    scrape: ScrapeSettings = ScrapeSettings()
+    """Fetching and extraction."""
+    clean: CleanSettings = CleanSettings()
+    """Text repair and filters."""
+    dedup: DedupSettings = DedupSettings()
+    """Deduplication."""
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    """Removal of overlaps with evaluation sets."""
+    train_tokenizer: TrainTokenizerSettings = TrainTokenizerSettings()
+    """Training of a vocabulary on the corpus."""
+    tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
+    """BPE encoding."""
+
+    @field_validator("tokenize")
+    @classmethod
+    def _trained_vocabulary(cls, tokenize: TokenizeSettings, info: ValidationInfo) -> TokenizeSettings:
+        """Default to the files that train_tokenizer writes, if it is on."""
+        trained, run = info.data.get("train_tokenizer"), info.data.get("run")
+        if run is None or trained is None or not trained.vocab_size:
+            return tokenize
+        files = {"encoder_json": run / "tokenizer/encoder.json", "vocab_bpe": run / "tokenizer/vocab.bpe"}
+        for key, path in files.items():
+            if getattr(tokenize, key) not in (None, path):
+                raise ValueError(f"{key} and train_tokenizer.vocab_size name two vocabularies; give one of them")
+        return tokenize.model_copy(update=files)

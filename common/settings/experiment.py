@@ -2,7 +2,7 @@
 
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import field_validator, model_validator
 
@@ -11,6 +11,15 @@ from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.section import PositiveFloat, PositiveInt, Section
 from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings
 
+# How training is run, watched and saved: none of these changes its result.
+_RUNNING: Any = {
+    "parallel": True, "watch": True, "log": True, "slurm": True, "time_limit_minutes": True,
+    "train": {
+        "micro_batch_size", "accumulation", "recompute", "compile", "readers", "attention", "loss", "kernels",
+        "deterministic", "log_interval", "eval_interval", "eval_batches", "save_interval", "async_save", "keep_last",
+        "keep_every", "allow_slow", "allow_tight",
+    },
+}  # fmt: skip
 _MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it
 
 
@@ -51,6 +60,11 @@ class Experiment(Section):
     """What this model's Slurm jobs ask for instead of what `cluster` says."""
     time_limit_minutes: PositiveInt = 24 * 60
     """Wall-clock limit of one job, in minutes. A job that reaches it saves, is requeued and goes on."""
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What the trained weights depend on: architecture, data, optimisation; not the layout, which may change."""
+        return self.model_dump(mode="json", exclude=_RUNNING, warnings=False)  # a manifest may have older values
 
     @property
     def world_size(self) -> int:
@@ -150,14 +164,3 @@ class Experiment(Section):
                 "parallel is auto, but train.compile model works without data-parallel ranks only; use blocks"
             )
         return self
-
-    def check_schedule(self, key: str) -> None:
-        """Raise ValueError if the warm-up is longer than training; `key` names this model.
-
-        Not a validator, so that older manifests with such a warm-up stay readable.
-        """
-        if self.train.warmup_end > self.train.iterations:
-            raise ValueError(
-                f"{key}.train.warmup_iterations {self.train.warmup_end} is longer than the run, "
-                f"{self.train.iterations} iterations; lower it, or raise {key}.train.iterations"
-            )

@@ -31,7 +31,7 @@ class ModelSettings(Section):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one block: c_attn, c_proj and the MLP have 3, 1 and 8 squares of the width."""
+        """Parameters of one block: attention has 4 squares of the width, the MLP 8; `training.tensors` names them."""
         return 12 * self.n_embd**2 + 13 * self.n_embd
 
     @property

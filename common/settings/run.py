@@ -4,24 +4,14 @@ import difflib
 from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from common.files import MAX_SHARDS
+from common.errors import ConfigError
 from common.settings.cluster import ClusterSettings
-from common.settings.corpus import (
-    BlacklistSettings,
-    CleanSettings,
-    DecontaminateSettings,
-    DedupSettings,
-    ScrapeSettings,
-    SourceSettings,
-    TokenizeSettings,
-    TrainTokenizerSettings,
-)
+from common.settings.corpus import CorpusSettings
 from common.settings.experiment import DataSettings, Experiment
-from common.settings.section import Section, Share
 from common.settings.training import EvaluateSettings, GenerateSettings
 
 
@@ -47,38 +37,11 @@ def _found(key: str, patterns: Iterable[str]) -> list[str]:
     return names
 
 
-class Settings(Section):
+class Settings(CorpusSettings):
     """One run: URL lists or existing text, one corpus, any number of models."""
 
-    run: Path
-    """Folder of all results of the run."""
-    urls: list[str] = []
-    """URL lists: files, folders or globs."""
-    sources: list[SourceSettings] = []
-    """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key}."""
-    site: Path | None = None
-    """Folder of a recorded site (see demo/); the scrape step serves it on loopback and fetches every URL from it. Leave
-    it out to fetch from the web."""
-    shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
-    """Number of shards of the corpus; it determines the order of documents and nothing else. At most 100,000."""
-    max_bad_share: Share = 0.001
-    """Maximum share of unreadable lines in an input; a step with more fails."""
     train_models: list[str] = []
     """Models that `snakemake all` trains; every other model has its target `train_<name>`."""
-    blacklist: BlacklistSettings = BlacklistSettings()
-    """URL rules."""
-    scrape: ScrapeSettings = ScrapeSettings()
-    """Fetching and extraction."""
-    clean: CleanSettings = CleanSettings()
-    """Text repair and filters."""
-    dedup: DedupSettings = DedupSettings()
-    """Deduplication."""
-    decontaminate: DecontaminateSettings = DecontaminateSettings()
-    """Removal of overlaps with evaluation sets."""
-    train_tokenizer: TrainTokenizerSettings = TrainTokenizerSettings()
-    """Training of a vocabulary on the corpus."""
-    tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
-    """BPE encoding."""
     models: dict[str, Experiment] = {}
     """Models by name."""
     cluster: ClusterSettings = ClusterSettings()
@@ -88,32 +51,12 @@ class Settings(Section):
     generate: GenerateSettings = GenerateSettings()
     """The text sample at the end of `all`."""
 
-    @field_validator("tokenize")
-    @classmethod
-    def _trained_vocabulary(cls, tokenize: TokenizeSettings, info: ValidationInfo) -> TokenizeSettings:
-        """Default to the files that train_tokenizer writes, if it is on."""
-        trained, run = info.data.get("train_tokenizer"), info.data.get("run")
-        if run is None or trained is None or not trained.vocab_size:
-            return tokenize
-        files = {"encoder_json": run / "tokenizer/encoder.json", "vocab_bpe": run / "tokenizer/vocab.bpe"}
-        for key, path in files.items():
-            if getattr(tokenize, key) not in (None, path):
-                raise ValueError(f"{key} and train_tokenizer.vocab_size name two vocabularies; give one of them")
-        return tokenize.model_copy(update=files)
-
     @field_validator("models")
     @classmethod
     def _names_are_words(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
         for name in models:
             if not name.isidentifier():
                 raise ValueError(f"model name {name!r} must be letters, digits and underscores")
-        return models
-
-    @field_validator("models")
-    @classmethod
-    def _schedules_fit(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
-        for name, experiment in models.items():
-            experiment.check_schedule(f"models.{name}")
         return models
 
     @model_validator(mode="after")
@@ -128,7 +71,9 @@ class Settings(Section):
     @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:
         for name in self.train_models:
-            size, model = self.train_tokenizer.vocab_size, self.experiment(name)
+            if name not in self.models:
+                raise ValueError(self._no_model(name))
+            size, model = self.train_tokenizer.vocab_size, self.models[name]
             if size and not model.data and model.model.vocab_size != size:
                 raise ValueError(
                     f"models.{name}.model.vocab_size is {model.model.vocab_size}, train_tokenizer.vocab_size {size}; "
@@ -142,10 +87,13 @@ class Settings(Section):
         return self.cluster.model_copy(update=own)
 
     def experiment(self, name: str) -> Experiment:
-        """The settings of model `name`. Raises ValueError that names the closest model."""
+        """The settings of model `name`. Raises ConfigError that names the closest model."""
         if name not in self.models:
-            raise ValueError(f"no model {name!r} under models{closest(name, self.models)}")
+            raise ConfigError(self._no_model(name))
         return self.models[name]
+
+    def _no_model(self, name: str) -> str:
+        return f"no model {name!r} under models{closest(name, self.models)}"
 
     def url_files(self) -> list[str]:
         """The URL lists, with globs resolved. Raises ValueError for one that does not exist.

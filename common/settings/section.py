@@ -1,5 +1,6 @@
 """The base class of all configuration sections, and their common number types."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -35,3 +36,15 @@ class Section(BaseModel):
                 return value
             return int(number) if number.is_integer() else value
         return value
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> list[str]:
+    """The keys of plain settings that differ, below `name`: `train.lr 0.01 -> 0.02`."""
+    found = []
+    for key in {**then, **now}:
+        old, new = then.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += changes(old, new, f"{name}{key}.")
+        elif old != new:
+            found.append(f"{name}{key} {old} -> {new}")
+    return found

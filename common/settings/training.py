@@ -125,15 +125,6 @@ class TrainSettings(Section):
         """Iteration after which the learning rate stays at min_lr."""
         return self.decay_iterations or self.iterations
 
-    @field_validator("compile", mode="before")
-    @classmethod
-    def _was_a_switch(cls, value: object) -> object:
-        """Files written before there were modes say true, false or nothing."""
-        if value is None:
-            return "auto"
-        switches = {**dict.fromkeys(("true", "yes", "on"), "blocks"), **dict.fromkeys(("false", "no", "off"), "none")}
-        return switches.get(str(value).lower(), value)
-
     @field_validator("split")
     @classmethod
     def _three_shares(cls, split: str) -> str:
@@ -148,6 +139,11 @@ class TrainSettings(Section):
             )
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; lower it to lr or less")
+        if self.warmup_end > self.iterations:
+            raise ValueError(
+                f"warmup_iterations {self.warmup_end} is longer than the run, {self.iterations} iterations; lower it, "
+                "or raise iterations"
+            )
         if self.decay_iterations and self.lr_decay == "constant":
             raise ValueError(f"decay_iterations {self.decay_iterations}, but lr_decay constant has no end; remove one")
         if 0 < self.decay_iterations < self.warmup_end:

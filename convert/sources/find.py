@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
-from convert.sources.options import Options
+from convert.arguments import Options
 from convert.sources.source import Source
 
 # in the order in which they are asked; each module has `matches(folder)` and `open_folder(folder, options)`
@@ -17,16 +17,24 @@ _SHOWN = 8  # candidates listed in a message
 def open_source(path: Path, options: Options | None = None) -> Source:
     """The checkpoint in `path`: a run, an iteration, a tag, or a Hugging Face folder.
 
-    Raises CheckpointError if there is none, or if what is there cannot be understood.
+    Raises CheckpointError of one line if there is none, or if what is there cannot be understood.
     """
-    options = options or Options()
-    folder = _locate(path, options.iteration)
-    module = _format_of(folder)
-    assert module is not None
+    folder = _locate(path)
     try:
-        source: Source = module.open_folder(folder, options)
+        source: Source = _format_of(folder).open_folder(folder, options or Options())
     except CheckpointError as error:  # those about a tensor do not know where it lies
-        raise error if str(folder) in str(error) else CheckpointError(f"{folder}: {error}") from None
+        named = str(error).startswith((str(folder), str(folder.resolve().parent)))
+        raise error if named else CheckpointError(f"{folder}: {error}") from None
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or folder}: cannot be read ({error.strerror or error}); copy every file of the save"
+        ) from None
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # a value of another type than the format has
+        problem = (str(error).splitlines() or [""])[0][:150]
+        raise CheckpointError(
+            f"{folder}: has content that is not understood ({type(error).__name__}: {problem}); copy it again"
+        ) from error
     return source
 
 
@@ -36,21 +44,18 @@ def _format_of(folder: Path) -> Any:
     return next((module for module in modules if module.matches(folder)), None)
 
 
-def _locate(path: Path, iteration: int | None) -> Path:
+def _locate(path: Path) -> Path:
     """The folder that holds one checkpoint's files. Raises CheckpointError if `path` does not lead to exactly one."""
     if not path.is_dir():
         hint = f"; give its folder {path.parent}" if path.exists() else ""
         raise CheckpointError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}{hint}")
     if _format_of(path):
-        if iteration is not None:
-            raise CheckpointError(f"{path}: is one checkpoint already; --iteration needs the folder of a run")
         return path
     if path.name.startswith("mp_rank_"):
         raise CheckpointError(f"{path}: one rank of a checkpoint; give the folder that holds all ranks: {path.parent}")
-    found = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and _format_of(folder)}
-    if iteration is not None:
-        return _of_iteration(path, found, iteration)
-    if any(_is_ours(folder) for folder in found.values()):
+    found = {folder.name: _format_of(folder) for folder in sorted(path.iterdir()) if folder.is_dir()}
+    found = {name: module for name, module in found.items() if module}
+    if any(module.__name__.endswith(".ours") for module in found.values()):
         from training import checkpoint
 
         return checkpoint.resolve(path).path  # the newest undamaged one
@@ -60,32 +65,20 @@ def _locate(path: Path, iteration: int | None) -> Path:
             if name not in found:
                 state = "holds no complete checkpoint" if (path / name).exists() else "is missing"
                 raise CheckpointError(
-                    f"{path / pointer}: names {name}, which {state}; restore it, or choose another with --iteration"
+                    f"{path / pointer}: names {name}, which {state}; restore it, or give the folder of another "
+                    f"checkpoint: {_list(found) or 'there is none'}"
                 )
-            return found[name]
+            return path / name
     if len(found) == 1:
-        return next(iter(found.values()))
+        return path / next(iter(found))
     if found:
-        raise CheckpointError(f"{path}: holds {_list(found)}; choose one, or give --iteration")
+        raise CheckpointError(f"{path}: holds {_list(found)}; give one of these folders")
     raise CheckpointError(
         f"{path}: no checkpoint here (iter_*, mp_rank_*, a DeepSpeed tag, .metadata, or config.json with weights)"
     )
 
 
-def _is_ours(folder: Path) -> bool:
-    from convert.sources import ours
-
-    return ours.matches(folder)
-
-
-def _of_iteration(path: Path, found: dict[str, Path], iteration: int) -> Path:
-    names = {f"iter_{iteration:07d}", f"global_step{iteration}", f"global_step{iteration}_universal"}
-    for name in sorted(names & found.keys()):
-        return found[name]
-    raise CheckpointError(f"{path}: no checkpoint of iteration {iteration}; there are {_list(found) or 'none'}")
-
-
-def _list(found: dict[str, Path]) -> str:
+def _list(found: dict[str, Any]) -> str:
     return ", ".join([*list(found)[:_SHOWN], *(["…"] if len(found) > _SHOWN else [])])
 
 

@@ -7,38 +7,32 @@ from typing import Any
 
 import torch
 
-from common.errors import CheckpointError, InputError
-from common.files import read_json
-from convert.files.inert import load_inert
-from convert.files.safetensors import read_file
-from convert.files.stored import LoadedTensor, Stored, StoredTensor, same_values
+from common.errors import CheckpointError
+from convert.arguments import Options
+from convert.pt import load_pt, once
 from convert.sources.names import parse
-from convert.sources.options import Options
-from convert.sources.ranks import architecture, true_vocabulary
-from convert.sources.source import QKV, Architecture, Source, whole
+from convert.sources.ranks import architecture, qkv_order, true_vocabulary
+from convert.sources.source import Architecture, Recorded, Source, whole
+from convert.stored import Stored, StoredTensor, same_values
+from training.checkpoint.files import read_file
 from training.huggingface import origin
-from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, read_index
+from training.huggingface.config import (
+    ACTIVATIONS,
+    CONFIG,
+    DROPOUTS,
+    GENERATION_CONFIG,
+    INDEX,
+    WEIGHTS,
+    read_raw_config,
+)
+from training.huggingface.pretrained import open_weights
 from training.huggingface.tokenizer import read_tokenizer, token_count
 
-ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
-"""The first two are the same function; the third is the exact one, with erf."""
 _OLD_WEIGHTS = "pytorch_model.bin"
 _WEIGHT_FILES = (WEIGHTS, INDEX, _OLD_WEIGHTS, f"{_OLD_WEIGHTS}.index.json")
 _POINTER = "latest"  # DeepSpeed's
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# other values of these keys make another network; the first one is the default
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "activation_function": ACTIVATIONS,
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True, False),
-    "quantization_config": (None,),
-}
-_SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "n_inner", "vocab_size")
 _FACTS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version")
-_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def matches(folder: Path) -> bool:
@@ -49,8 +43,8 @@ def matches(folder: Path) -> bool:
 
 def open_folder(folder: Path, options: Options) -> Source:
     """The model in a folder. Raises CheckpointError for anything that is not a whole GPT-2."""
-    config = _read_config(folder / CONFIG)
-    files, stored = _read_weights(folder)
+    config = read_raw_config(folder)
+    files, stored = open_weights(folder, _read_file, _OLD_WEIGHTS)
     try:
         tensors = _by_our_names(stored)
         _tie_head(tensors, config.get("tie_word_embeddings", True))
@@ -68,7 +62,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         path=folder,
         layout=f"Hugging Face, {model.n_layer} layers, {types}, {files[0].name if len(files) == 1 else files[-1].name}",
         model=model,
-        qkv=QKV(0),
+        qkv=qkv_order(0, options, 1, what="the order under names of transformers"),
         tensors={name: whole(tensor) for name, tensor in tensors.items()},
         files=(*files, *(path for name in small if (path := folder / name).is_file())),
         conv1d=True,
@@ -80,56 +74,14 @@ def open_folder(folder: Path, options: Options) -> Source:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = read_json(path)
-    except InputError as error:
-        raise CheckpointError(str(error)) from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: not a model's configuration")
-    for key, allowed in _FIXED.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise CheckpointError(f"{path}: {key} is {config[key]!r}, only {' or '.join(map(repr, allowed))} is read")
-    for key in _SIZES:
-        if config.get(key) is not None and (type(config[key]) is not int or config[key] < 1):
-            raise CheckpointError(f"{path}: {key} is {config[key]!r}, not a positive number")
-    for key in ("layer_norm_epsilon", *_DROPOUTS):
-        if type(config.get(key, 0)) not in (int, float) or not 0 <= config.get(key, 0) < 1:
-            raise CheckpointError(f"{path}: {key} is {config[key]!r}, not a number from 0 to 1")
-    return config
-
-
-def _read_weights(folder: Path) -> tuple[list[Path], dict[str, Stored]]:
-    """The weight files, the index last, and all tensors by their names in the files."""
-    for name in _WEIGHT_FILES:
-        path = folder / name
-        if path.is_file():
-            break
-    else:
-        raise CheckpointError(f"{folder}: no {WEIGHTS} and no {_OLD_WEIGHTS}, nor an index of their parts")
-    listed = read_index(path) if path.suffix == ".json" else {}
-    files = sorted(set(listed.values())) or [path]
-    tensors: dict[str, Stored] = {}
-    holder: dict[str, Path] = {}
-    for file in files:
-        for name, tensor in _read_file(file).items():
-            if name in tensors:
-                raise CheckpointError(f"{file}: tensor {name!r} is in {holder[name].name}, too; remove one of them")
-            tensors[name], holder[name] = tensor, file
-    for name, file in listed.items():
-        if holder.get(name) != file:
-            raise CheckpointError(f"{file}: has no tensor {name!r}, but {path.name} says so; save the model again")
-    return [*files, *([path] if listed else [])], tensors
-
-
 def _read_file(path: Path) -> Mapping[str, Stored]:
     if path.suffix == ".safetensors":
-        return read_file(path)
-    content = load_inert(path)
+        return read_file(path, once(origin.check_hash, path))
+    content = load_pt(path)
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{path}: holds no tensors by name")
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, StoredTensor | LoadedTensor):
+        if not isinstance(name, str) or not isinstance(value, StoredTensor):
             raise CheckpointError(f"{path}: {str(name)[:100]!r} is no tensor; a GPT-2's weights are nothing else")
     return content
 
@@ -174,42 +126,40 @@ def _architecture(
     folder: Path, tensors: Mapping[str, Stored], config: Mapping[str, Any], options: Options
 ) -> tuple[Architecture, tuple[str, ...]]:
     """Sizes from the tensors, constants from config.json, and notes. CheckpointError if these contradict each other."""
-    _check_flags(config, options)
     rows = tensors["wte.weight"].shape[0] if "wte.weight" in tensors else config.get("vocab_size", 0)
     vocabulary, notes = _vocabulary(rows, config.get("vocab_size") or rows, token_count(folder), options.vocab_size)
-    model, found = architecture(
-        {name: whole(tensor) for name, tensor in tensors.items()},
-        conv1d=True,
-        n_head=options.num_heads or config.get("n_head"),
-        vocab_size=vocabulary,
-    )
-    said = {"n_inner": 4 * model.n_embd} | {key: config[key] for key in _SIZES if config.get(key) is not None}
-    for key in ("n_layer", "n_embd", "n_positions", "n_inner"):
-        if said.get(key, getattr(model, key)) != getattr(model, key):
-            raise CheckpointError(f"{CONFIG} says {key} {said[key]}, but the tensors have {getattr(model, key)}")
-    dropouts = [config.get(key, 0.1) for key in _DROPOUTS]
-    if len(set(dropouts)) > 1:
-        notes.append(f"of the dropout probabilities in {CONFIG}, {_DROPOUTS[0]}'s {dropouts[0]} is kept for all")
-    model = replace(
-        model,
-        activation=config.get("activation_function") or options.activation or ACTIVATIONS[0],
-        layer_norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
-        dropout=dropouts[0],
-    )
+    recorded = replace(recorded_in(config, options), vocab_size=vocabulary)
+    model, found = architecture({name: whole(tensor) for name, tensor in tensors.items()}, recorded, conv1d=True)
     return model, (*found, *notes)
 
 
-def _check_flags(config: Mapping[str, Any], options: Options) -> None:
-    """CheckpointError for a flag that says something else than config.json."""
-    if options.qkv_version:
-        raise CheckpointError(f"--qkv-version {options.qkv_version}: transformers' order is version 0; leave it out")
+def recorded_in(config: Mapping[str, Any], options: Options) -> Recorded:
+    """What config.json and the flags say of the model. CheckpointError if they contradict each other."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),
     ):
-        recorded = "gelu_new" if config.get(key) == "gelu_pytorch_tanh" else config.get(key)
-        if given is not None and recorded not in (None, given):
+        said = "gelu_new" if config.get(key) == "gelu_pytorch_tanh" else config.get(key)
+        if given is not None and said not in (None, given):
             raise CheckpointError(f"{flag} is {given}, but {CONFIG} says {key} {config[key]}; leave the flag out")
+    sizes = {key: config[key] for key in ("n_layer", "n_embd", "n_positions") if config.get(key)}
+    n_inner = config.get("n_inner") or 4 * config.get("n_embd", 0)
+    dropouts = [config.get(key, 0.1) for key in DROPOUTS]
+    kept = f"of the dropout probabilities in {CONFIG}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
+    return Recorded(
+        n_head=options.num_heads or config.get("n_head"),
+        vocab_size=options.vocab_size or config.get("vocab_size"),
+        sizes={
+            key: (f"{CONFIG}'s {key}", size)
+            for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
+        },
+        constants={
+            "activation": config.get("activation_function") or options.activation or ACTIVATIONS[0],
+            "layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
+            "dropout": dropouts[0],
+        },
+        notes=(kept,) if len(set(dropouts)) > 1 else (),
+    )
 
 
 def _vocabulary(rows: int, recorded: int, tokens: int | None, wanted: int | None) -> tuple[int, list[str]]:
@@ -222,7 +172,7 @@ def _vocabulary(rows: int, recorded: int, tokens: int | None, wanted: int | None
     true = wanted or min(recorded, tokens or recorded)
     if true < rows:
         return true, [f"{rows - true} of the embedding's {rows} rows are padding and are left out"]
-    likely, _ = true_vocabulary(rows, 1, None)
+    likely, _ = true_vocabulary(rows, None)
     if likely < rows and not (wanted or tokens):
         return rows, [f"{rows} rows may be {likely} tokens and padding, which --vocab-size {likely} leaves out"]
     return rows, []

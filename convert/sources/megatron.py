@@ -1,43 +1,58 @@
-"""Read Megatron-LM's `mp_rank_*` checkpoints: ranks and stages joined, the order of qkv rows, what args record.
+"""Megatron-LM's `mp_rank_*` checkpoints, from the 2019 fork to today: a file per tensor rank and pipeline stage.
 
-A pipeline's layers are those of every stage in order. If it is interleaved: of chunk 0 of every stage, then of chunk 1.
-Each chunk counts its layers from 0.
+    iter_0000100/mp_rank_TT/model_optim_rng.pt          PP 1
+    iter_0000100/mp_rank_TT_PPP/model_optim_rng.pt      PP 2 and more
+
+`model_rng.pt` if the distributed optimizer of 2022 wrote it; its own files are `mp_rank_…_DDD/optim.pt`, later
+`distrib_optim.pt`, and are not read. A file has `model`, or with an interleaved pipeline `model0`, `model1`, …: the
+model's layers are those of `model0` of every stage, then of `model1`. Each of these counts its layers from 0.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
-from convert.files.stored import same_values
-from convert.sources.megatron_args import MegatronArgs, json_args, read_args
-from convert.sources.megatron_files import (
-    FOLDER,
-    NEWEST_VERSION,
-    RankFile,
-    check_alike,
-    check_sizes,
-    find_files,
-    number,
-    read_file,
-)
-from convert.sources.options import Options
-from convert.sources.ranks import GPT2_VOCABULARY, architecture, file_error, join_ranks, join_stages
-from convert.sources.source import QKV, Architecture, Sharded, Source
+from convert.arguments import Options
+from convert.megatron_args import json_args, number, read_args
+from convert.pt import fields, load_pt
+from convert.sources.consistency import check_alike, check_count, file_error, grid
+from convert.sources.names import COPY_OF_WTE, Name, parse
+from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
+from convert.sources.source import Sharded, Source
+from convert.stored import Stored, StoredTensor
+from training.tensors import QKV
 
-_ROWS = (
-    "[(q, k, v), head, dim] per rank",
-    "[head, dim, (q, k, v)]",
-    "[head, (q, k, v), dim]",
-    "[head, (q, k, v), dim]",
-)
+_FOLDER = re.compile(r"mp_rank_(?P<column>\d+)(?:_(?P<row>\d+))?")
+"""Tensor rank and pipeline stage."""
+_EXPERTS = re.compile(r"mp_rank_\d+_\d+_\d+")
+_MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
+_NO_GPT2 = "no GPT-2, and nothing else is converted"
+_ORDERS = ("[(q, k, v), head, dim] per rank", "[head, dim, (q, k, v)]", "[head, (q, k, v), dim]")
+
+
+@dataclass(frozen=True)
+class _RankFile:
+    """What is in one rank's file; no tensor has been read."""
+
+    path: Path
+    chunks: tuple[Mapping[Name, Stored], ...]
+    """The tensors of each `model`: of a stage, or of a part of it if the pipeline is interleaved."""
+    heads: tuple[Mapping[str, Stored], ...]
+    """The last stage's copy of the token embedding in each, as `wte.weight`; empty elsewhere."""
+    names: str
+    """The age of its tensors' names, for people."""
+    version: float | None
+    iteration: int | None
+    args: Mapping[str, Any]
+    has_optimizer: bool
 
 
 def matches(folder: Path) -> bool:
     """Whether `folder` holds `mp_rank_*` folders."""
-    return any(FOLDER.fullmatch(path.name) and path.is_dir() for path in folder.iterdir())
+    return any(_FOLDER.match(path.name) and path.is_dir() for path in folder.iterdir())
 
 
 def open_folder(folder: Path, options: Options) -> Source:
@@ -45,150 +60,183 @@ def open_folder(folder: Path, options: Options) -> Source:
 
     Raises CheckpointError if ranks are missing or do not belong together, or if it is no GPT-2.
     """
-    paths, form = find_files(folder)
-    files = {rank: read_file(path) for rank, path in sorted(paths.items())}
-    first = files[0, 0]
-    stages, ranks = (max(position) + 1 for position in zip(*files, strict=True))
-    check_alike(list(files.values()))
-    check_sizes(folder, first, ranks, stages, form)
-    iteration = _iteration(folder, first)
-    version = _qkv_version(first, options)
-    try:
-        recorded = read_args(_settings(first.args), options)
-        tensors, head_note = _tie_head(join_stages(list(_stages(files, ranks, stages))), recorded.tied)
-        _check_types(tensors)
-        model, notes = _architecture(tensors, recorded, first.args, options, ranks)
-    except CheckpointError as error:
-        raise error if str(folder) in str(error) else file_error(folder, error) from None
-    if any(file.has_optimizer for file in files.values()):
-        notes = (*notes, "optimizer state is stored by index, not by name: left out")
-    pieces = f", {len(first.chunks)} models per stage" if len(first.chunks) > 1 else ""
-    return Source(
-        path=folder,
-        layout=f"Megatron-LM ({first.names}), {model.n_layer} layers, tensor {ranks} x pipeline {stages}{pieces}, "
-        f"qkv rows {_ROWS[version]} (version {version})",
-        model=model,
-        qkv=QKV(version, ranks),
-        tensors=tensors,
-        files=tuple(paths.values()),
-        iteration=iteration,
-        consumed_samples=recorded.consumed_samples,
-        notes=(*notes, head_note) if head_note else notes,
-        facts={"checkpoint_version": first.version, "args": json_args(first.args)},
-    )
-
-
-def _iteration(folder: Path, first: RankFile) -> int | None:
-    """Raises CheckpointError if the folder's name says another iteration than the files."""
-    named = re.fullmatch(r"iter_(\d+)", folder.name)
-    if named and first.iteration not in (None, int(named[1])):
-        cure = f"rename it to iter_{first.iteration:07d} if nothing is missing"
-        raise file_error(folder, f"its files are of iteration {first.iteration}; {cure}")
-    return int(named[1]) if named else first.iteration
-
-
-def _qkv_version(first: RankFile, options: Options) -> int:
-    """The version that gives the order of qkv rows. Raises CheckpointError if nothing tells, or two say different."""
-    given = options.qkv_version
-    if given is not None and given not in range(NEWEST_VERSION + 1):
-        raise CheckpointError(f"--qkv-version {given} is unknown; 0 to {NEWEST_VERSION} exist")
-    if first.version is not None:
-        if given is not None and QKV(given) != QKV(int(first.version)):
-            raise file_error(
-                first.path, f"checkpoint_version is {first.version}, but --qkv-version {given}; leave the flag out"
-            )
-        return int(first.version)
-    if given is not None:
-        return given
-    if first.names == "2019 names":
-        return 0
-    raise file_error(
-        first.path,
-        "has no checkpoint_version, so the order of its qkv rows is unknown; give --qkv-version "
-        "(Megatron-LM itself reads such a file as 0)",
-    )
-
-
-def _stages(
-    files: Mapping[tuple[int, int], RankFile], ranks: int, stages: int
-) -> Iterator[tuple[str, dict[str, Sharded]]]:
-    """(name, tensors) of every chunk of every stage, in the order of the layers, which get their numbers here."""
-    chunks = len(files[0, 0].chunks)
-    before = 0  # layers
-    for chunk in range(chunks):
-        for stage in range(stages):
-            members = [files[stage, rank] for rank in range(ranks)]
-            title = f"pipeline stage {stage}" + (f", model{chunk}" if chunks > 1 else "")
-            layers = members[0].chunks[chunk].layers()
-            start = layers[0] if layers else 0  # `before` in a build that numbers the layers of all stages
-            if start not in (0, before) or layers != list(range(start, start + len(layers))):
-                shown = ", ".join(map(str, layers[:5])) + (", …" if len(layers) > 5 else "")
-                raise file_error(
-                    members[0].path, f"has the layers {shown}; expected 0, 1, … or {before}, {before + 1}, …"
-                )
-            parts = [file.chunks[chunk] for file in members]
-            try:
-                yield title, join_ranks([part.renamed(before - start) for part in parts])
-                if any(part.head for part in parts):
-                    yield f"{title}, head", join_ranks([part.head for part in parts])
-            except CheckpointError as error:
-                raise file_error(members[0].path.parent.parent, f"{title}: {error}") from None
-            before += len(layers)
-
-
-def _tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, Sharded], str]:
-    """The tensors with a tied `output_layer` as a copy of `wte.weight`, and a note; `tied` is what args say.
-
-    The last pipeline stage of Megatron-core has the tied weight under this name.
-    """
-    head, wte = tensors.get("lm_head.weight"), tensors.get("wte.weight")
-    if wte is None:
-        return tensors, ""
-    if any(copy.shape != wte.shape for copy in wte.copies.values()):
-        raise CheckpointError("the last pipeline stage's token embedding has another shape than the first's")
-    if head is None or tied is False:
-        return tensors, ""
-    if tied is None and not _equal(head, wte):
-        return tensors, "the head differs from the token embedding: taken as not tied"
-    others = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
-    return {**others, "wte.weight": replace(wte, copies={**wte.copies, "output_layer": head})}, ""
-
-
-def _equal(one: Sharded, other: Sharded) -> bool:
-    """Whether two tensors of the same ranks have the same values."""
-    if one.shape != other.shape or one.blocks[0].tensor.dtype != other.blocks[0].tensor.dtype:
-        return False
-    pairs = zip(one.blocks, other.blocks, strict=True)
-    return all(same_values(left.tensor, right.tensor) for left, right in pairs)
-
-
-def _check_types(tensors: Mapping[str, Sharded]) -> None:
+    files = _open(folder)
+    first, (stages, ranks) = files[0][0], (len(files), len(files[0]))
+    recorded = read_args(first.args, options)
+    tensors, head_notes = tie_head(join_stages(list(_stages(files))), recorded.tied)
     for name, tensor in tensors.items():
         types = {block.tensor.dtype for block in tensor.blocks}
         if len(types) > 1 or not next(iter(types)).is_floating_point:
             listed = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
             raise CheckpointError(f"tensor {name!r} is of {listed} over its ranks; expected one floating-point type")
+    model, notes = architecture(tensors, recorded, shards=ranks)
+    qkv = qkv_order(first.version, options, ranks, default=0 if first.names == "2019 names" else None)
+    if any(file.has_optimizer for row in files for file in row):
+        notes = (*notes, "optimizer state is stored by index, not by name: left out")
+    pieces = f", {len(first.chunks)} models per stage" if len(first.chunks) > 1 else ""
+    return Source(
+        path=folder,
+        layout=f"Megatron-LM ({first.names}), {model.n_layer} layers, tensor {ranks} x pipeline {stages}{pieces}, "
+        f"qkv rows {_ORDERS[qkv.version]} (version {qkv.version})",
+        model=model,
+        qkv=qkv,
+        tensors=tensors,
+        files=tuple(file.path for row in files for file in row),
+        iteration=_iteration(folder, first.iteration),
+        consumed_samples=recorded.consumed_samples,
+        notes=(*notes, *head_notes),
+        facts={"checkpoint_version": first.version, "args": json_args(first.args)},
+    )
 
 
-def _architecture(
-    tensors: Mapping[str, Sharded], recorded: MegatronArgs, args: Mapping[str, Any], options: Options, ranks: int
-) -> tuple[Architecture, tuple[str, ...]]:
-    """Sizes from shapes, constants from args and options, and notes about what was assumed."""
-    rows = tensors["wte.weight"].shape[0] if "wte.weight" in tensors else 0
-    if options.vocab_size is not None and rows < options.vocab_size:
-        raise CheckpointError(f"--vocab-size {options.vocab_size}: the embedding has {rows} rows")
-    vocabulary = recorded.vocab_size or _padded_gpt2(rows, args, ranks)
-    model, notes = architecture(tensors, n_head=recorded.n_head, vocab_size=vocabulary, shards=ranks)
-    return recorded.apply(model), (*notes, *recorded.notes)
+def _open(folder: Path) -> list[list[_RankFile]]:
+    """Every file by stage, then by tensor rank. Raises CheckpointError unless all are there and of one save."""
+    if experts := [path for path in sorted(folder.iterdir()) if _EXPERTS.fullmatch(path.name) and _file_in(path)]:
+        raise file_error(experts[0], f"ranks of experts: {_NO_GPT2}")
+    folders = (path for path in folder.iterdir() if path.is_dir())
+    # optim.pt alone: a data-parallel rank's part of the distributed optimizer
+    found = grid((path for path in folders if _file_in(path) or not (path / "optim.pt").is_file()), _FOLDER)
+    if not found:
+        raise file_error(folder, f"no mp_rank_*/{_MODEL_FILES[0]}")
+    files = [[_read(path, _file_in(path)) for path in row] for row in found]
+    first = files[0][0]
+    tensor = number(first.args, "tensor_model_parallel_size", "model_parallel_size") or _ranks_by_shape(first)
+    check_count(found, _FOLDER, "column", tensor, "tensor ranks")
+    check_count(found, _FOLDER, "row", number(first.args, "pipeline_model_parallel_size"), "pipeline ranks")
+    chunks = number(first.args, "virtual_pipeline_model_parallel_size") or len(first.chunks)
+    check_alike(
+        (
+            file.path,
+            {
+                "the iteration": file.iteration,
+                "checkpoint_version": file.version,
+                "the number of interleaved models": (len(file.chunks), chunks),
+                "args.num_attention_heads": number(file.args, "num_attention_heads"),
+            },
+        )
+        for row in files
+        for file in row
+    )
+    if chunks != len(first.chunks):
+        raise file_error(
+            first.path, f"has {len(first.chunks)} models, args.virtual_pipeline_model_parallel_size is {chunks}"
+        )
+    return files
 
 
-def _settings(args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments, with what they meant before September 2020: no fused GELU, torch's erf form by default."""
-    return {**args, "bias_gelu_fusion": False} if "openai_gelu" in args and "bias_gelu_fusion" not in args else args
+def _file_in(folder: Path) -> Path | None:
+    """The file of a rank. Raises CheckpointError if there are two."""
+    files = [folder / name for name in _MODEL_FILES if (folder / name).is_file()]
+    if len(files) > 1:
+        raise file_error(folder, f"has {' and '.join(_MODEL_FILES)}; move the one that does not belong away")
+    return files[0] if files else None
 
 
-def _padded_gpt2(rows: int, args: Mapping[str, Any], ranks: int) -> int | None:
-    """GPT-2's vocabulary if `rows` are that, padded to the multiple that was recorded."""
-    step = number(args, "make_vocab_size_divisible_by")
-    padded = step and -(-GPT2_VOCABULARY // (step * ranks)) * step * ranks
-    return GPT2_VOCABULARY if rows == padded else None
+def _read(folder: Path, path: Path | None) -> _RankFile:
+    """Raises CheckpointError naming the file if it is damaged, holds no model or an unknown tensor."""
+    if path is None:
+        raise file_error(folder, f"{_MODEL_FILES[0]} is missing")
+    content = fields(load_pt(path))
+    models = [key for key in content if isinstance(key, str) and re.fullmatch(r"model\d*", key)]
+    expected = ["model"] if "model" in models else [f"model{number}" for number in range(len(models))]
+    if not models or set(models) != set(expected):
+        found = ", ".join(sorted(models)) or "no `model`"
+        raise file_error(path, f"has {found}; expected `model`, or `model0`, `model1`, …")
+    iteration = content.get("iteration", content.get("total_iters"))
+    flat = [dict(_flatten(content[key])) for key in expected]
+    chunks, heads = zip(*(_chunk(path, tensors) for tensors in flat), strict=True)
+    return _RankFile(
+        path=path,
+        chunks=chunks,
+        heads=heads,
+        names=_age([key for tensors in flat for key in tensors]),
+        version=content.get("checkpoint_version"),
+        iteration=iteration if isinstance(iteration, int) else None,
+        args=fields(content.get("args")),
+        has_optimizer="optimizer" in content or path.name == "model_rng.pt" or (folder / "distrib_optim.pt").exists(),
+    )
+
+
+def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"a": {"b.c": 1}}` -> ("a.b.c", 1)."""
+    for key, value in fields(tree).items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _chunk(path: Path, flat: Mapping[str, Any]) -> tuple[dict[Name, Stored], dict[str, Stored]]:
+    """The tensors of a `model`, and its copy of the token embedding."""
+    tensors: dict[Name, Stored] = {}
+    head: dict[str, Stored] = {}
+    keys: dict[tuple[str, int | None], str] = {}
+    for key, value in flat.items():
+        try:
+            name = parse(key)
+        except KeyError:
+            raise file_error(path, f"unknown tensor {key!r}: {_NO_GPT2}") from None
+        if name is None:
+            continue
+        if name.stacked or name.family != "megatron" or not isinstance(value, StoredTensor):
+            raise file_error(path, f"{key!r} is no tensor of one of Megatron-LM's layers")
+        if key.endswith(COPY_OF_WTE):
+            head[name.leaf] = value
+        elif (other := keys.setdefault((name.leaf, name.layer), key)) != key:
+            raise file_error(path, f"has {other!r} and {key!r}, which are the same tensor")
+        else:
+            tensors[name] = value
+    if not tensors:
+        raise file_error(path, "a `model` in it is empty")
+    return tensors, head
+
+
+def _age(keys: Sequence[str]) -> str:
+    """Which of Megatron-LM's names these are."""
+    bare = [re.sub(r"^(module\.|model\.)+", "", key) for key in keys]
+    if any(".linear_" in key for key in bare):
+        return "core names, folded norms" if any(".layer_norm_" in key for key in bare) else "core names"
+    if all(key.startswith(("word_embeddings", "position_embeddings.", "transformer.")) for key in bare):
+        return "2019 names"
+    return "language_model names"
+
+
+def _stages(files: Sequence[Sequence[_RankFile]]) -> Iterator[tuple[str, dict[str, Sharded]]]:
+    """(name, tensors) of every chunk of every stage, in the order of the layers, which get their numbers here."""
+    chunks = len(files[0][0].chunks)
+    before = 0  # layers
+    for chunk in range(chunks):
+        for stage, members in enumerate(files):
+            title = f"pipeline stage {stage}" + (f", model{chunk}" if chunks > 1 else "")
+            layers = sorted({name.layer for name in members[0].chunks[chunk] if name.layer is not None})
+            start = layers[0] if layers else 0  # `before` in a build that numbers the layers of all stages
+            if start not in (0, before) or layers != list(range(start, start + len(layers))):
+                raise file_error(
+                    members[0].path, f"has the layers {layers[:5]}…; expected 0, 1, … or {before}, {before + 1}, …"
+                )
+            shift = before - start
+            parts = [{name.ours(shift): value for name, value in file.chunks[chunk].items()} for file in members]
+            heads = [file.heads[chunk] for file in members]
+            try:
+                yield title, join_ranks(parts)
+                if any(heads):
+                    yield f"{title}, head", join_ranks(heads)
+            except CheckpointError as error:
+                raise CheckpointError(f"{title}: {error}") from None
+            before += len(layers)
+
+
+def _ranks_by_shape(first: _RankFile) -> int | None:
+    """The tensor ranks over which the qkv rows are split."""
+    rows = {name.leaf: tensor.shape[0] for name, tensor in first.chunks[0].items() if len(tensor.shape) == 1}
+    width, part = rows.get("ln_1.bias", 0), rows.get(f"{QKV}.bias", 0)
+    return 3 * width // part if part and 3 * width % part == 0 else None
+
+
+def _iteration(folder: Path, recorded: int | None) -> int | None:
+    """Raises CheckpointError if the folder's name says another iteration than the files."""
+    named = re.fullmatch(r"iter_(\d+)", folder.name)
+    if named and recorded not in (None, int(named[1])):
+        cure = f"rename it to iter_{recorded:07d} if nothing is missing"
+        raise file_error(folder, f"its files are of iteration {recorded}; {cure}")
+    return int(named[1]) if named else recorded

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from common.errors import CheckpointError
-from convert.sources.dcp import open_dcp
-from convert.sources.options import Options
-from convert.sources.ranks import check_complete
-from convert.sources.source import MOMENTS, QKV, Architecture, Sharded, Source
+from convert.arguments import Options
+from convert.sources.ranks import check_complete, qkv_order
+from convert.sources.source import MOMENTS, Architecture, Block, Sharded, Source
 from training import checkpoint
 from training.checkpoint.manifest import MANIFEST
+from training.checkpoint.parts import stored_tensors
 from training.inference.load import tokenizer_for
 
 
@@ -23,13 +23,13 @@ def open_folder(folder: Path, options: Options) -> Source:
     settings, parallel, progress = manifest.experiment.model, manifest.experiment.parallel, manifest.progress
     if options.num_heads is not None and options.num_heads != settings.n_head:
         raise CheckpointError(f"{folder}: has {settings.n_head} heads; leave --num-heads out")
-    if options.qkv_version not in (None, 3):
-        raise CheckpointError(f"{folder}: its qkv rows are of version 3; leave --qkv-version out")
-    stored = open_dcp(folder)
+    stored = {
+        key: Sharded(shape, tuple(Block(*part) for part in parts))
+        for key, (shape, parts) in stored_tensors(manifest).items()
+    }
 
     def under(prefix: str) -> dict[str, Sharded]:
-        names = [key.removeprefix(prefix) for key in stored if key.startswith(prefix)]
-        return {name: stored.sharded(prefix + name) for name in names}
+        return {key.removeprefix(prefix): tensor for key, tensor in stored.items() if key.startswith(prefix)}
 
     tensors = under("model.")
     check_complete(tensors)
@@ -47,14 +47,14 @@ def open_folder(folder: Path, options: Options) -> Source:
         path=folder,
         layout=f"this toolkit, {settings.n_layer} layers, {layout}, ZeRO {parallel.zero_stage}",
         model=model,
-        qkv=QKV(3),
+        qkv=qkv_order(3, options, 1, what="this toolkit's version"),
         tensors=tensors,
         files=tuple(folder / name for name in (*manifest.files, MANIFEST)),
         hashes={folder / name: entry for name, entry in manifest.files.items() if "xxh3" in entry},
         iteration=progress.iteration,
         consumed_samples=progress.consumed_samples,
         moments={moment: under(f"{moment}.") for moment in MOMENTS},
-        step=round(float(stored.sharded("step").blocks[0].tensor.read())) if "step" in stored else None,
+        step=round(float(stored["step"].blocks[0].tensor.read())),
         tokenizer=tokenizer_for(manifest),
         facts={"split": manifest.experiment.train.split, "data": manifest.data},
     )

@@ -1,52 +1,21 @@
-"""From the tensors of tensor-parallel ranks and pipeline stages to whole tensors, and what their shapes say."""
+"""From the tensors of tensor-parallel ranks and pipeline stages to whole tensors, and what they say about the model."""
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 from common.errors import CheckpointError
-from convert.files.stored import Stored
-from convert.sources.agreement import check_distinct
-from convert.sources.source import Architecture, Block, Sharded, whole
+from convert.arguments import Options
+from convert.sources.consistency import check_distinct
+from convert.sources.source import QKV, Architecture, Block, Recorded, Sharded, whole
+from convert.stored import Stored, same_values
+from training import tensors as table
+from training.tensors import HEAD, Sizes, all_names, layer_of, leaf_of
 
 GPT2_VOCABULARY = 50257
-_VOCABULARY_STEP = 128  # Megatron's make_vocab_size_divisible_by: rows are a multiple of this times the ranks
 HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
-
-# dimension of [out, in] that tensor parallelism splits; all others are copies on every rank
-_SPLIT = {
-    "wte.weight": 0,
-    "lm_head.weight": 0,
-    "attn.c_attn.weight": 0,
-    "attn.c_attn.bias": 0,
-    "attn.c_proj.weight": 1,
-    "mlp.c_fc.weight": 0,
-    "mlp.c_fc.bias": 0,
-    "mlp.c_proj.weight": 1,
-}
-LINEAR = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-"""The matrices that Conv1D stores [in, out]."""
-_LEAVES = {
-    *(
-        f"{name}.{kind}"
-        for name in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-        for kind in ("weight", "bias")
-    )
-}
-_NUMBER = re.compile(r"h\.(\d+)\.(.+)")
-
-
-def leaf_of(name: str) -> str:
-    """`attn.c_attn.weight` of `h.3.attn.c_attn.weight`; other names as they are."""
-    found = _NUMBER.fullmatch(name)
-    return found[2] if found else name
-
-
-def split_dim(name: str, conv1d: bool) -> int | None:
-    """The dimension that tensor parallelism splits; None for a tensor that every rank has as a whole."""
-    leaf = leaf_of(name)
-    dim = _SPLIT.get(leaf)
-    return 1 - dim if dim is not None and conv1d and leaf in LINEAR else dim
+_VOCABULARY_STEP = 128  # Megatron's make_vocab_size_divisible_by: rows are a multiple of this times the ranks
+_MAX_RANKS = 128
 
 
 def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> dict[str, Sharded]:
@@ -71,17 +40,18 @@ def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> d
                     f"tensor {name!r} has shape {list(tensor.shape)} on tensor rank {number} and {list(shape)} on "
                     "rank 0; the ranks do not belong together"
                 )
-        dim = split_dim(name, conv1d)
-        if dim is None:
+        leaf = leaf_of(name)
+        if leaf.split is None:
             copies = {f"tensor rank {number}": whole(tensor) for number, tensor in enumerate(tensors) if number}
             joined[name] = Sharded(shape, whole(tensors[0]).blocks, copies)
         else:
-            offsets = [
-                tuple(number * size if axis == dim else 0 for axis, size in enumerate(shape))
+            dim = 1 - leaf.split if conv1d and leaf.conv1d else leaf.split
+            starts = [
+                [number * shape[dim] if axis == dim else 0 for axis in range(len(shape))]
                 for number in range(len(ranks))
             ]
             full = tuple(size * len(ranks) if axis == dim else size for axis, size in enumerate(shape))
-            joined[name] = Sharded(full, tuple(map(Block, offsets, tensors)))
+            joined[name] = Sharded(full, tuple(map(Block, map(tuple, starts), tensors)))
     return joined
 
 
@@ -93,7 +63,7 @@ def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str
     check_distinct(
         next(iter(matrices)).blocks[0].tensor
         for _, tensors in stages
-        if (matrices := [tensor for name, tensor in tensors.items() if leaf_of(name) == LINEAR[0]])
+        if (matrices := [tensor for name, tensor in tensors.items() if name.endswith(f"{table.QKV}.weight")])
     )
     joined: dict[str, Sharded] = {}
     for stage, tensors in stages:
@@ -101,109 +71,124 @@ def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str
             if name not in joined:
                 joined[name] = tensor
             elif name == "wte.weight":
-                first = joined[name]
-                joined[name] = Sharded(first.shape, first.blocks, {**first.copies, stage: tensor})
+                joined[name] = replace(joined[name], copies={**joined[name].copies, stage: tensor})
             else:
                 raise CheckpointError(f"tensor {name!r} is in {stage} and in an earlier stage")
     return joined
 
 
+def tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, Sharded], tuple[str, ...]]:
+    """The tensors with a tied head as a copy of `wte.weight`, and a note; `tied` is what is recorded.
+
+    The last pipeline stage of Megatron-core has the tied weight under the head's name.
+    """
+    head, wte = tensors.get(HEAD), tensors.get("wte.weight")
+    if wte is None or head is None or tied is False:
+        return tensors, ()
+    if tied is None and not _equal(head, wte):
+        return tensors, ("the head differs from the token embedding: taken as not tied",)
+    others = {name: tensor for name, tensor in tensors.items() if name != HEAD}
+    return {**others, "wte.weight": replace(wte, copies={**wte.copies, "output_layer": head})}, ()
+
+
+def qkv_order(
+    recorded: Any, options: Options, shards: int, *, default: int | None = None, what: str = "checkpoint_version"
+) -> QKV:
+    """The order of the qkv rows. Raises CheckpointError if neither the checkpoint nor the options say it."""
+    given = options.qkv_version
+    for name, version in ((what, recorded), ("--qkv-version", given)):
+        if version is not None and version not in range(4):
+            raise CheckpointError(f"{name} is {version!r}, which is unknown; 0 to 3 can be read")
+    if None not in (recorded, given) and QKV(int(recorded)) != QKV(given):  # type: ignore[arg-type]
+        raise CheckpointError(f"--qkv-version is {given}, but {what} is {recorded}; leave the flag out")
+    version = next((int(version) for version in (recorded, given, default) if version is not None), None)
+    if version is None:
+        raise CheckpointError(
+            f"has no {what}, so the order of its qkv rows is unknown; give --qkv-version (Megatron-LM itself reads "
+            "such a file as 0)"
+        )
+    return QKV(version, shards)
+
+
 def check_complete(tensors: Mapping[str, Sharded]) -> int:
     """The number of layers. Raises CheckpointError if a tensor is missing."""
-    layers = {int(found[1]) for name in tensors if (found := _NUMBER.fullmatch(name))}
-    count = max(layers, default=-1) + 1
-    expected = {f"h.{layer}.{leaf}" for layer in range(count) for leaf in _LEAVES}
-    expected |= {"wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"}
-    missing = sorted(expected - tensors.keys(), key=lambda name: (name.count("."), name))
+    count = max((layer for name in tensors if (layer := layer_of(name)) is not None), default=-1) + 1
+    missing = sorted(set(all_names(count)) - tensors.keys(), key=lambda name: (name.count("."), name))
     if missing or not count:
         what = f"tensor {missing[0]!r} is missing" if missing else "no layers"
         raise CheckpointError(f"{what}{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}")
     return count
 
 
-def true_vocabulary(rows: int, shards: int, recorded: int | None) -> tuple[int, str]:
-    """How many of `rows` are tokens, and a note; `recorded` is the source's own number, if it has one."""
-    if recorded is not None and 0 < recorded <= rows:
-        return recorded, ""
-    step = _VOCABULARY_STEP * shards
-    padded = -(-GPT2_VOCABULARY // step) * step
-    if rows == padded or (
-        rows > GPT2_VOCABULARY and rows % _VOCABULARY_STEP == 0 and rows - GPT2_VOCABULARY < 128 * 128
-    ):
-        return (
-            GPT2_VOCABULARY,
-            f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded (--vocab-size decides)",
-        )
-    return rows, ""
-
-
 def architecture(
-    tensors: Mapping[str, Sharded],
-    *,
-    conv1d: bool = False,
-    n_head: int | None = None,
-    vocab_size: int | None = None,
-    shards: int = 1,
+    tensors: Mapping[str, Sharded], recorded: Recorded, *, conv1d: bool = False, shards: int = 1
 ) -> tuple[Architecture, tuple[str, ...]]:
-    """Sizes from shapes, and notes about what was assumed; `n_head` and `vocab_size` are recorded or given numbers.
+    """Sizes from shapes, constants from what is recorded, and notes about what was assumed.
 
-    Raises CheckpointError if the tensors are no complete GPT-2.
+    Raises CheckpointError if the tensors are no complete GPT-2, or not the one that is recorded.
     """
     n_layer = check_complete(tensors)
     rows, n_embd = tensors["wte.weight"].shape
     n_inner = tensors["h.0.mlp.c_fc.bias"].shape[0]
-    expected = {
-        "ln_1.weight": (n_embd,),
-        "ln_1.bias": (n_embd,),
-        "ln_2.weight": (n_embd,),
-        "ln_2.bias": (n_embd,),
-        "attn.c_attn.weight": (3 * n_embd, n_embd),
-        "attn.c_attn.bias": (3 * n_embd,),
-        "attn.c_proj.weight": (n_embd, n_embd),
-        "attn.c_proj.bias": (n_embd,),
-        "mlp.c_fc.weight": (n_inner, n_embd),
-        "mlp.c_fc.bias": (n_inner,),
-        "mlp.c_proj.weight": (n_embd, n_inner),
-        "mlp.c_proj.bias": (n_embd,),
-        "wte.weight": (rows, n_embd),
-        "wpe.weight": (tensors["wpe.weight"].shape[0], n_embd),
-        "ln_f.weight": (n_embd,),
-        "ln_f.bias": (n_embd,),
-        "lm_head.weight": (rows, n_embd),
-    }
+    sizes = Sizes(n_embd, n_inner, tensors["wpe.weight"].shape[0], rows)
     for name, tensor in tensors.items():
-        leaf = leaf_of(name)
-        wanted = expected[leaf][::-1] if conv1d and leaf in LINEAR else expected[leaf]
+        wanted = leaf_of(name).shape(sizes, conv1d)
         if tensor.shape != wanted:
             raise CheckpointError(
                 f"tensor {name!r} has shape {list(tensor.shape)}, a GPT-2 of width {n_embd} has {list(wanted)}"
             )
-    notes = []
+    n_head, notes = recorded.n_head, list(recorded.notes)
     if n_head is None:
         if n_embd % HEAD_SIZE:
             raise CheckpointError(
                 f"the number of heads is not recorded, and {n_embd} is no multiple of {HEAD_SIZE}; give --num-heads"
             )
         n_head = n_embd // HEAD_SIZE
-        notes.append(f"heads are not recorded: {n_head} of {HEAD_SIZE} assumed (--num-heads decides)")
+        notes.insert(0, f"heads are not recorded: {n_head} of {HEAD_SIZE} assumed (--num-heads decides)")
     if n_head < 1 or n_embd % n_head or n_head % shards:
         raise CheckpointError(
             f"{n_head} heads do not divide a width of {n_embd} over {shards} tensor ranks; give --num-heads"
         )
-    true, note = true_vocabulary(rows, shards, vocab_size)
-    notes += [note] if note else []
+    true, note = true_vocabulary(rows, recorded.vocab_size)
     model = Architecture(
         n_layer=n_layer,
         n_head=n_head,
         n_embd=n_embd,
-        n_positions=tensors["wpe.weight"].shape[0],
+        n_positions=sizes.positions,
         n_inner=n_inner,
         vocab_size=true,
-        tied="lm_head.weight" not in tensors,
+        tied=HEAD not in tensors,
     )
-    return model, tuple(notes)
+    for field, (name, value) in recorded.sizes.items():
+        if getattr(model, field) != value:
+            raise CheckpointError(
+                f"{name} is {value}, but the tensors have {getattr(model, field)}; files are missing or do not belong "
+                "together"
+            )
+    return replace(model, **recorded.constants), (*notes, *note)
 
 
-def file_error(path: Path, problem: object) -> CheckpointError:
-    """One line that names the file."""
-    return CheckpointError(f"{path}: {problem}")
+def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ...]]:
+    """How many of `rows` are tokens, and a note; `recorded` is the source's own number, if it has one.
+
+    Raises CheckpointError if there are fewer rows than recorded.
+    """
+    if recorded is not None and recorded > rows:
+        raise CheckpointError(
+            f"--vocab-size, or vocab_size as recorded, is {recorded}, but the embedding has {rows} rows"
+        )
+    if recorded is not None and recorded > 0:
+        return recorded, ()
+    padding = rows - GPT2_VOCABULARY
+    if 0 < padding < _VOCABULARY_STEP * _MAX_RANKS and rows % _VOCABULARY_STEP == 0:
+        note = f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded (--vocab-size decides)"
+        return GPT2_VOCABULARY, (note,)
+    return rows, ()
+
+
+def _equal(one: Sharded, other: Sharded) -> bool:
+    """Whether two tensors of the same ranks have the same values."""
+    if one.shape != other.shape or one.blocks[0].tensor.dtype != other.blocks[0].tensor.dtype:
+        return False
+    pairs = zip(one.blocks, other.blocks, strict=True)
+    return all(same_values(left.tensor, right.tensor) for left, right in pairs)

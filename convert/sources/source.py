@@ -1,6 +1,6 @@
 """What every source format is turned into: GPT-2's tensors by name, each as the blocks that lie in files.
 
-Names are Hugging Face's without `transformer.` (`wte.weight`, `h.0.attn.c_attn.weight`, …, and `lm_head.weight` if the
+Names are Hugging Face's without `transformer.` (`wte.weight`, `h.0.mlp.c_fc.weight`, …, and `lm_head.weight` if the
 head is not tied). Values stay as the source has them: padded vocabulary, the source's order of qkv rows, matrices
 [out, in] unless `conv1d`.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
-from convert.files.stored import Stored
+from convert.stored import Stored
+from training.tensors import Sizes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, by the names that torch, Megatron and DeepSpeed give them."""
@@ -39,10 +40,35 @@ class Architecture:
     """The head's weight is the token embedding."""
     dropout: float = 0.1
 
+    @property
+    def sizes(self) -> Sizes:
+        """For the shapes in `training.tensors`, without padding."""
+        return Sizes(self.n_embd, self.n_inner, self.n_positions, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a checkpoint, or the person who reads it, says about its model; None, or absent, is unknown."""
+
+    n_head: int | None = None
+    vocab_size: int | None = None
+    """True tokens."""
+    tied: bool | None = None
+    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """By field of `Architecture`, what must be that of the tensors: how it is called there, and its value."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of `Architecture`."""
+    tensor: int | None = None
+    """Tensor-parallel ranks that wrote the checkpoint."""
+    pipeline: int | None = None
+    consumed_samples: int | None = None
+    notes: tuple[str, ...] = ()
+    """What was assumed, a sentence each."""
+
 
 @dataclass(frozen=True)
 class QKV:
-    """The order of c_attn's rows in one shard, by Megatron's checkpoint_version; each head has `dim` rows of each.
+    """The order of the qkv rows in one shard, by Megatron's checkpoint_version; each head has `dim` rows of each.
 
     0: [(q, k, v), head, dim]   1: [head, dim, (q, k, v)]   2 and 3: [head, (q, k, v), dim]
 
@@ -135,7 +161,7 @@ class Source:
     hashes: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
     """`{"size": bytes, "xxh3": hex}` of files that were hashed when the source was opened."""
     conv1d: bool = False
-    """Matrices of the layers are stored [in, out], the rows of c_attn are its columns."""
+    """Matrices of the layers are stored [in, out], qkv rows are columns."""
     iteration: int | None = None
     consumed_samples: int | None = None
     notes: tuple[str, ...] = ()

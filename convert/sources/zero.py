@@ -2,18 +2,120 @@
 
 Stages 1 and 2, per group of parameters: [p0 p1 p2 … alignment], cut into one equal partition per data rank
 Stage 3, per data rank: [its share of p0, of p1, …], a share is ceil(size / ranks) elements; groups follow each other
+
+A *_optim_states.pt holds one data rank's partition of the float32 weights and of both moments of Adam.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 from common.errors import CheckpointError
-from convert.files.stored import Stored, StoredPieces
+from convert.pt import enum_member, fields, load_pt
+from convert.sources.consistency import CURE, file_error
+from convert.sources.source import MOMENTS
+from convert.stored import Stored, StoredPieces, StoredTensor
+from convert.unpickling import Placeholder
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Names and shapes in the order of the flat data."""
+_STATES = "optimizer_state_dict"
+_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
+_STAGE3, _STAGE12 = "fp32_flat_groups", "single_partition_of_fp32_groups"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What one file holds; tuples are per group of parameters."""
+
+    path: Path
+    stage: int
+    ranks: int | None
+    """Data ranks that share the parameters; None if the file does not say."""
+    masters: tuple[Stored, ...]
+    """Flat weights, float32 unless DeepSpeed was told otherwise; empty if the file has none by a name that is known."""
+    moments: Mapping[str, tuple[Stored, ...]]
+    """`exp_avg` and `exp_avg_sq`, flat as the masters; empty for other optimizers than Adam."""
+    step: int | None
+    version: Any
+    paddings: tuple[tuple[int, ...], ...]
+    """Elements after each parameter; empty if there are none."""
+
+
+def read_partition(path: Path) -> Partition:
+    """Open a file; no tensor data but the step is read. Raises CheckpointError if it is no optimizer file."""
+    content = fields(load_pt(path))
+    states = fields(content.get(_STATES))
+    stage3 = _STAGE3 in states
+    flat = _list(states.get(_STAGE3 if stage3 else _STAGE12))
+    masters = _flat(flat)
+    if not states or len(masters) != len(flat):
+        raise file_error(path, f"has no {_STATES} with flat weights; copy the file again from the run")
+    base = states.get(_STATES if stage3 else "base_optimizer_state")
+    groups = base if isinstance(base, list) else list(fields(fields(base).get("state")).values())
+    moments = {kind: _flat([fields(group).get(kind) for group in groups]) for kind in MOMENTS}
+    numbers = [number_in(count) for count in _list(states.get("partition_count")) or [states.get("partition_count")]]
+    return Partition(
+        path=path,
+        stage=3 if stage3 else number_in(states.get("zero_stage")) or 1,  # BF16_Optimizer says none
+        ranks=max((number for number in numbers if number), default=None),
+        masters=masters,
+        moments=moments if all(len(flat) == len(masters) for flat in moments.values()) else {},
+        step=step_of(states, base, groups),
+        version=content.get("ds_version") or states.get("ds_version"),
+        paddings=tuple(tuple(group) for group in _list(states.get("param_alignment_paddings"))),
+    )
+
+
+def step_of(states: Mapping[str, Any], base: Any, groups: Sequence[Any]) -> int | None:
+    """Adam's steps: in each tensor's state, or in the options of its group, or beside them."""
+    options = _list(fields(base).get("param_groups"))
+    places = [*groups, *options, {"step": states.get("base_optimizer_state_step")}]
+    return next((step for place in places if (step := number_in(fields(place).get("step"))) is not None), None)
+
+
+def number_in(value: Any) -> int | None:
+    """An integer that is stored as itself, as a tensor, or as the member of an enumeration."""
+    if isinstance(value, Placeholder):
+        member = enum_member(value)
+        value = _STAGES.get(member) if member else next(iter(value.args), None)
+    if isinstance(value, StoredTensor):
+        value = value.read().item() if math.prod(value.shape) == 1 else None
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[str, Stored]]:
+    """A model-parallel rank's float32 weights ("") and both moments by name, from its data ranks' partitions in order.
+
+    `shapes` is the model file's param_shapes: per group, the parameters in the order of the flat data.
+    """
+    flats = {"": [partition.masters for partition in row]}
+    moments = {kind: [partition.moments.get(kind, ()) for partition in row] for kind in MOMENTS}
+    if all(flat for ranks in moments.values() for flat in ranks):
+        flats |= moments
+    try:
+        return {kind: _cut(row[0], shapes, ranks) for kind, ranks in flats.items()}
+    except CheckpointError as error:
+        raise file_error(row[0].path, error) from None
+
+
+def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[Stored]]) -> dict[str, Stored]:
+    """The parameters from the flat tensors of each rank and group."""
+    if first.stage == 3:
+        return cut_stage3({name: shape for group in shapes for name, shape in group.items()}, ranks)
+    if len(shapes) != len(ranks[0]):
+        raise CheckpointError(
+            f"{len(ranks[0])} groups of parameters, but {len(shapes)} in the model file's param_shapes; {CURE}"
+        )
+    found: dict[str, Stored] = {}
+    for number, group in enumerate(shapes):
+        paddings = first.paddings[number] if number < len(first.paddings) else ()
+        found |= cut_group(group, [flat[number] for flat in ranks], paddings)
+    return found
 
 
 class _Flat:
@@ -36,7 +138,7 @@ class _Flat:
             start, number = max(start, stop), number + 1
 
 
-def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[int] = ()) -> dict[str, StoredPieces]:
+def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[int] = ()) -> dict[str, Stored]:
     """Stages 1 and 2: the parameters of one group, from its partitions in the order of the data ranks.
 
     `paddings` are the elements after each parameter, if the writer aligned them. Raises CheckpointError if the
@@ -54,12 +156,12 @@ def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[i
     }
 
 
-def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[Stored]]) -> dict[str, StoredPieces]:
+def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[Stored]]) -> dict[str, Stored]:
     """Stage 3: the parameters of all groups, from `partitions[data rank][group]`.
 
     Raises CheckpointError if the partitions do not hold exactly these parameters.
     """
-    ranks, start, found = [_Flat(groups) for groups in partitions], 0, {}
+    ranks, start, found = [_Flat(groups) for groups in partitions], 0, dict[str, Stored]()
     expected = sum(-(-math.prod(shape) // len(ranks)) for shape in shapes.values())
     for rank in ranks:
         if len(rank) != expected:
@@ -75,15 +177,19 @@ def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[Stored]]) -> dict[s
     return found
 
 
-def join_fragments(shape: tuple[int, ...], fragments: Sequence[Stored]) -> StoredPieces:
-    """Stage 3: one parameter from its shares, one per data rank; the last ones are padded."""
-    found = cut_stage3({"": shape}, [[fragment] for fragment in fragments])
-    return found[""]
-
-
 def _wrong_size(held: int, shapes: Shapes, ranks: int) -> CheckpointError:
     needed = sum(map(math.prod, shapes.values()))
     return CheckpointError(
         f"the partitions of {ranks} data ranks hold {held} elements, but the parameters have {needed}; "
         "the files are of different runs, or the optimizer state was not in memory when they were saved"
     )
+
+
+def _flat(groups: Sequence[Any]) -> tuple[Stored, ...]:
+    """The flat tensors of all groups; empty if one is none."""
+    flat = tuple(tensor for tensor in groups if isinstance(tensor, StoredTensor) and len(tensor.shape) == 1)
+    return flat if len(flat) == len(groups) else ()
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []

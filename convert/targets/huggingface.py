@@ -6,7 +6,7 @@
         tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
         merge_report.json training.json                                by convert.merge_report and training.huggingface
 
-Names are under `transformer.`, matrices are Conv1D's [in, out], c_attn is ordered [(q, k, v), head, dim], the head is
+Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head, dim], the head is
 written only if it is not tied. The order of tensors is the model's, so that equal weights give equal files whatever
 layout they come from.
 """
@@ -26,21 +26,18 @@ import torch
 from common.errors import InputError
 from common.files import read_json, write_json
 from common.tokenizer import Tokenizer
-from convert.ahead import assembled, widest_dtype
-from convert.assemble import HUGGING_FACE
-from convert.files.safetensors import write_file
-from convert.sources.ranks import GPT2_VOCABULARY, LINEAR, leaf_of
+from convert.assemble import HUGGING_FACE, prefetched, widest_dtype
+from convert.sources.ranks import GPT2_VOCABULARY
 from convert.sources.source import Source
+from training.checkpoint.files import write_file
 from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, is_pretrained_folder, make_config
 from training.huggingface.origin import TOKENIZER_FILES, VOCABULARIES, shard_name
 from training.huggingface.tokenizer import read_tokenizer, vocabulary_size, write_tokenizer
+from training.tensors import ROOT_LEAVES, hugging_face_name, layer_of, leaf_of
 
-PREFIX = "transformer."
 MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_FIRST = ("wte.weight", "wpe.weight")
-_LAST = ("ln_f.weight", "ln_f.bias", "lm_head.weight")
 
 Files = dict[str, dict[str, Any]]
 """`{"size": bytes, "xxh3": hex}` by file name."""
@@ -90,12 +87,12 @@ def write_weights(
     shards = split_into_shards(sizes, max_shard_size)
     _check_space(folder, sum(sizes.values()))
     names = [name for shard in shards for name in shard]
-    tensors = assembled(source, names, qkv=HUGGING_FACE, conv1d=True, dtype=dtype)
+    tensors = prefetched(source, names, qkv=HUGGING_FACE, conv1d=True, dtype=dtype)
     files: Files = {}
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else shard_name(number, len(shards))
-        theirs = {_their_name(name): shapes[name] for name in shard}
-        files[file] = write_file(folder / file, theirs, dtype, islice(tensors, len(shard)), progress)
+        theirs = {hugging_face_name(name): (dtype, shapes[name]) for name in shard}
+        files[file] = write_file(folder / file, theirs, islice(tensors, len(shard)), progress)
     if len(shards) > 1:
         write_json(folder / INDEX, _index(shapes, dict(zip(files, shards, strict=True)), dtype))
     return files
@@ -103,16 +100,10 @@ def write_weights(
 
 def written_shapes(source: Source) -> dict[str, tuple[int, ...]]:
     """The tensors that are written, in order, without vocabulary padding."""
-    layers = sorted(name for name in source.tensors if name not in (*_FIRST, *_LAST))
-    layers.sort(key=lambda name: int(name.split(".")[1]))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in (*_FIRST, *layers, *_LAST):
-        if name in source.tensors:
-            shape = source.tensors[name].shape
-            if leaf_of(name) in LINEAR and not source.conv1d:
-                shape = shape[::-1]
-            shapes[name] = (source.model.vocab_size, *shape[1:]) if name in ("wte.weight", "lm_head.weight") else shape
-    return shapes
+    root = [name for name in ROOT_LEAVES if name in source.tensors]
+    layers = sorted(source.tensors.keys() - root, key=lambda name: (layer_of(name), name))
+    names = (*root[:2], *layers, *root[2:])  # the embeddings, the layers, the last norm
+    return {name: leaf_of(name).shape(source.model.sizes, conv1d=True) for name in names}
 
 
 def written_sizes(source: Source, dtype: torch.dtype) -> dict[str, int]:
@@ -143,12 +134,8 @@ def _index(
     count = sum(map(math.prod, shapes.values()))
     return {
         "metadata": {"total_parameters": count, "total_size": count * dtype.itemsize},
-        "weight_map": {_their_name(name): file for file, names in shards.items() for name in names},
+        "weight_map": {hugging_face_name(name): file for file, names in shards.items() for name in names},
     }
-
-
-def _their_name(name: str) -> str:
-    return name if name == "lm_head.weight" else PREFIX + name
 
 
 def _check_space(folder: Path, size: int) -> None:

@@ -16,10 +16,9 @@ There is no optimizer and no random state: `--finetune`, or `--no-load-optim --n
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,52 +27,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from common.errors import CheckpointError
 from common.files import naming, write_text
 from convert.assemble import assemble
-from convert.files.inert import load_inert
-from convert.files.stored import StoredTensor
-from convert.sources.ranks import LINEAR, leaf_of, split_dim
+from convert.megatron_args import TANH_GELU, args_of, check_split, padded_rows
+from convert.pt import load_pt
 from convert.sources.source import QKV, Source
-from convert.targets.megatron_args import TANH_GELU, args_of, check_split, padded_rows
+from convert.stored import StoredTensor
+from training.tensors import LAYER_LEAVES, ROOT_LEAVES, Leaf, Module, leaf_of
 
 _POINTER = "latest_checkpointed_iteration.txt"
 _FILE = "model_optim_rng.pt"
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     """A version's names, and its order of qkv rows."""
 
     version: int
     embeddings: str
     stack: str
-    layer: Mapping[str, str]
+    of: Callable[[Module], str]
 
 
-_2019 = _Format(
-    version=0,
-    embeddings="",
-    stack="transformer.",
-    layer={
-        "ln_1": "input_layernorm",
-        "attn.c_attn": "attention.query_key_value",
-        "attn.c_proj": "attention.dense",
-        "ln_2": "post_attention_layernorm",
-        "mlp.c_fc": "mlp.dense_h_to_4h",
-        "mlp.c_proj": "mlp.dense_4h_to_h",
-    },
-)
-_V3 = _Format(
-    version=3,
-    embeddings="embedding.",
-    stack="decoder.",
-    layer={
-        "ln_1": "input_layernorm",
-        "attn.c_attn": "self_attention.linear_qkv",
-        "attn.c_proj": "self_attention.linear_proj",
-        "ln_2": "pre_mlp_layernorm",
-        "mlp.c_fc": "mlp.linear_fc1",
-        "mlp.c_proj": "mlp.linear_fc2",
-    },
-)
+_2019 = _Format(0, "", "transformer.", lambda module: module.fork_2019)
+_V3 = _Format(3, "embedding.", "decoder.", lambda module: module.core)
 
 
 def write_2019(source: Source, folder: Path, *, tp: int, pp: int) -> None:
@@ -114,44 +88,41 @@ def _write(source: Source, folder: Path, form: _Format, tp: int, pp: int, common
         paths = [folder / name / f"mp_rank_{rank:02d}{suffix}" / _FILE for rank in range(tp)]
         files = [_reserve(path, content, {key: _empty(source, keys[key], tp) for key in keys}) for path in paths]
         for key, ours in keys.items():
-            try:
-                tensor = assemble(source, ours, qkv=QKV(form.version, tp))
-            except CheckpointError as error:
-                raise CheckpointError(f"{source.path}: tensor {ours!r}: {error}") from None
+            tensor = assemble(source, ours, qkv=QKV(form.version, tp))
             for rank, file in enumerate(files):
-                _fill(file[key], tensor, split_dim(ours, conv1d=False), rank)
+                _fill(file[key], tensor, leaf_of(ours).split, rank)
     write_text(folder / _POINTER, f"{source.iteration or 'release'}")
 
 
 def _keys(source: Source, form: _Format, stage: int, stages: int) -> Iterator[tuple[str, str]]:
     """(their key, our name) of a stage's tensors."""
     count = source.model.n_layer // stages
+    wte, wpe, *norm, head = ROOT_LEAVES.values()
     if stage == 0:
-        yield f"{form.embeddings}word_embeddings.weight", "wte.weight"
-        yield f"{form.embeddings}position_embeddings.weight", "wpe.weight"
+        for leaf in (wte, wpe):
+            yield f"{form.embeddings}{_theirs(form, leaf)}", leaf.name
     for layer in range(count):
-        for ours, theirs in form.layer.items():
-            for kind in ("weight", "bias"):
-                yield f"{form.stack}layers.{layer}.{theirs}.{kind}", f"h.{stage * count + layer}.{ours}.{kind}"
+        for leaf in LAYER_LEAVES.values():
+            yield f"{form.stack}layers.{layer}.{_theirs(form, leaf)}", f"h.{stage * count + layer}.{leaf.name}"
     if stage == stages - 1:
-        for kind in ("weight", "bias"):
-            yield f"{form.stack}final_layernorm.{kind}", f"ln_f.{kind}"
+        for leaf in norm:
+            yield f"{form.stack}{_theirs(form, leaf)}", leaf.name
         if not source.model.tied:
-            yield "output_layer.weight", "lm_head.weight"
+            yield _theirs(form, head), head.name
         elif stages > 1:  # the last stage has no embedding that the head could use
-            yield "output_layer.weight", "wte.weight"
+            yield _theirs(form, head), wte.name
+
+
+def _theirs(form: _Format, leaf: Leaf) -> str:
+    return f"{form.of(leaf.module)}.{leaf.kind}"
 
 
 def _empty(source: Source, name: str, tp: int) -> Tensor:
     """A rank's part of a tensor, of the right shape and type, without memory."""
-    shape = list(source.tensors[name].shape)
-    if source.conv1d and leaf_of(name) in LINEAR:
-        shape.reverse()
-    if name in ("wte.weight", "lm_head.weight"):
-        shape[0] = padded_rows(source, tp)
-    dim = split_dim(name, conv1d=False)
-    if dim is not None:
-        shape[dim] //= tp
+    leaf = leaf_of(name)
+    shape = list(leaf.shape(source.model.sizes._replace(vocabulary=padded_rows(source, tp))))
+    if leaf.split is not None:
+        shape[leaf.split] //= tp
     with FakeTensorMode():
         return torch.empty(shape, dtype=source.tensors[name].blocks[0].tensor.dtype)
 
@@ -161,7 +132,7 @@ def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]
     path.parent.mkdir(parents=True)
     with naming(path), path.open("xb") as file, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save({**content, "model": dict(model)}, file)
-    found: Mapping[str, StoredTensor] = load_inert(path)["model"]
+    found: Mapping[str, StoredTensor] = load_pt(path)["model"]
     return found
 
 

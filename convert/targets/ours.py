@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from convert.assemble import assemble
-from convert.sources.ranks import LINEAR, leaf_of
 from convert.sources.source import MOMENTS, Source
 from training import checkpoint
 from training.checkpoint import Progress, Replicas
-from training.run_plan import Plan
+from training.planning.run import Plan
+from training.tensors import leaf_of
 
 
 def write(source: Source, folder: Path, plan: Plan) -> Path:
@@ -50,13 +50,7 @@ def _keys(source: Source) -> list[str]:
 
 def _shape(source: Source, key: str) -> tuple[int, ...]:
     """The shape of a tensor in a checkpoint of ours."""
-    name = key.partition(".")[2]
-    if key == "step":
-        return ()
-    if name == "wte.weight":
-        return source.model.vocab_size, source.model.n_embd
-    shape = source.tensors[name].shape
-    return shape[::-1] if source.conv1d and leaf_of(name) in LINEAR else shape
+    return () if key == "step" else leaf_of(key.partition(".")[2]).shape(source.model.sizes)
 
 
 class _Assembled(Mapping[str, Tensor]):

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -30,32 +30,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from convert.assemble import OURS, assemble
+from convert.megatron_args import args_of, check_split, padded_rows
 from convert.sources.source import Architecture, Source
-from convert.targets.megatron_args import args_of, check_split, padded_rows
-from training.checkpoint.storage import HashedFile, append_record
+from training.checkpoint.files import HashedFile
+from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY, Leaf
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
-_TOP = {
-    "wte.weight": "embedding.word_embeddings.weight",
-    "wpe.weight": "embedding.position_embeddings.weight",
-    "ln_f.weight": "decoder.final_layernorm.weight",
-    "ln_f.bias": "decoder.final_layernorm.bias",
-    "lm_head.weight": "output_layer.weight",
-}
-_LAYER = {
-    "ln_1.weight": "self_attention.linear_qkv.layer_norm_weight",
-    "ln_1.bias": "self_attention.linear_qkv.layer_norm_bias",
-    "attn.c_attn.weight": "self_attention.linear_qkv.weight",
-    "attn.c_attn.bias": "self_attention.linear_qkv.bias",
-    "attn.c_proj.weight": "self_attention.linear_proj.weight",
-    "attn.c_proj.bias": "self_attention.linear_proj.bias",
-    "ln_2.weight": "mlp.linear_fc1.layer_norm_weight",
-    "ln_2.bias": "mlp.linear_fc1.layer_norm_bias",
-    "mlp.c_fc.weight": "mlp.linear_fc1.weight",
-    "mlp.c_fc.bias": "mlp.linear_fc1.bias",
-    "mlp.c_proj.weight": "mlp.linear_fc2.weight",
-    "mlp.c_proj.bias": "mlp.linear_fc2.bias",
-}
 # modules whose (empty) extra state a model asks for when it is loaded; the third exists with Transformer Engine alone
 _EXTRA_STATE = (
     "self_attention.linear_qkv",
@@ -85,7 +65,7 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
             if layer is not None:
                 shape, offset = (model.n_layer, *tensor.shape), (layer, *[0] * tensor.ndim)
                 writer.add(key, shape, offset, tensor[None])
-            elif ours in ("wte.weight", "lm_head.weight"):
+            elif ours in VOCABULARY:
                 shape = (rows, tensor.shape[1])
                 writer.add(key, shape, (0, 0), tensor)
                 if rows > len(tensor):
@@ -114,12 +94,19 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
 
 def _keys(model: Architecture) -> Iterator[tuple[str, str, int | None]]:
     """Our name, the key, and the index in a stacked tensor."""
-    for ours, key in _TOP.items():
-        if ours != "lm_head.weight" or not model.tied:
-            yield ours, key, None
+    for leaf, prefix in zip(
+        ROOT_LEAVES.values(), ("embedding.", "embedding.", "decoder.", "decoder.", ""), strict=True
+    ):
+        if leaf.name != HEAD or not model.tied:
+            yield leaf.name, prefix + _theirs(leaf), None
     for layer in range(model.n_layer):
-        for leaf, key in _LAYER.items():
-            yield f"h.{layer}.{leaf}", f"decoder.layers.{key}", layer
+        for leaf in LAYER_LEAVES.values():
+            yield f"h.{layer}.{leaf.name}", f"decoder.layers.{_theirs(leaf)}", layer
+
+
+def _theirs(leaf: Leaf) -> str:
+    module = leaf.module
+    return (module.folded or f"{module.core}.") + leaf.kind
 
 
 class _Writer:
@@ -159,4 +146,6 @@ class _Writer:
             self._file.__exit__(None)
             self._file = HashedFile(self._folder / f"__0_{self._files}.distcp")
             self._files += 1
-        self._metadata.storage_data[index] = append_record(self._file, self._file.path.name, content)
+        start = self._file.size
+        torch.save(content, self._file)  # type: ignore[arg-type]
+        self._metadata.storage_data[index] = _StorageInfo(self._file.path.name, start, self._file.size - start)

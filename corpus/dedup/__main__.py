@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> None:
-    from corpus.dedup.filter import outputs_of
+    from corpus.dedup.clusters import outputs_of
     from corpus.dedup.run import dedup
 
     shards = expand_inputs(arguments.input, "shards")
@@ -123,7 +123,7 @@ def _signatures(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _filter(arguments: argparse.Namespace, _: Settings) -> None:
-    from corpus.dedup.filter import filter_shard, outputs_of
+    from corpus.dedup.clusters import filter_shard, outputs_of
 
     require_regular([arguments.input], "deduplication")
     check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
@@ -133,9 +133,8 @@ def _filter(arguments: argparse.Namespace, _: Settings) -> None:
 def _over_all_shards(arguments: argparse.Namespace, settings: Settings) -> None:
     """The phases that read the signatures of all shards: bands, verify, clusters."""
     from corpus.dedup.clusters import write_clusters
-    from corpus.dedup.pairs import jobs_of, write_pairs
+    from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
     from corpus.dedup.signatures import Signatures
-    from corpus.dedup.verify import write_edges
 
     _check_outputs(arguments)
     rules = settings.dedup

@@ -1,4 +1,4 @@
-"""Phase 4, one job: join documents by edges into clusters, and choose the survivor of each cluster.
+"""Phase 4, one job, joins documents into clusters and chooses survivors; phase 5, one job per shard, writes them.
 
 The longest document survives, ties go to the smallest id. Segments per shard NAME: `NAME/removed` (i64, indices in the
 shard), `NAME/exact` (u8, 1 if the survivor's normalised text is equal), `NAME/ids` and `NAME/ids_length` (bytes and
@@ -7,6 +7,7 @@ i64, the survivors' ids).
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -15,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.console import warn
+from common.errors import InputError
+from common.files import BadLines, document_writer, read_documents, shard_stem
 from common.settings import DedupSettings
+from common.stats import Stats
 from corpus.dedup.pairs import Pairs, part_of, read_pairs
 from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
+from corpus.runner import Drop, Step
 
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _GIANT = 1000  # documents: a larger cluster is more likely a chain than one text
@@ -177,3 +182,47 @@ def _describe(rows: Rows, signatures: Signatures, settings: DedupSettings) -> di
             f"{lowest:.2f}: if it is a chain of different texts, raise dedup.threshold"
         )
     return {"documents": len(rows), "lowest_similarity": round(lowest, 4), "ids": ids}
+
+
+# ---------------------------------------------------------------------------------------------- phase 5: filter
+
+
+def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
+    """Write the survivors of a shard, and under `removed` the others, in order.
+
+    One process: sending a document to another takes longer than filtering it. Raises InputError when the shard has
+    changed since its signatures were made.
+    """
+    removals = _removals(shard, clusters)
+    survivors, removed = outputs_of(shard, output_dir)
+    step = Step("dedup", [shard], removed, allow_empty=True)
+    with step.results(document_writer(survivors)) as results:
+        # phase 1 has reported the bad lines
+        for index, document in enumerate(step.stats.counted(read_documents(shard, BadLines(1.0)))):
+            if (removal := removals.pop(index, None)) is None:
+                results.record(document)
+            else:
+                survivor, reason = removal
+                results.record(Drop({**document, "survivor": survivor}, reason))
+        if removals:
+            raise InputError(f"{shard}: shorter than its signatures; run the phase `signatures` again")
+    return step.stats
+
+
+def _removals(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
+    """The removed documents of a shard by their index: the survivor's id, and the reason."""
+    name = shard_stem(shard)
+    with Segments(clusters) as file:
+        indices = file.read(f"{name}/removed", "<i8").tolist()
+        exact = file.read(f"{name}/exact", "u1").tolist()
+        ids = file.read(f"{name}/ids", "u1").tobytes()
+        ends = np.cumsum(file.read(f"{name}/ids_length", "<i8")).tolist()
+    survivors = [ids[start:end].decode() for start, end in pairwise([0, *ends])]
+    reasons = ["exact" if same else "near" for same in exact]
+    return dict(zip(indices, zip(survivors, reasons, strict=True), strict=True))
+
+
+def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:
+    """The files for the survivors of a shard and for its removed documents."""
+    name = f"{shard_stem(shard)}.jsonl.zst"
+    return output_dir / name, output_dir / "removed" / name

@@ -1,12 +1,15 @@
-"""Phase 2, several bands per job: pair documents that may be duplicates.
+"""Phase 2 pairs documents that may be duplicates; phase 3 keeps the pairs that are.
 
 A column of hashes is read and sorted in parts of its range that fit in memory. In a group of equal hashes, each
 document is paired with the first and with the previous one: O(n) pairs for a group of any size. Groups are ordered by
-`key`, so that pairs do not depend on shards. Segments: `exactB` and `nearB`, the pairs of block B, (pairs, 2) i64
-flattened; the first document of a pair decides its block.
+`key`, so that pairs do not depend on shards.
+
+Segments of phase 2, several bands per job: `exactB` and `nearB`, the pairs of block B, (pairs, 2) i64 flattened; the
+first document of a pair decides its block. Segments of phase 3, one job per block: `edges`, the pairs whose true
+Jaccard similarity reaches the threshold, (edges, 2) i64 flattened; `similarity`, one f8 per edge.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,14 @@ from numpy.typing import NDArray
 from common.progress import Meter
 from common.settings import DedupSettings
 from corpus.dedup.segments import Segments, write_segments
+from corpus.dedup.shingles import Shingles, jaccard, shingles
 from corpus.dedup.signatures import Signatures
 
 Pairs = NDArray[np.int64]
 """Rows of two documents, shape (pairs, 2), the smaller row first."""
 
 _BYTES_PER_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
+_BYTES_PER_CHARACTER = 24  # a text, its shingles, and their sorted copy
 
 
 def _read_part(signatures: Signatures, name: str, part: int, parts: int) -> list[NDArray[Any]]:
@@ -114,3 +119,52 @@ def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: 
             signatures.check(file)
             found.extend(values.reshape(-1, 2) for values in file.each(f"{kind}{block}"))
     return np.unique(np.concatenate(found), axis=0)
+
+
+# ---------------------------------------------------------------------------------------------- phase 3: verify
+
+
+def _chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
+    """Split pairs into runs whose texts have at most `limit` characters together, or that are a single pair."""
+    rows, index = np.unique(pairs, return_inverse=True)
+    sizes = signatures.values("size", rows)[index.reshape(-1, 2)]
+    start = total = 0
+    for number, (first, second) in enumerate(sizes.tolist()):
+        new = second + (first if number == start or pairs[number, 0] != pairs[number - 1, 0] else 0)
+        if total + new > limit and number > start:
+            yield pairs[start:number]
+            start, total, new = number, 0, first + second
+        total += new
+    if start < len(pairs):
+        yield pairs[start:]
+
+
+def similarities(pairs: Pairs, signatures: Signatures, settings: DedupSettings) -> NDArray[np.float64]:
+    """The true Jaccard similarity of each pair, shape (pairs,)."""
+    rows = np.unique(pairs)
+    sets: dict[int, Shingles] = {
+        row: shingles(text.decode(), settings)
+        for row, text in zip(rows.tolist(), signatures.blobs("texts", rows), strict=True)
+    }
+    return np.array([jaccard(sets[first], sets[second]) for first, second in pairs.tolist()])
+
+
+def write_edges(
+    signatures: Signatures, pair_files: Sequence[Path], output: Path, settings: DedupSettings, block: int
+) -> tuple[int, int]:
+    """Verify the candidates of a block; returns how many there were, and how many reach the threshold."""
+    pairs = read_pairs(pair_files, signatures, "near", block)
+    edges = 0
+    limit = settings.memory_bytes // _BYTES_PER_CHARACTER
+    with (
+        write_segments(output, {"candidates": len(pairs), "signatures": signatures.digest}) as file,
+        Meter("dedup verify", "pairs", len(pairs)) as meter,
+    ):
+        for chunk in _chunks(pairs, signatures, limit):
+            similarity = similarities(chunk, signatures, settings)
+            duplicate = similarity >= settings.threshold
+            file.append("edges", chunk[duplicate].ravel())
+            file.append("similarity", similarity[duplicate])
+            edges += int(duplicate.sum())
+            meter.advance(len(chunk))
+    return len(pairs), edges

@@ -12,11 +12,9 @@ from common.folders import remove_own
 from common.settings import DedupSettings
 from common.stats import Stats
 from common.workers import Workers
-from corpus.dedup.clusters import write_clusters
-from corpus.dedup.filter import filter_shard
-from corpus.dedup.pairs import write_pairs
+from corpus.dedup.clusters import filter_shard, write_clusters
+from corpus.dedup.pairs import write_edges, write_pairs
 from corpus.dedup.signatures import Signatures, describe_shards
-from corpus.dedup.verify import write_edges
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
 

@@ -1,183 +1,209 @@
-"""Extraction in worker processes: a page that hangs, crashes or leaks costs its process and itself, nothing else.
+"""Extraction in worker processes: a page that hangs, crashes, leaks or eats memory costs itself and nothing else.
 
-`corpus.extract.worker` is the other end of the socket, and documents the protocol. pebble's ProcessPool takes the same
-CPU time per page (2 ms), but it has no memory limit, and its hung workers outlive a killed parent.
+    async with ExtractPool(settings, workers=8) as pool:
+        found = await pool.extract(body, "text/html", "http://one.example/")
+
+Each worker of the pool loads the libraries (a second) and hands its pages to a child that it forks (milliseconds). An
+alarm kills the child if a page takes too long. Workers end with the pool's process and children with their worker, even
+if those are killed.
+
+A page may map `extract_memory_mb`; RLIMIT_AS of a child is a third more. At that limit libraries give up, crash or
+return half a page, so a result only counts if its page stayed within the memory. What earlier pages leaked must not
+decide: a child that leaked much is replaced, and if a used child meets a large page or dies, a fresh child tries the
+page again. pebble's pool has no fresh process on demand, so that the outcome would depend on the pages before.
 """
 
 import asyncio
+import gc
 import os
-import pickle
+import resource
 import signal
-import socket
-import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import orjson
-
+from common.child_process import die_with_parent
 from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
-from corpus.extract.extractors import Extracted
-from corpus.extract.worker import LENGTH, SIGNAL_EXIT
+from common.workers import Workers
+from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
-_KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its worker
-_ROOT = Path(__file__).resolve().parents[2]
+_KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its child
+_OUT_OF_MEMORY = {"reason": "extract_memory"}
+_WARM_UP = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
+_SLACK = 1 / 3  # of the memory: how much a child may leak, and how far its limit exceeds the page's
+
+Request = tuple[bytes, str, str]
+"""Body, content type, URL."""
+Reply = dict[str, Any]
+"""The fields of `Extracted`, or `reason`."""
 
 
 @dataclass(frozen=True)
-class _Request:
-    """A page to extract, and the future of its reply."""
+class Limits:
+    """What a page may take, and who extracts it."""
 
-    content: tuple[bytes, str, str]
-    """Body, content type, URL."""
-    reply: "asyncio.Future[dict[str, Any]]"
-
-    def succeed(self, reply: dict[str, Any]) -> None:
-        """Set the reply, unless the caller was cancelled."""
-        if not self.reply.done():
-            self.reply.set_result(reply)
-
-    def fail(self, error: Exception) -> None:
-        """Set an error, unless the caller was cancelled."""
-        if not self.reply.done():
-            self.reply.set_exception(error)
+    seconds: float
+    memory: int
+    """Bytes."""
+    extractors: tuple[str, ...]
 
 
 class ExtractPool:
-    """Runs up to `workers` processes, started on demand."""
+    """Extracts up to `workers` pages at once."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        self._settings, self._workers = settings, workers
-        self._requests: asyncio.Queue[_Request] = asyncio.Queue()
+        limits = Limits(settings.extract_timeout, settings.extract_memory_mb << 20, tuple(settings.extractors))
+        self._function = partial(extract_in_child, limits)
+        self._pool = Workers(workers)
 
     async def __aenter__(self) -> "ExtractPool":
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+        self._pool.start()  # now: it forks, and later there are threads
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def __aexit__(self, *error: Any) -> None:
+        self._pool.__exit__(*error)
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
         """Extract the text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
-        request = _Request((body, content_type, url), asyncio.get_running_loop().create_future())
-        self._requests.put_nowait(request)
-        reply = await request.reply
+        reply = await asyncio.wrap_future(self._pool.submit(self._function, (body, content_type, url)))
         if "reason" in reply:
             raise PageError(reply["reason"])
         return Extracted(**reply)
 
-    async def _work(self) -> None:
-        """Feed one process, and start another when it dies."""
-        while True:
-            request = await self._requests.get()
-            try:
-                worker = await _Worker.start(self._settings)
-            except Exception as error:  # the caller of `extract` decides
-                request.fail(error)
-                continue
-            try:
-                await self._feed(worker, request)
-            finally:
-                await worker.stop()
 
-    async def _feed(self, worker: "_Worker", request: _Request) -> None:
-        """Send requests until one kills the worker; the one after it returns to the queue.
+# ---------------------------------------------------------------------------------------------- in a worker
 
-        The next request is sent while the worker is busy, so the worker never waits for the event loop.
-        """
-        sending, following = asyncio.create_task(worker.send(request)), None
+_child: "_Child | None" = None
+"""The child of this worker process."""
+
+
+def extract_in_child(limits: Limits, request: Request) -> Reply:
+    """The reply for a page, from this process' child, or from a fresh one if the used one could not tell."""
+    global _child
+    while True:
+        child = _child = _child or _Child(limits)
+        was_used, child.used = child.used, True
         try:
-            while True:
-                await sending
-                following = None if self._requests.empty() else self._requests.get_nowait()
-                if following is not None:
-                    sending = asyncio.create_task(worker.send(following))
-                request.succeed(await worker.receive())
-                if following is None:
-                    following = await self._requests.get()
-                    sending = asyncio.create_task(worker.send(following))
-                request = following
-        except Exception as error:
-            request.fail(error)
-            if following is not None and following is not request:
-                self._requests.put_nowait(following)
-        finally:
-            sending.cancel()
-            await asyncio.wait([sending])  # it must not use a closed socket
-
-
-class _Worker:
-    """The pool's end of one worker process."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
-        self._process, self._connection = process, connection
-
-    @classmethod
-    async def start(cls, settings: ScrapeSettings) -> "_Worker":
-        """Start a process and wait until it has loaded its libraries."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
-        numbers = (PAGES_PER_CHILD, settings.extract_timeout, settings.extract_memory_mb)
-        command = [sys.executable, "-m", "corpus.extract.worker", *map(str, numbers), *settings.extractors]
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            # Not an asyncio subprocess: if its start is cancelled, waiting for its exit may hang (Python 3.11).
-            # A process group, so that `stop` kills the child too, and Ctrl-C only reaches the parent.
-            process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
-        worker = cls(process, ours)
-        try:
-            await worker._read_frame()
-        except EOFError:
-            await worker.stop()
-            load = f"from corpus.extract.extractors import load_extractors as load; load({list(settings.extractors)})"
-            raise ToolkitError(f'an extraction worker did not start; try {sys.executable} -c "{load}"') from None
-        except BaseException:
-            await worker.stop()
-            raise
-        return worker
-
-    async def send(self, request: _Request) -> None:
-        """Write a request to the socket. If the process is gone, `receive` notices."""
-        frame = pickle.dumps(request.content)
-        with suppress(ConnectionError):
-            await asyncio.get_running_loop().sock_sendall(self._connection, LENGTH.pack(len(frame)) + frame)
-
-    async def receive(self) -> dict[str, Any]:
-        """The reply to the oldest request. Raises PageError if the process died."""
-        try:
-            reply: dict[str, Any] = orjson.loads(await self._read_frame())
+            child.connection.send(request)
+            reply, leaving = child.connection.recv()
         except (EOFError, ConnectionError):
-            code = await asyncio.to_thread(self._process.wait)
-            if code in (-signal.SIGKILL, SIGNAL_EXIT + signal.SIGKILL):
-                await asyncio.sleep(_KILL_GRACE)
-            raise PageError("extract_timeout" if code == SIGNAL_EXIT + signal.SIGALRM else "extract_crash") from None
-        return reply
+            _child, code = None, child.wait()
+            if code == -signal.SIGALRM:
+                return {"reason": "extract_timeout"}
+            if code == -signal.SIGKILL:
+                time.sleep(_KILL_GRACE)
+            elif was_used:
+                continue
+            return {"reason": "extract_crash"}
+        if leaving:
+            _child = None
+            child.wait()
+        if reply is not None:
+            return dict(reply)
 
-    async def _read_frame(self) -> bytearray:
-        """The next frame. Raises EOFError if the process is gone."""
-        (length,) = LENGTH.unpack(await self._read(LENGTH.size))
-        return await self._read(length)
 
-    async def _read(self, size: int) -> bytearray:
-        received = bytearray(size)
-        rest = memoryview(received)
-        while rest:
-            count = await asyncio.get_running_loop().sock_recv_into(self._connection, rest)
-            if not count:
-                raise EOFError
-            rest = rest[count:]
-        return received
+class _Child:
+    """A process that extracts pages, forked from this worker."""
 
-    async def stop(self) -> None:
-        """Kill the process and its child."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._connection.close()
-        # shielded: a wait that is cancelled before its thread begins would leave a zombie
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._process.wait))
+    def __init__(self, limits: Limits) -> None:
+        extractors, worker = _load(limits.extractors), os.getpid()
+        self.used = False
+        self.connection, theirs = Pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self.connection.close()
+            _serve(theirs, limits, extractors, worker)
+        theirs.close()
+
+    def wait(self) -> int:
+        """Its exit code; minus the signal that killed it."""
+        self.connection.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+@lru_cache(1)
+def _load(names: tuple[str, ...]) -> Sequence[Extractor]:
+    """Load the libraries, which the children share."""
+    os.dup2(2, 1)  # what a library prints goes to the log
+    sys.addaudithook(_refuse_network)
+    try:
+        extractors = load_extractors(names)
+    except ImportError as error:
+        raise ToolkitError(f"scrape.extractors: {', '.join(names)} cannot be imported: {error}") from None
+    with suppress(PageError):
+        extract(_WARM_UP, "text/html", "", extractors)  # runs the libraries' lazy imports
+    gc.freeze()  # keeps these objects in pages shared with the children
+    return extractors
+
+
+def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook: extraction is offline, whatever a library tries to look up."""
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        raise PermissionError(f"no network during extraction ({event})")
+
+
+# ---------------------------------------------------------------------------------------------- in a child
+
+
+def _serve(connection: Connection, limits: Limits, extractors: Sequence[Extractor], worker: int) -> NoReturn:
+    """Answer requests: (reply, whether this process leaves); without a reply a fresh child must try the page again."""
+    die_with_parent(worker)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process at once, even inside a C library
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    memory = _MemoryUse(limits.memory)
+    with suppress(EOFError, ConnectionError):
+        for served in range(1, PAGES_PER_CHILD + 1):
+            reply: Reply | None = _reply(connection.recv(), limits.seconds, extractors)
+            peak, is_fresh = memory.peak(), served == 1
+            if reply == _OUT_OF_MEMORY or peak > (1 if is_fresh else 1 - _SLACK):
+                reply = _OUT_OF_MEMORY if is_fresh else None
+            leaving = reply is None or served == PAGES_PER_CHILD or peak > 1 - _SLACK or memory.now() > _SLACK
+            connection.send((reply, leaving))
+            if leaving:
+                break
+    os._exit(0)
+
+
+def _reply(request: Request, seconds: float, extractors: Sequence[Extractor]) -> Reply:
+    """The reply to a request. The process is killed if it takes longer than `seconds`."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return extract(*request, extractors).as_dict()
+    except PageError as error:
+        return {"reason": error.reason}
+    except MemoryError:
+        return _OUT_OF_MEMORY
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+class _MemoryUse:
+    """Memory that a child has mapped since its start, as a fraction of what one page may map."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory, self._start = memory, self._mapped("VmSize")
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = self._start + int(memory * (1 + _SLACK))
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+
+    def now(self) -> float:
+        """Memory mapped now."""
+        return (self._mapped("VmSize") - self._start) / self._memory
+
+    def peak(self) -> float:
+        """The most memory mapped at any time."""
+        return (self._mapped("VmPeak") - self._start) / self._memory
+
+    @staticmethod
+    def _mapped(name: str) -> int:
+        """A field of /proc/self/status, in bytes."""
+        return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])

@@ -3,9 +3,8 @@
 `layout` shows the bytes (docs/formats.md explains them), `writer` writes them, `dataset` reads them.
 """
 
-from corpus.index.content import content_of
 from corpus.index.dataset import IndexedDataset
-from corpus.index.layout import Meta, read_meta, suffixed, token_dtype
+from corpus.index.layout import Meta, content_of, read_meta, suffixed, token_dtype
 from corpus.index.writer import IndexWriter
 
 __all__ = ["IndexWriter", "IndexedDataset", "Meta", "content_of", "read_meta", "suffixed", "token_dtype"]

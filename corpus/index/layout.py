@@ -42,6 +42,9 @@ DTYPES: dict[int, np.dtype[Any]] = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 LONGEST = 2**31 - 1  # tokens per sequence: lengths are int32
 ENTRIES = 1 << 18  # array entries processed at a time: 2 MB
+_SMALL = 256 << 20  # bytes: a PREFIX.bin up to this size is read in full, a second from most disks
+_PIECE = 64 << 10
+_PIECES = 1024
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -110,3 +113,27 @@ def index_checksum(index: Path, meta: Meta, data: str) -> str:
             digest.update(part)
     digest.update(f"{meta.vocab_size} {meta.end_of_text} {data}".encode())
     return digest.hexdigest()
+
+
+def content_of(prefix: Path) -> str:
+    """A checksum of PREFIX.bin, which does not depend on where the files lie.
+
+    "xxh3:…"     of the whole file: computed if it is small, else taken from PREFIX.json
+    "sampled:…"  of its size and 1,024 evenly spaced pieces of 64 kB: for a large file of another tool, without checksum
+    """
+    path = suffixed(prefix, ".bin")
+    size = path.stat().st_size
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        if size <= _SMALL:
+            while part := file.read(1 << 20):
+                digest.update(part)
+            return f"xxh3:{digest.hexdigest()}"
+        description = read_description(prefix)
+        if description is not None and description.bin:
+            return f"xxh3:{description.bin}"
+        digest.update(str(size).encode())
+        for start in np.linspace(0, size - _PIECE, _PIECES).astype(np.int64).tolist():
+            file.seek(start)
+            digest.update(file.read(_PIECE))
+    return f"sampled:{digest.hexdigest()}"

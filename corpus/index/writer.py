@@ -48,9 +48,7 @@ class IndexWriter:
     def __enter__(self) -> "IndexWriter":
         suffixes = [".idx", ".bin"] if self.meta is None else [".idx", ".json", ".bin"]
         with ExitStack() as stack:
-            self._files = stack.enter_context(
-                output_files([suffixed(self.prefix, suffix) for suffix in suffixes], regular_only=True)
-            )
+            self._files = stack.enter_context(output_files([suffixed(self.prefix, suffix) for suffix in suffixes]))
             self._index_path = self._files[0].temporary
             self._bin = stack.enter_context(self._files[-1].open())
             self._idx = stack.enter_context(self._files[0].open())

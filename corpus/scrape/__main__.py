@@ -18,7 +18,7 @@ import asyncio
 import hashlib
 import sys
 from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +26,14 @@ from typing import TYPE_CHECKING, Any
 from common import cli
 from common.console import note
 from common.errors import EmptyResultError, InputError, OutageError
-from common.files import beside, expand_inputs, read_lines, require_regular
+from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 
 if TYPE_CHECKING:
-    from corpus.scrape.archive import Archive
-    from corpus.scrape.crawl import Crawl
-    from corpus.scrape.journal import Journal
+    from corpus.scrape.crawl import Crawl, CrawlQueues
     from corpus.scrape.outcome_cache import OutcomeCache
     from corpus.scrape.pages import Outcome
-    from corpus.scrape.queues import CrawlQueues
 
 
 def read_urls(path: Path) -> list[str]:
@@ -73,12 +70,11 @@ def scrape(
     be fetched again without `refetch`.
     """
     from corpus.runner import Step
-    from corpus.scrape.crawl import crawl
-    from corpus.scrape.host_stats import largest_hosts
+    from corpus.scrape.archive import Archive
+    from corpus.scrape.crawl import crawl, require_contact, sort_into_queues
     from corpus.scrape.journal import Journal
     from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
-    from corpus.scrape.pages import outcome_writer
-    from corpus.scrape.queues import require_contact, sort_into_queues
+    from corpus.scrape.pages import largest_hosts, outcome_writer
     from corpus.urls.rules import UrlRules
 
     listed = read_urls(urls)
@@ -91,19 +87,24 @@ def scrape(
     stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml", "turbohtml")}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
     with (
-        beside(output, "") as base,
-        Journal(base, listed, queues.keys, today) as journal,
-        ExitStack() as stack,
+        Journal(output, today) as journal,
+        Archive(archive, settings.obey_robots) if archive else nullcontext() as opened,
     ):
-        opened = _open_archive(archive, journal, queues, settings.obey_robots, stack)
-        cache = OutcomeCache(journal, settings, rules, archive=opened is not None)
+        cache = OutcomeCache(journal, queues.keys, settings, rules, opened)
+        if opened:
+            unknown = sum(key not in journal.known for key in opened.responses)
+            lacking = cache.pages_outside_archive(queues.positions())
+            if unknown:
+                note(f"{unknown} responses in {archive} are not fetched again")
+            if lacking:
+                note(f"{lacking} known pages are not in {archive}: they were fetched without it")
         require_contact(queues, cache)
         cache.confirm_refetch(queues.positions(), refetch)
         total, done = len(queues.keys) - len(queues.refused), _count_done(queues, cache)
         if done:
             note(f"{done} of {total} URLs are done already")
         try:
-            run = _run(crawl(queues, cache, rules, opened, workers, refetch=refetch), urls)
+            run = _run(crawl(queues, cache, rules, workers), urls)
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, at a job's time limit; SIGHUP
             note(f"{_count_done(queues, cache)} of {total} URLs are done; run it again to resume")
             raise
@@ -122,8 +123,8 @@ def scrape(
         except EmptyResultError as error:
             journal.forget_run()  # once the cause is fixed, the next run must try again
             raise EmptyResultError(f"{urls}: {error}") from None
-        stats.extra["hosts"] = largest_hosts(queues, outcome_of)
-        journal.finish()
+        stats.extra["hosts"] = largest_hosts(queues.queues, outcome_of)
+        journal.finish(queues.keys)
     return stats
 
 
@@ -134,26 +135,6 @@ def _digest(folder: Path) -> str:
         digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _open_archive(
-    path: Path | None, journal: "Journal", queues: "CrawlQueues", obey_robots: bool, stack: ExitStack
-) -> "Archive | None":
-    """Open the archive, and add responses that the journal lacks to it."""
-    from corpus.scrape.archive import Archive
-
-    if path is None:
-        journal.adopt(())
-        return None
-    if journal.archive_end and not path.exists():
-        note(f"{path} is gone; the texts of its pages are known and kept")
-        journal.record_lost_archive()
-    archive = stack.enter_context(Archive(path, journal.archive_end, obey_robots))
-    if adopted := journal.adopt(archive.new_responses):
-        note(f"{adopted} responses in {path} are not fetched again")
-    if lacking := sum(map(journal.is_page_outside_archive, queues.positions())):
-        note(f"{lacking} known pages are not in {path}: they were fetched without it")
-    return archive
 
 
 def _count_done(queues: "CrawlQueues", cache: "OutcomeCache") -> int:
@@ -186,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--archive",
-        type=cli.regular_file,
+        type=cli.output_file,
         metavar="FILE",
         help="raw responses (.warc.gz), appended to an existing file",
     )
@@ -216,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stats = extract_archives(paths, arguments.output, settings.scrape, settings.blacklist, **options)
         stats.finish(arguments.stats)
         return 0
-    from corpus.scrape.host_stats import table
+    from corpus.scrape.pages import hosts_table
 
     resolve = dict(settings.scrape.resolve)
     for entry in arguments.resolve:
@@ -228,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     scrape_settings = settings.scrape.model_copy(update={"resolve": resolve})
     stats = scrape(arguments.urls, arguments.output, scrape_settings, settings.blacklist, **options)
     stats.finish(arguments.stats)
-    print(table(stats.extra["hosts"]))
+    print(hosts_table(stats.extra["hosts"]))
     return 0
 
 

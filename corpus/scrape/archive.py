@@ -7,14 +7,16 @@ spelling, so that documents keep their URLs. X-Robots-Policy: ignore marks pages
 """
 
 import os
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, cast
 
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from common.errors import InputError, TruncatedError
+from corpus.scrape.journal import key_of
 from corpus.scrape.response import FetchedPage
 from corpus.scrape.warc import (
     DAMAGED,
@@ -29,39 +31,21 @@ from corpus.scrape.warc import (
 _TORN_INFO = 1024  # bytes; a longer file without a complete record is not ours, but of another kind
 
 
-class ArchivedResponse(NamedTuple):
-    """A response in the archive."""
-
-    url: str
-    """The URL requested."""
-    start: int
-    """Offset of its record."""
-    end: int
-    """Offset of the next record."""
-    obeyed_robots: bool
-    """Whether robots.txt was asked before the request."""
-
-
 class Archive:
-    """An open archive. `end` is its length after the last response that the journal knows.
+    """An open archive. Opening it reads the whole file into `responses`, and cuts off a torn record at its end.
 
-    Opening it reads the records after `end` into `new_responses`, and cuts off a torn record. Raises InputError for a
-    file that is shorter than `end`, or of another kind.
+    Raises InputError for a file of another kind.
     """
 
-    def __init__(self, path: Path, end: int, obey_robots: bool = True) -> None:
+    def __init__(self, path: Path, obey_robots: bool = True) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = path.stat().st_size if path.exists() else 0
-        if size < end:
-            raise InputError(
-                f"{path}: shorter than the journal of this scrape says; restore the whole file, or move it away to "
-                "keep the known pages without it"
-            )
         self.path, self._obey_robots = path, obey_robots
-        self.new_responses: list[ArchivedResponse] = []
-        valid_end = end if size == end else self._scan(end)
-        if valid_end < size:
-            os.truncate(path, valid_end)
+        self.responses: dict[str, tuple[int, bool]] = {}
+        """For each URL (its `key_of`), the offset of its last record, and whether robots.txt was asked before."""
+        if path.exists() and (size := path.stat().st_size):
+            valid_end = self._scan()
+            if valid_end < size:
+                os.truncate(path, valid_end)
         self._file: IO[bytes] | None = None  # opened by the first write
         self._reader: IO[bytes] | None = None
 
@@ -74,14 +58,14 @@ class Archive:
             if file is not None:
                 file.close()
 
-    def _scan(self, start: int) -> int:
-        """Fill `new_responses` with the records from `start` on; returns the end of the last complete one."""
-        valid_end = start
+    def _scan(self) -> int:
+        """Fill `responses`; returns the end of the last complete record."""
+        valid_end = 0
         with self.path.open("rb") as file:
             head = file.read(len(GZIP_MAGIC))
             if not GZIP_MAGIC.startswith(head):
                 raise InputError(f"{self.path}: not a .warc.gz file to append to; name another file")
-            file.seek(start)
+            file.seek(0)
             try:
                 for record_start, record_end, request in read_records(file, self.path, parse_request):
                     if request is not DAMAGED:
@@ -89,8 +73,8 @@ class Archive:
                             raise InputError(f"{self.path}: many records in one gzip member; read it with --warc")
                         valid_end = record_end
                         if request is not None:
-                            url, obeyed_robots = request
-                            self.new_responses.append(ArchivedResponse(url, record_start, record_end, obeyed_robots))
+                            with suppress(ValueError):  # not a URL
+                                self.responses[key_of(request[0])] = record_start, request[1]
             except TruncatedError:
                 pass
         if valid_end == 0 and self.path.stat().st_size > _TORN_INFO:
@@ -107,8 +91,12 @@ class Archive:
             self._file.flush()
         return self._file
 
-    def append(self, page: FetchedPage) -> tuple[int, int]:
-        """Append a response; returns the offset of its record and the new length of the file."""
+    def obeyed(self, key: str) -> bool:
+        """Whether robots.txt was asked before the response of a URL was fetched."""
+        return self.responses[key][1]
+
+    def append(self, page: FetchedPage) -> None:
+        """Append a response."""
         file = self._file or self._open()
         start = file.tell()
         # The body is stored without chunks, so the header that announces them is dropped.
@@ -127,20 +115,20 @@ class Archive:
         )
         self._writer.write_record(record)
         file.flush()
-        return start, file.tell()
+        self.responses[key_of(page.requested or page.url)] = start, self._obey_robots
 
-    def read(self, start: int, max_bytes: int) -> tuple[str, FetchedPage | str] | None:
-        """The requested URL of the record at an offset, and its page or why it has none; None if it is damaged."""
+    def read(self, key: str, max_bytes: int) -> FetchedPage | str:
+        """The page of a URL in `responses`, or why it has none. Raises InputError if it is damaged."""
         if self._reader is None:
             self._reader = open(self.path, "rb")  # noqa: SIM115 - closed by __exit__
+        start, _ = self.responses[key]
         self._reader.seek(start)
-        try:
-            _, _, response = next(
-                read_records(self._reader, self.path, lambda record: parse_response(record, max_bytes))
-            )
-        except (StopIteration, InputError):
-            return None
-        return None if response is DAMAGED else response
+        records = read_records(self._reader, self.path, lambda record: parse_response(record, max_bytes))
+        for _, _, response in records:
+            if response is not DAMAGED:
+                return cast(FetchedPage | str, response[1])
+            break
+        raise InputError(f"{self.path}: the record at byte {start} ({key}) has changed; run it again")
 
     def sync(self) -> None:
         """Wait until all records are on disk; may be called from another thread."""

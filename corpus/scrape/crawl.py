@@ -3,23 +3,21 @@
 import asyncio
 import resource
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import InputError, PageError
+from common.errors import ConfigError, PageError
 from common.progress import Meter
 from corpus.extract.pool import ExtractPool
-from corpus.scrape.archive import Archive
 from corpus.scrape.fetch import Fetcher
-from corpus.scrape.journal_lines import key_of
+from corpus.scrape.journal import key_of
+from corpus.scrape.network import AddressOverrides
 from corpus.scrape.outage import Failure, UnconfirmedFailures
 from corpus.scrape.outcome_cache import OutcomeCache
-from corpus.scrape.outcome_index import ARCHIVED
 from corpus.scrape.pages import page_outcome
-from corpus.scrape.queues import CrawlQueues
 from corpus.scrape.response import FetchedPage
 from corpus.urls.rules import UrlRules
 
@@ -27,14 +25,57 @@ _SYNC_INTERVAL = 1.0  # seconds between two fsyncs of journal and archive
 _ACTIVE_HOSTS = 4096  # most of them wait for their delay; a task takes 3 KB
 
 
+@dataclass(frozen=True)
+class CrawlQueues:
+    """A URL list, sorted for a crawl."""
+
+    keys: list[str]
+    """The form in which each URL is requested; "" for refused URLs."""
+    refused: dict[int, str]
+    """The reason, by position, of URLs that the rules drop or that repeat an earlier page."""
+    queues: dict[str, list[tuple[int, str]]]
+    """(position, URL) of the others by host, the longest queue first."""
+
+    def positions(self) -> Iterator[int]:
+        """Positions of all URLs that are not refused."""
+        return (position for queue in self.queues.values() for position, _ in queue)
+
+
+def sort_into_queues(urls: Sequence[str], rules: UrlRules) -> CrawlQueues:
+    """Apply the URL rules, drop duplicates, and group the URLs by host."""
+    keys: list[str] = []
+    refused: dict[int, str] = {}
+    queues: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    seen: set[str] = set()
+    for position, url in enumerate(urls):
+        parsed, reason = rules.check(url)
+        if parsed is None or reason:
+            refused[position] = reason or "malformed"
+        elif parsed.canonical in seen:
+            refused[position] = "duplicate"
+        else:
+            seen.add(parsed.canonical)
+            queues[parsed.host].append((position, url))
+        keys.append("" if position in refused or parsed is None else parsed.text)
+    # longest first: a host's delays add up, so the longest queue determines the run time
+    return CrawlQueues(keys, refused, dict(sorted(queues.items(), key=lambda item: len(item[1]), reverse=True)))
+
+
+def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
+    """Raise ConfigError if a public host would be contacted without scrape.contact."""
+    addresses = AddressOverrides(cache.settings.resolve)
+    for host, queue in queues.queues.items():
+        if cache.settings.contact or addresses.get(host) is not None:
+            continue
+        if any(not cache.in_archive(position) and not cache.is_done(position) for position, _ in queue):
+            raise ConfigError(f"scrape.contact is empty: set a mail address or page for site owners to scrape {host}")
+
+
 async def crawl(
     queues: CrawlQueues,
     cache: OutcomeCache,
     rules: UrlRules,
-    archive: Archive | None,
     workers: int,
-    *,
-    refetch: bool,
 ) -> "Crawl":
     """Find the outcome of every URL without a usable one. SIGTERM and SIGHUP raise SystemExit after a sync."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,7 +86,7 @@ async def crawl(
             pool = await stack.enter_async_context(ExtractPool(cache.settings, workers))
             done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
             meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))
-            run = Crawl(fetcher, pool, cache, archive, meter, refetch=refetch)
+            run = Crawl(fetcher, pool, cache, meter)
             await run.crawl(queues.queues.values())
             return run
 
@@ -53,23 +94,13 @@ async def crawl(
 class Crawl:
     """One crawl: hosts in parallel, the pages of a host one by one, each outcome to the journal."""
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        pool: ExtractPool,
-        cache: OutcomeCache,
-        archive: Archive | None,
-        meter: Meter,
-        *,
-        refetch: bool = False,
-    ) -> None:
-        self.fetcher, self.pool, self.cache, self.archive, self.meter = fetcher, pool, cache, archive, meter
+    def __init__(self, fetcher: Fetcher, pool: ExtractPool, cache: OutcomeCache, meter: Meter) -> None:
+        self.fetcher, self.pool, self.cache, self.archive, self.meter = fetcher, pool, cache, cache.archive, meter
         self.journal = cache.journal
         self.reasons: Counter[str] = Counter()
         self.parked: set[int] = set()
         """URLs with a known outcome that are given up in this list, after too many failures of their host."""
         self.fetched = self.extracted_again = 0
-        self._refetch = refetch
         self._unconfirmed = UnconfirmedFailures(fetcher)
 
     async def crawl(self, queues: Iterable[Sequence[tuple[int, str]]]) -> None:
@@ -85,7 +116,7 @@ class Crawl:
                         host = tasks.create_task(self._crawl_host(queue, tasks))
                         host.add_done_callback(lambda _: active.release())
                 self._record_failures(self._unconfirmed.pop_confirmed())
-                self._record_failures(await self._unconfirmed.pop_rest(queues, self.journal.reason))
+                self._record_failures(await self._unconfirmed.pop_rest(queues, self.cache.reason))
                 syncing.cancel()
         finally:
             self._sync()
@@ -100,27 +131,30 @@ class Crawl:
         for position, url in queue:
             if self.cache.is_parked(position, failures):
                 failures += 1
-                known = self.journal.reason(position)
+                known = self.cache.reason(position)
                 if known and known != "host_parked":
                     self.parked.add(position)
                 elif not known:
                     error = PageError("host_parked")
                     error.no_response = no_response
-                    self._fail(position, url, error)
+                    self._fail(url, error)
                     await asyncio.sleep(0)  # there may be thousands: let other hosts run
                 continue
             try:
                 page = None if self.cache.is_usable(position) else await self._get_page(position, url)
             except PageError as error:
                 failures, no_response = failures + 1 if error.host_failed else 0, error.no_response
-                self._fail(position, url, error)
+                self._fail(url, error)
                 await asyncio.sleep(0)  # failures without a request may also come by the thousand
                 continue
             if page is None:
-                failures, no_response = failures + 1 if self.journal.host_failed(position) else 0, False
+                failures, no_response = (
+                    failures + 1 if (self.cache.known(position) or {}).get("host_failed") else 0,
+                    False,
+                )
             else:
                 failures, no_response = 0, False
-                tasks.create_task(self._extract(position, url, page))
+                tasks.create_task(self._extract(url, page))
 
     # ---------------------------------------------------------------------------------------------- pages
 
@@ -128,55 +162,36 @@ class Crawl:
         """The page of a URL; None if its known outcome is usable after all, now that robots.txt was asked."""
         if self.cache.needs_robots_check(position):
             await self.fetcher.check_robots(self.cache.redirect_chain(position))
-            if self.cache.is_valid(position):
-                outcome = self.journal.outcome(position)
-                del outcome["url"]
-                settings = {**self.journal.settings_of(position), "obey_robots": True}
-                self.journal.append(position, url, settings=settings, **outcome)
+            if self.cache.is_valid(position) and (entry := self.cache.known(position)) is not None:
+                outcome = {key: value for key, value in entry.items() if key not in ("url", "settings")}
+                self.journal.append(url, {**entry["settings"], "obey_robots": True}, **outcome)
                 return None
-        offset = self.cache.archive_offset(position)
-        page = await self._read_archive(position, url, offset) if offset is not None else None
-        if page is not None:
+        if self.archive is not None and self.cache.in_archive(position):
+            response = self.archive.read(key_of(url), self.fetcher.settings.max_bytes)
+            if isinstance(response, str):
+                raise PageError(response)
+            await self.fetcher.slots.acquire()
             self.extracted_again += 1
-            return _CrawledPage(page, from_archive=True)
+            hops = (self.cache.known(position) or {}).get("hops", ())
+            return _CrawledPage(replace(response, requested=url, hops=tuple(hops)), from_archive=True)
         self.fetched += 1
         return _CrawledPage(await self.fetcher.fetch(url), from_archive=False)
 
-    async def _read_archive(self, position: int, url: str, offset: int) -> FetchedPage | None:
-        """A page of the archive, with a slot as if it was fetched; None if it is damaged and may be fetched again.
-
-        Raises PageError if today's limits drop it, InputError if it is damaged and must not be fetched again.
-        """
-        assert self.archive is not None
-        outcome = self.journal.outcome(position)
-        response = self.archive.read(offset, self.fetcher.settings.max_bytes)
-        if response is None or not _is_same(response[0], url):
-            if self._refetch or self.journal.reason(position) == ARCHIVED:
-                return None
-            raise InputError(
-                f"{self.archive.path}: the record at byte {offset} ({url}) is damaged; restore the file, or fetch such "
-                "pages again by --refetch"
-            )
-        if isinstance(response[1], str):
-            raise PageError(response[1])
-        await self.fetcher.slots.acquire()
-        return replace(response[1], requested=url, hops=tuple(outcome.get("hops", ())))
-
-    async def _extract(self, position: int, url: str, crawled: "_CrawledPage") -> None:
+    async def _extract(self, url: str, crawled: "_CrawledPage") -> None:
         """Extract the text of a page, record the outcome and release the page's slot."""
         page = crawled.page
         try:
             found = await self.pool.extract(page.body, page.content_type, page.url)
         except PageError as error:
-            self._record(position, url, crawled, reason=error.reason)
+            self._record(url, crawled, reason=error.reason)
         else:
-            self._record(position, url, crawled, **page_outcome(page, found))
+            self._record(url, crawled, **page_outcome(page, found))
         finally:
             self.fetcher.slots.release()
 
     # ---------------------------------------------------------------------------------------------- outcomes
 
-    def _record(self, position: int, url: str, crawled: "_CrawledPage | None", **outcome: Any) -> None:
+    def _record(self, url: str, crawled: "_CrawledPage | None", **outcome: Any) -> None:
         """Archive a page and journal its outcome without yielding, so that both files have it or neither."""
         size = 0
         if crawled is not None:
@@ -186,12 +201,12 @@ class Crawl:
             if page.hops:
                 outcome["hops"] = page.hops
             if self.archive is not None and not crawled.from_archive:
-                outcome["at"], outcome["archive"] = self.archive.append(page)
-        self.journal.append(position, url, **outcome)
+                self.archive.append(page)
+        self.journal.append(url, **outcome)
         self.reasons[outcome.get("reason", "ok")] += 1
         self.meter.advance(size=size)
 
-    def _fail(self, position: int, url: str, error: PageError) -> None:
+    def _fail(self, url: str, error: PageError) -> None:
         """Record a failure, or hold it back until it is known whether the network was up."""
         outcome: dict[str, Any] = {"reason": error.reason}
         if error.host_failed:
@@ -199,14 +214,14 @@ class Crawl:
         if error.refused_url:
             outcome["refused"] = error.refused_url
         if error.no_response:
-            self._unconfirmed.hold(position, url, outcome)
+            self._unconfirmed.hold(url, outcome)
         else:
-            self._record(position, url, None, **outcome)
+            self._record(url, None, **outcome)
         self._record_failures(self._unconfirmed.pop_confirmed())
 
     def _record_failures(self, failures: Iterable[Failure]) -> None:
         for failure in failures:
-            self._record(failure.position, failure.url, None, **failure.outcome)
+            self._record(failure.url, None, **failure.outcome)
 
     async def _sync_periodically(self) -> None:
         """Every second, sync the files and refresh the counts on display, even if nothing happens."""
@@ -229,14 +244,6 @@ class _CrawledPage:
 
     page: FetchedPage
     from_archive: bool
-
-
-def _is_same(one: str, other: str) -> bool:
-    """Whether two URLs are requested in the same form."""
-    try:
-        return key_of(one) == key_of(other)
-    except ValueError:
-        return False
 
 
 @contextmanager

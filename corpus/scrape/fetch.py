@@ -17,8 +17,7 @@ from common.settings import ScrapeSettings
 from corpus.scrape.network import NO_RESPONSE, AddressOverrides, open_session
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, read_response, to_page_error
 from corpus.scrape.robots import RobotsRules, fetch_robots
-from corpus.urls.hosts import is_private_host
-from corpus.urls.public_suffix import registered_domain
+from corpus.urls.hosts import is_private_host, registered_domain
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import Url, parse_url
 
@@ -93,7 +92,7 @@ class Fetcher:
         """Request the robots.txt of a URL's host; returns whether the host responds at all."""
         before = self.response_count
         with suppress(PageError):
-            robots = parse_url(parse_url(url).site.text + "/robots.txt")
+            robots = parse_url(parse_url(url).site + "/robots.txt")
             if isinstance(await self._with_retries(robots, None), FetchedPage):
                 self.slots.release()
         return self.response_count > before

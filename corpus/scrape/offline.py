@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from common.errors import EmptyResultError, PageError
 from common.settings import BlacklistSettings, ScrapeSettings
@@ -16,8 +15,7 @@ from corpus.runner import Step
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.scrape.warc import read_pages
-from corpus.urls.rules import UrlRules
-from corpus.urls.seen_set import SeenSet
+from corpus.urls.rules import SeenUrls, UrlRules, hash64
 
 _PAGES_PER_WORKER = 4  # in memory: one is being extracted, the others wait
 _MAX_WAITING = 1024  # outcomes that wait for a slower page before them
@@ -30,21 +28,20 @@ def checked_pages(
 
     The first of several pages with equal URLs is kept; this takes 8 bytes of memory per URL.
     """
-    rules, seen = UrlRules(blacklist), SeenSet()
+    rules, seen = UrlRules(blacklist), SeenUrls()
     for path in paths:
         for url, page in read_pages(path, settings.max_bytes):
             yield url, page if isinstance(page, str) else _drop_reason(page, rules, seen) or page
 
 
-def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenSet) -> str | None:
+def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenUrls) -> str | None:
     """Why a crawl would not have fetched a page, or None, in which case its URL is added to `seen`."""
     parsed, reason = rules.check(page.requested)
     if parsed is None or reason:
         return reason or "malformed"
     if page.url != page.requested and rules.reason(page.url):
         return "redirect_refused"
-    key = xxhash.xxh3_64_intdigest(parsed.canonical.encode())
-    return None if seen.add(np.array([key], dtype=np.uint64))[0] else "duplicate"
+    return None if seen.add(np.array([hash64(parsed.canonical)], dtype=np.uint64))[0] else "duplicate"
 
 
 async def _extract_all(

@@ -8,13 +8,12 @@ from typing import Any
 from common.errors import OutageError
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.network import NO_RESPONSE
-from corpus.scrape.outcome_index import ARCHIVED
-from corpus.urls.public_suffix import registered_domain
+from corpus.urls.hosts import registered_domain
 from corpus.urls.url import parse_url
 
 _PROBED_SITES = 3
 # reasons after which it is unknown whether the host ever responded
-_NO_EVIDENCE = NO_RESPONSE | {"", ARCHIVED, "robots_unreachable", "host_parked", "no_contact", "bad_url", "unexpected"}
+_NO_EVIDENCE = NO_RESPONSE | {"", "robots_unreachable", "host_parked", "no_contact", "bad_url", "unexpected"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Failure:
 
     response_count: int
     """Responses before it, from any host."""
-    position: int
     url: str
     outcome: dict[str, Any]
 
@@ -35,9 +33,9 @@ class UnconfirmedFailures:
         self._fetcher = fetcher
         self._failures: deque[Failure] = deque()
 
-    def hold(self, position: int, url: str, outcome: dict[str, Any]) -> None:
+    def hold(self, url: str, outcome: dict[str, Any]) -> None:
         """Hold back a failure."""
-        self._failures.append(Failure(self._fetcher.response_count, position, url, outcome))
+        self._failures.append(Failure(self._fetcher.response_count, url, outcome))
 
     def pop_confirmed(self) -> Iterator[Failure]:
         """Remove and yield the failures that happened before the last response: the network was up."""

@@ -13,15 +13,14 @@ URL rules (`blacklist`) are not part of an outcome: each run applies them to all
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common.console import note
 from common.errors import ConfigError
 from common.settings import ScrapeSettings
-from corpus.scrape.journal import Journal
-from corpus.scrape.journal_lines import OutcomeSettings
-from corpus.scrape.outcome_index import ARCHIVED
+from corpus.scrape.archive import Archive
+from corpus.scrape.journal import Entry, Journal, OutcomeSettings
 from corpus.scrape.pages import Outcome
 from corpus.urls.rules import UrlRules
 
@@ -38,46 +37,74 @@ def outcome_settings(settings: ScrapeSettings) -> OutcomeSettings:
 
 
 class OutcomeCache:
-    """The journal of a shard, read under today's settings. `archive`: whether its archive is open."""
+    """The journal and the archive (None if closed) of a shard, read under today's settings.
 
-    def __init__(self, journal: Journal, settings: ScrapeSettings, rules: UrlRules, archive: bool = False) -> None:
+    URLs are named by their position in `keys`, their `key_of`.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        keys: Sequence[str],
+        settings: ScrapeSettings,
+        rules: UrlRules,
+        archive: Archive | None = None,
+    ) -> None:
         self.journal, self.settings, self.archive = journal, settings, archive
-        self._today, self._rules = journal.settings, rules
-        self._max_failures = max([settings.host_failures, *(each["host_failures"] for each in journal.all_settings())])
+        self._keys, self._rules = keys, rules
 
-    def archive_offset(self, position: int) -> int | None:
-        """Offset of a response in the archive; None if the archive is not open or lacks it."""
-        return self.journal.archive_offset(position) if self.archive else None
+    def known(self, position: int) -> Entry | None:
+        """The last line of the journal about a URL, or None."""
+        return self.journal.known.get(self._keys[position])
+
+    def reason(self, position: int) -> str:
+        """`ok` for a page (`plain` for plain text), the reason of a failure, or "" for an unknown URL."""
+        entry = self.known(position)
+        if entry is None:
+            return ""
+        if "record" in entry:
+            return "plain" if entry["record"]["extractor"] == "plain" else "ok"
+        return str(entry["reason"])
+
+    def in_archive(self, position: int) -> bool:
+        """Whether the archive is open and has the response of a URL."""
+        return self.archive is not None and self._keys[position] in self.archive.responses
 
     def stale_key(self, position: int) -> str | None:
         """The changed key that makes an outcome invalid, or None."""
-        reason, then = self.journal.reason(position), self.journal.settings_of(position)
-        if (reason == "ok" or reason.startswith("extract_")) and then["extractors"] != self._today["extractors"]:
+        entry, reason = self.known(position), self.reason(position)
+        if entry is None:
+            return None
+        then, today = entry["settings"], self.journal.settings
+        if (reason == "ok" or reason.startswith("extract_")) and then["extractors"] != today["extractors"]:
             return "extractors"
-        if reason == "extract_timeout" and self.archive_offset(position) is not None:
+        if reason == "extract_timeout" and self.in_archive(position):
             # kept if there is no archive: a slow extraction is no reason to fetch the page again
             return "extract_timeout" if self.settings.extract_timeout > then["extract_timeout"] else None
         key = _LIMITS.get(reason)
-        return key if key and self._today[key] > then[key] else None
+        return key if key is not None and bool(today[key] > then[key]) else None
 
     def needs_robots_check(self, position: int) -> bool:
-        """Whether robots.txt must be asked before a known outcome may be used."""
-        known = bool(self.journal.reason(position))
-        return known and self.settings.obey_robots and not self.journal.settings_of(position)["obey_robots"]
+        """Whether robots.txt must be asked before a known outcome or response may be used."""
+        if not self.settings.obey_robots:
+            return False
+        if (entry := self.known(position)) is not None:
+            return not entry["settings"]["obey_robots"]
+        return self.archive is not None and self.in_archive(position) and not self.archive.obeyed(self._keys[position])
 
     def is_valid(self, position: int) -> bool:
         """Whether the known outcome of a URL is what a fetch would give today, robots.txt aside."""
-        reason = self.journal.reason(position)
-        if reason in ("", ARCHIVED, "host_parked"):
-            return False
+        entry, reason = self.known(position), self.reason(position)
         if (
-            (reason in _ROBOTS and not self.settings.obey_robots)
+            entry is None
+            or reason == "host_parked"
+            or (reason in _ROBOTS and not self.settings.obey_robots)
             or (reason == "private_host" and self._rules.allow_private)
             or (reason == "no_contact" and self.settings.contact)
         ):
             return False
         if reason == "redirect_refused":
-            target = self.journal.outcome(position).get("refused")
+            target = entry.get("refused")
             return target is None or self._rules.reason(target) is not None
         return self.stale_key(position) is None
 
@@ -87,7 +114,7 @@ class OutcomeCache:
 
     def is_done(self, position: int) -> bool:
         """Whether an earlier run finished a URL, including those of parked hosts."""
-        return self.is_usable(position) or self.journal.reason(position) == "host_parked"
+        return self.is_usable(position) or self.reason(position) == "host_parked"
 
     def is_parked(self, position: int, failures: int) -> bool:
         """Whether a URL is given up after this many failures of its host in a row, as in a crawl from scratch.
@@ -95,68 +122,62 @@ class OutcomeCache:
         If scrape.host_failures has changed, a known page is not given up, and a URL that was given up is not tried.
         """
         limit = self.settings.host_failures
-        reason = self.journal.reason(position)
-        if reason == "host_parked":
-            limit = min(limit, self.journal.settings_of(position)["host_failures"])
-        elif reason:
-            limit = self._max_failures
+        if (entry := self.known(position)) is not None:
+            choose = min if self.reason(position) == "host_parked" else max
+            limit = choose(limit, entry["settings"]["host_failures"])
         return failures >= limit
 
     def outcome(self, position: int) -> Outcome:
         """The outcome of a known URL under today's limits and rules."""
-        outcome = self.journal.outcome(position)
+        outcome = self.known(position)
+        assert outcome is not None, "every URL has an outcome after a crawl"
         if "record" not in outcome:
             return outcome
-        if outcome.get("size", outcome["bytes"]) > self.settings.max_bytes:
+        if max(outcome.get("size") or 0, outcome["bytes"]) > self.settings.max_bytes:
             return {"reason": "too_large"}
-        if any(map(self._rules.reason, _redirect_chain(outcome)[1:])):
+        if any(map(self._rules.reason, self.redirect_chain(position)[1:])):
             return {"reason": "redirect_refused"}
         return outcome
 
     def redirect_chain(self, position: int) -> list[str]:
-        """A known URL, and the URLs that its redirects led to."""
-        return _redirect_chain(self.journal.outcome(position))
+        """A URL, and the URLs that its redirects are known to lead to."""
+        entry = self.known(position) or {}
+        final = entry["record"]["final_url"] if "record" in entry else self._keys[position]
+        return [self._keys[position], *entry.get("hops", ()), *([final] if final != self._keys[position] else [])]
+
+    def pages_outside_archive(self, positions: Iterable[int]) -> int:
+        """How many of these URLs have a page that is not in the archive."""
+        reasons = (self.reason(position) for position in positions if not self.in_archive(position))
+        return sum(reason in ("ok", "plain") or reason.startswith("extract_") for reason in reasons)
 
     def confirm_refetch(self, positions: Iterable[int], refetch: bool) -> None:
         """Raise ConfigError if changed keys would fetch pages again that the archive lacks, unless that is agreed to.
 
         One agrees by `refetch`, or by deleting OUTPUT.settings.json; the file then records that for later runs.
         """
-        accepted = self.journal.accepted_settings()
+        accepted, today = self.journal.accepted_settings(), self.journal.settings
         counts: Counter[str] = Counter()
         before: dict[str, Any] = {}
-        in_closed_archive = 0
         for position in positions:
-            key = self.stale_key(position)
-            if key and self.archive_offset(position) is None:
-                if accepted is not None and accepted.get(key) == self._today[key]:
-                    continue
+            key, entry = self.stale_key(position), self.known(position)
+            if key is None or entry is None or self.in_archive(position):
+                continue
+            if accepted is None or accepted.get(key) != today[key]:
                 counts[key] += 1
-                before.setdefault(key, self.journal.settings_of(position)[key])
-                in_closed_archive += self.journal.archive_offset(position) is not None
+                before.setdefault(key, entry["settings"][key])
         if counts:
             changes = ", ".join(
-                f"scrape.{key} was {_shown(before[key])} and is {_shown(self._today[key])} ({count} URLs)"
+                f"scrape.{key} was {_shown(before[key])} and is {_shown(today[key])} ({count} URLs)"
                 for key, count in counts.items()
             )
             total = counts.total()
             if not refetch and accepted is not None:
-                hint = (
-                    f", {in_closed_archive} of them are in its archive if you name that by --archive"
-                    if in_closed_archive
-                    else ""
-                )
                 raise ConfigError(
-                    f"{self.journal.settings_path}: {changes}: {total} URLs would be fetched again{hint}; set the key "
-                    "back, or agree by --refetch or by deleting this file"
+                    f"{self.journal.settings_path}: {changes}: {total} URLs would be fetched again; set the key back, "
+                    "name an archive that has them by --archive, or agree by --refetch or by deleting this file"
                 )
             note(f"{changes}: {total} URLs are fetched again")
         self.journal.accept_settings()
-
-
-def _redirect_chain(outcome: Outcome) -> list[str]:
-    final = outcome["record"]["final_url"] if "record" in outcome else outcome["url"]
-    return [outcome["url"], *outcome.get("hops", ()), *([final] if final != outcome["url"] else [])]
 
 
 def _shown(value: object) -> str:

@@ -1,14 +1,16 @@
-"""Write the outcomes of a scrape, from the network or from WARC files, as a shard of pages with rejects."""
+"""The outcomes of a scrape, from the network or from WARC files: a shard of pages with rejects, figures per host."""
 
 from base64 import b32encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha1
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from common.files import Document, document_writer
+from common.tables import text_table
 from corpus.extract.extractors import Extracted
 from corpus.runner import Step
 from corpus.scrape.response import FetchedPage
@@ -16,6 +18,7 @@ from corpus.urls.url import document_id
 
 Outcome = Mapping[str, Any]
 """The result for one URL: `record` and `bytes` (of its decoded body), or `reason`."""
+_HOSTS = 20  # in the statistics: the largest determine the run time and most of the corpus
 
 
 def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
@@ -55,3 +58,33 @@ def outcome_writer(output: Path, step: Step) -> Iterator[Callable[[str, Outcome]
 
         yield write_outcome
     stats.extra["extractors"] = dict(sorted(extractors.items()))
+
+
+def largest_hosts(
+    queues: Mapping[str, Sequence[tuple[int, str]]], outcome_of: Callable[[int], Outcome]
+) -> dict[str, dict[str, Any]]:
+    """`{host: {"urls", "ok", "bytes", "reasons"}}` of the 20 hosts with most URLs, ties in the list's order.
+
+    Bytes are those of the bodies with text. `queues` has (position, URL) by host, the
+    longest first; `outcome_of` returns the outcome at a position in the list.
+    """
+    hosts = {}
+    for host, queue in islice(queues.items(), _HOSTS):
+        reasons: Counter[str] = Counter()
+        size = 0
+        for position, _ in queue:
+            outcome = outcome_of(position)
+            reasons[outcome.get("reason", "ok")] += 1
+            size += outcome.get("bytes", 0)
+        ok = reasons.pop("ok", 0)
+        hosts[host] = {"urls": len(queue), "ok": ok, "bytes": size, "reasons": dict(reasons.most_common())}
+    return hosts
+
+
+def hosts_table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
+    """The result of `largest_hosts` as a table, one line per host."""
+    rows: list[tuple[object, ...]] = [("largest hosts", "URLs", "ok", "MB", "failed")]
+    for host, counts in hosts.items():
+        failed = ", ".join(f"{count} {reason}" for reason, count in counts["reasons"].items())
+        rows.append((host, counts["urls"], counts["ok"], f"{counts['bytes'] / 1e6:.2f}", failed))
+    return text_table(rows, "lrrrl")

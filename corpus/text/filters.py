@@ -1,7 +1,7 @@
 """Filters that drop documents: small functions that look at the repaired text and say what is wrong with it.
 
     text = Text(repair(document["text"]))
-    next((f.name for f in filters(settings) if f.finding(text)), "keep")
+    next((f.name for f in filters(settings) if f.detail(text)), "keep")
 
 OpenWebText's rules, and Gopher's quality rules (Rae et al. 2021, "Scaling Language Models", table A1), which are off by
 default. To add a filter, write its function and add it to `filters`.
@@ -41,7 +41,7 @@ class Filter:
 
     name: str
     """The reason, as rejects and statistics show it."""
-    finding: Callable[[Text], str | None]
+    detail: Callable[[Text], str | None]
     """What is wrong with a text, for people ("312 characters"); None keeps it. Picklable: it is sent to workers."""
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from common.errors import ConfigError, InputError
 from common.files import read_lines
 from common.settings import BlacklistSettings
-from corpus.urls.hosts import ascii_host, ascii_name, is_address
-from corpus.urls.public_suffix import is_public_suffix, registered_domain
+from corpus.urls.hosts import ascii_host, ascii_name, is_address, is_public_suffix
 
 _BUILT_IN = Path(__file__).parent / "data" / "domains.txt"
 _PLAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.){1,9}[a-z]{2,20}")
@@ -59,12 +58,12 @@ class DomainBlocklist:
         self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains, _host_or_name))
         self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, _suffix))
 
-    def blocks(self, host: str) -> bool:
-        """Whether a normalised host is on a list."""
+    def blocks(self, host: str, domain: str) -> bool:
+        """Whether a normalised host is on a list; `domain` is its registered domain."""
         keys, rest = self._keys, host
         if is_address(host):
             return host in keys
-        if registered_domain(host).partition(".")[0] + ".*" in keys:
+        if domain.partition(".")[0] + ".*" in keys:
             return True
         while rest not in keys:
             _, _, rest = rest.partition(".")

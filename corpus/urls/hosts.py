@@ -1,16 +1,21 @@
-"""Hosts of URLs: normalised form, and whether they are public.
+"""Hosts of URLs: normalised form, whether they are public, and their registered domain.
 
     ascii_host("Bücher.Example.")           # xn--bcher-kva.example
     is_private_address("64:ff9b::7f00:1")   # True: 127.0.0.1 behind NAT64
+    registered_domain("www.example.co.uk")  # example.co.uk
 
 The tables follow IANA's special-purpose registries. They are spelled out because `ipaddress` covers fewer networks, and
-different ones in each Python release.
+different ones in each Python release. Registered domains follow the ICANN section of the public suffix list
+(publicsuffix.org/list) in the snapshot bundled with tldextract; matching its rules by set look-ups takes a tenth of the
+time of `TLDExtract`, which matters for lists with millions of hosts.
 """
 
 import ipaddress
 import re
+from functools import lru_cache
 
 import idna
+import tldextract
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -120,3 +125,49 @@ def ascii_host(host: str) -> str:
 def ascii_name(name: str) -> str:
     """Lower-case and IDNA-encode a name. Raises ValueError if that fails; `ascii_host` also checks the syntax."""
     return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()  # IDNAError is a ValueError
+
+
+# ------------------------------------------------------------------------------------------------ registered domains
+
+# suffix_list_urls=(), cache_dir=None: never a download, never a lock on a shared home directory
+_SNAPSHOT = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+
+@lru_cache(1)
+def _rules() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Suffixes, the parents of wildcards (`*.ck`), and the exceptions to those (`!www.ck`)."""
+    rules = [rule if rule.isascii() else _ascii(rule) for rule in _SNAPSHOT.tlds]
+    return (
+        frozenset(rules),
+        frozenset(rule[2:] for rule in rules if rule.startswith("*.")),
+        frozenset(rule[1:] for rule in rules if rule.startswith("!")),
+    )
+
+
+def _ascii(rule: str) -> str:
+    return ".".join(label if label.isascii() else idna.alabel(label).decode() for label in rule.split("."))
+
+
+def is_public_suffix(host: str) -> bool:
+    """Whether domains are registered directly below an ASCII host (`com`, `co.uk`). True for any name without a dot."""
+    suffixes, wildcards, exceptions = _rules()
+    parent = host.partition(".")[2]
+    return host not in exceptions and (not parent or host in suffixes or parent in wildcards)
+
+
+def registered_domain(host: str) -> str:
+    """The registered domain of an ASCII host; the host itself if it is an address or a public suffix.
+
+    A top-level domain missing from the list counts as a public suffix (the list's default rule).
+    """
+    if ":" in host or host.rpartition(".")[2].isdigit():
+        return host
+    suffixes, wildcards, exceptions = _rules()
+    domain = rest = host
+    while True:
+        _, _, parent = rest.partition(".")
+        if rest in exceptions:
+            return rest
+        if rest in suffixes or parent in wildcards or not parent:
+            return domain
+        domain, rest = rest, parent

@@ -1,6 +1,5 @@
 """Configurations, model folders and jobs for tests of cluster/, none of which trains."""
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ from cluster.jobs import Job, State, read_state, write_job, write_state
 from common.config import validate
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
-
-Call = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Type of the fixture `call`."""
 
 
 def settings(folder: Path, parallel: dict[str, int] | None = None, **cluster: object) -> Settings:

@@ -4,8 +4,8 @@ from cluster.cancel import cancel, main
 from cluster.jobs import State, write_state
 from cluster.submit import submit
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import Call, add_checkpoint, at_each_look, settings, slurm_job, state_of
-from tests.helpers import assert_one_line_error
+from tests.cluster.helpers import add_checkpoint, at_each_look, settings, slurm_job, state_of
+from tests.helpers import assert_one_line_error, called
 
 
 def test_a_job_in_the_queue_is_removed_from_it(folder: Path, fake: FakeSlurm) -> None:
@@ -45,15 +45,15 @@ def test_now_records_the_state_before_slurm_ends_the_job(folder: Path, fake: Fak
 
 
 def test_the_command_says_what_there_was_to_cancel_and_where_the_next_job_starts(
-    tmp_path: Path, folder: Path, fake: FakeSlurm, call: Call
+    tmp_path: Path, folder: Path, fake: FakeSlurm
 ) -> None:
-    assert call(main, folder).returncode == 0
+    assert called(main, folder).returncode == 0
     job = submit(settings(tmp_path, executor="slurm"), "tiny")
     add_checkpoint(folder, 30)
-    result = call(main, folder)
+    result = called(main, folder)
     assert result.returncode == 0 and result.stdout.endswith("iter_0000030\n")
     assert state_of(folder, job).state == "cancelled"
     calls = len(fake.calls("scancel"))
-    assert call(main, folder).returncode == 0 and len(fake.calls("scancel")) == calls == 1
+    assert called(main, folder).returncode == 0 and len(fake.calls("scancel")) == calls == 1
     assert submit(settings(tmp_path, executor="slurm"), "tiny").id != job.id, "only a person starts it again"
-    assert_one_line_error(call(main, folder / "none"), f"{folder}/none")
+    assert_one_line_error(called(main, folder / "none"), f"{folder}/none")

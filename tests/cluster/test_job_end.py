@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job_end import TAKEN_OVER, Ended, decide, end_job, is_taken_over, requeue_dead
-from cluster.jobs import ASKED, State, write_state
+from cluster.job_end import LOCK_LOST, Ended, decide, end_job, is_taken_over, requeue_dead
+from cluster.jobs import ASKED, State
 from cluster.submit import submit
+from common.errors import RESUME_ME, USER_ERROR
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import add_checkpoint, claim, settings, slurm_job, state_of
-from training.leaving import RESUME_ME, TO_CURE
-from training.model_folder import failed_mark, mark_failed
 
 BEFORE = State("1000", "queued", checkpoint=10)
 
@@ -28,7 +27,7 @@ def details(state: str = "RUNNING", started: float = -600, ends: float = 3000, *
 CASES = {
     "finished": (0, details(), "finished", ""),
     "finished, a silent controller": (0, {}, "finished", ""),
-    "an error to cure": (TO_CURE, details(), "failed", "cured"),
+    "an error to cure": (USER_ERROR, details(), "failed", "cured"),
     "scancel": (RESUME_ME, details("COMPLETING", ends=0), "cancelled", "scancel"),
     "scancel, a second later": (RESUME_ME, details("CANCELLED", ends=0), "cancelled", "scancel"),
     "scancel of a process that died": (143, details("COMPLETING", ends=0), "cancelled", "scancel"),
@@ -72,13 +71,13 @@ def test_restarts_without_a_checkpoint_are_bounded_and_a_checkpoint_starts_again
     for restarts in range(4):
         after = decide(Ended(1, restarts, details(Restarts=str(restarts)), 10, False), state, max_restarts=3)
         assert after is not None
-        found.append((after.state, after.fruitless))
+        found.append((after.state, after.restarts_without_progress))
         state = after
     assert found == [("requeued", 1), ("requeued", 2), ("requeued", 3), ("out of restarts", 3)]
     assert "cluster.max_restarts" in state.reason
-    progress = replace(state, state="requeued", checkpoint=10, fruitless=3)
+    progress = replace(state, state="requeued", checkpoint=10, restarts_without_progress=3)
     after = decide(Ended(1, 4, details(Restarts="4"), 11, False), progress, max_restarts=3)
-    assert after is not None and (after.state, after.fruitless, after.restarts) == ("requeued", 0, 5)
+    assert after is not None and (after.state, after.restarts_without_progress, after.restarts) == ("requeued", 0, 5)
     after = decide(Ended(1, 0, details(), 10, False), BEFORE, max_restarts=0)
     assert after is not None and after.state == "out of restarts"
 
@@ -103,7 +102,9 @@ def test_a_job_that_should_go_on_is_requeued_with_its_state_written_first(folder
     add_checkpoint(folder, 30)
     fake.behave(meanwhile=lambda _: seen.append(state_of(folder, job).state))
     assert end_job(folder, job, RESUME_ME, 0, max_restarts=3) == RESUME_ME
-    assert state_of(folder, job) == State(job.id, "requeued", "a signal", 1, 0, 30, state_of(folder, job).time)
+    assert state_of(folder, job) == State(
+        job.id, "requeued", "time limit, or a signal", 1, 0, 30, state_of(folder, job).time
+    )
     assert (fake.job(job.id).state, fake.job(job.id).restarts, seen) == ("PENDING", 1, ["queued", "requeued"])
 
 
@@ -118,7 +119,7 @@ def test_a_person_who_asked_for_a_stop_gets_it(folder: Path, fake: FakeSlurm, na
 def test_a_start_that_lost_its_folder_changes_nothing(folder: Path, fake: FakeSlurm) -> None:
     job = slurm_job(folder, fake)
     before = state_of(folder, job)
-    assert end_job(folder, job, TAKEN_OVER, 0, 3) == 0
+    assert end_job(folder, job, LOCK_LOST, 0, 3) == 0
     claim(folder, f"slurm-{job.id}.0-1")
     assert end_job(folder, job, 137, 0, 3) == 0
     assert state_of(folder, job) == before and fake.job(job.id).restarts == 0
@@ -136,8 +137,6 @@ def test_a_job_whose_batch_script_was_killed_is_requeued_unless_a_person_or_the_
     folder: Path, fake: FakeSlurm, state: str
 ) -> None:
     job, again = slurm_job(folder, fake, state), state in ("TIMEOUT", "PREEMPTED", "NODE_FAIL")
-    cancelled = requeue_dead(folder, job, State(job.id, "cancelled", "scancel"), max_restarts=3)
-    assert cancelled.state == "cancelled" and fake.job(job.id).restarts == 0
     after = requeue_dead(folder, job, State(job.id, "failed", f"Slurm's state: {state}"), max_restarts=3)
     assert after.state == state_of(folder, job).state == ("requeued" if again else "failed")
     assert fake.job(job.id).restarts == again
@@ -152,17 +151,3 @@ def test_the_batch_script_ends_with_the_code_of_the_ranks_and_records_the_end(
     result = fake.run(job.id, exit_code=code)
     assert result.returncode == code and state_of(tmp_path / "models/tiny", job).state == state, result.stderr
     assert fake.job(job.id).restarts == restarts
-
-
-def test_a_mark_of_a_rank_counts_more_than_the_code_of_srun(folder: Path, fake: FakeSlurm) -> None:
-    """The mark of another start counts nothing."""
-    job = slurm_job(folder, fake)
-    for start, state in (("1", "requeued"), ("0", "failed")):
-        fake.change(job.id, state="RUNNING", restarts=0)
-        write_state(folder, State(job.id, "running"))
-        mark_failed(folder, f"slurm-{job.id}.0-{start}", "corpus.bin: empty")
-        mark_failed(folder, f"slurm-{job.id}.0-{start}", "rank 1: corpus.bin: empty")
-        end_job(folder, job, 143, restarts=0, max_restarts=3)
-        assert state_of(folder, job).state == state
-    assert state_of(folder, job).reason == "corpus.bin: empty"
-    assert not failed_mark(folder, f"slurm-{job.id}.0-0").exists()

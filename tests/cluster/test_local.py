@@ -13,10 +13,9 @@ import pytest
 
 from cluster import cancel, logs, status
 from common.files import read_json, read_rows
-from tests.cluster.helpers import Call
 from tests.conftest import ROOT
-from tests.helpers import assert_one_line_error
-from tests.training.helpers import make_run, wait_for
+from tests.helpers import assert_one_line_error, called, wait_for
+from tests.training.helpers import make_run
 from training.model_folder import checkpoint_folders, iteration_of
 
 LONG = 10**6
@@ -69,7 +68,7 @@ def ctrl_c(process: "subprocess.Popen[str]") -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run, call: Call) -> None:
+def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run) -> None:
     waiting = run.wait()
     run.until_it_trains()
     ctrl_c(waiting)
@@ -83,17 +82,17 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run, cal
     _, errors = again.communicate(timeout=200)
     assert again.returncode == 0 and run.state["state"] == "finished", errors
     assert read_json(run.model / "done.json")["iteration"] == iteration_of(saved) + 2
-    assert "finished" in call(status.main, run.model).stdout
-    assert f"resumed from {saved}" in call(logs.main, run.model, "--lines", "40").stdout
-    assert call(logs.main, run.model, "--rank", "1").returncode == 0
-    assert call(logs.main, run.model, "--all").stdout.count("==> ") == 2
+    assert "finished" in called(status.main, run.model).stdout
+    assert f"resumed from {saved}" in called(logs.main, run.model, "--lines", "40").stdout
+    assert called(logs.main, run.model, "--rank", "1").returncode == 0
+    assert called(logs.main, run.model, "--all").stdout.count("==> ") == 2
 
 
-def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run, call: Call) -> None:
+def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run) -> None:
     run.config.write_text(run.config.read_text().replace("tensor: 2", "tensor: 1"))
     waiting = run.wait()
     run.until_it_trains()
-    result = call(cancel.main, run.model)
+    result = called(cancel.main, run.model)
     (saved,) = checkpoint_folders(run.model)
     assert result.returncode == 0 and saved.name in result.stdout.splitlines()[-1]
     _, errors = waiting.communicate(timeout=200)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from cluster.jobs import Job, look, read_job, read_state, write_job
-from cluster.submit import describe, job_name, main, submit
+from cluster.submission import job_name
+from cluster.submit import describe, main, submit
 from common.config import load_settings
 from common.errors import ConfigError
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import Call, model_folder, settings, write_settings
+from tests.cluster.helpers import model_folder, settings, write_settings
 from tests.conftest import ROOT
-from tests.helpers import assert_one_line_error
-from tests.training.helpers import wait_for
+from tests.helpers import assert_one_line_error, called, wait_for
 
 
 def script(folder: Path, **cluster: object) -> str:
@@ -61,13 +61,13 @@ def test_every_key_of_a_site_becomes_its_directive_and_is_absent_by_default(tmp_
     assert set(directives(script(tmp_path))) == set(always.split())
 
 
-def test_a_model_may_ask_for_other_nodes_than_the_others(tmp_path: Path, fake: FakeSlurm, call: Call) -> None:
+def test_a_model_may_ask_for_other_nodes_than_the_others(tmp_path: Path, fake: FakeSlurm) -> None:
     config = write_settings(tmp_path, executor="slurm", gpus_per_node=2, partition="gpu", account="p123")
     line = ["--config", config, "--model", "tiny", "slurm.partition=h100", "slurm.gres=gpu:h100"]
-    asked = directives(call(main, *line, "--dry-run").stdout)
+    asked = directives(called(main, *line, "--dry-run").stdout)
     assert (asked["partition"], asked["gres"], asked["account"]) == ("h100", "gpu:h100:2", "p123")
     assert list(tmp_path.glob("models")) == [], "a dry run writes nothing"
-    assert call(main, *line).returncode == 0
+    assert called(main, *line).returncode == 0
     job = read_job(model_folder(tmp_path))
     assert job is not None and load_settings(Path(job.snapshot) / "settings.yaml").cluster.partition == "h100"
 
@@ -79,7 +79,12 @@ def test_setup_runs_before_the_ranks_a_container_around_them_and_the_ranks_run_t
     assert f"{sys.executable} -u -m training.train" in script(tmp_path)
     folder = tmp_path / "models" / "tiny"
     assert f"export PYTHONPATH={folder}/snapshots/DIGEST/code" in text and "export PYTHONSAFEPATH=1" in text
-    wanted = {"--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", f"{folder}/logs/%j_%t_log.out"}
+    wanted = {
+        "--kill-on-bad-exit=1",
+        "--open-mode=append",
+        "--cpus-per-task=1",
+        f"--output={folder}/logs/%j_%t_log.out",
+    }
     assert wanted | {f"{folder}/snapshots/DIGEST/settings.yaml"} <= set(srun(text))
 
 
@@ -93,19 +98,19 @@ def test_a_short_job_is_told_to_save_after_three_quarters_of_its_time(tmp_path: 
 
 def test_a_batch_script_is_valid_shell_in_a_folder_with_spaces(tmp_path: Path) -> None:
     text = script(tmp_path / "my 'runs")
-    body = text.replace(sys.executable, "python").partition("# command")[0]
+    body = text.replace(sys.executable, "python").partition("\nsrun ")[0]
     shown = f"python() {{ printf '%s\\n' \"$@\"; return 7; }}\n{body}\nexit 3"
     result = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=False)
     assert result.returncode == 7, result.stderr
     assert f"--folder\n{tmp_path}/my 'runs/models/tiny\n" in result.stdout and "--code\n3\n" in result.stdout
 
 
-def test_a_refusal_is_one_line_and_leaves_the_finished_run_alone(tmp_path: Path, fake: FakeSlurm, call: Call) -> None:
+def test_a_refusal_is_one_line_and_leaves_the_finished_run_alone(tmp_path: Path, fake: FakeSlurm) -> None:
     config = write_settings(tmp_path, executor="slurm", partition="none")
     done = model_folder(tmp_path) / "done.json"
     done.write_text('{"iteration": 10}')
     fake.behave(refuses="Invalid partition name specified")
-    assert_one_line_error(call(main, "--config", config, "--model", "tiny"), "cluster.partition")
+    assert_one_line_error(called(main, "--config", config, "--model", "tiny"), "cluster.partition")
     assert done.exists() and read_job(done.parent) is None
 
 
@@ -144,18 +149,18 @@ def test_a_living_job_with_other_settings_is_refused_by_key(tmp_path: Path, fake
     raw["models"]["tiny"]["train"]["save_interval"] = 7
     assert submit(Settings.model_validate(raw), "tiny") == job, "it changes no result"
     raw["models"]["tiny"]["train"]["lr"] = 0.5
-    with pytest.raises(ConfigError, match=rf"job {job.id} .*: models\.tiny\.train\.lr \(.*, now 0\.5\);"):
+    with pytest.raises(ConfigError, match=rf"job {job.id} .*: models\.tiny\.train\.lr \S+ -> 0\.5;"):
         submit(Settings.model_validate(raw), "tiny")
     fake.change(job.id, state="CANCELLED")
     assert submit(Settings.model_validate(raw), "tiny") != job
 
 
-def test_a_finished_training_is_not_submitted_again(tmp_path: Path, fake: FakeSlurm, call: Call) -> None:
+def test_a_finished_training_is_not_submitted_again(tmp_path: Path, fake: FakeSlurm) -> None:
     config = write_settings(tmp_path, executor="slurm")
     (model_folder(tmp_path) / "done.json").write_text('{"iteration": 20}')
     line = ["--config", config, "--model", "tiny"]
-    assert call(main, *line, "--wait").returncode == 0 and fake.jobs() == []
-    assert call(main, *line, "train.iterations=21").returncode == 0 and len(fake.jobs()) == 1
+    assert called(main, *line, "--wait").returncode == 0 and fake.jobs() == []
+    assert called(main, *line, "train.iterations=21").returncode == 0 and len(fake.jobs()) == 1
 
 
 def waits_for_the_lock(folder: Path) -> bool:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.commands import here
 from tests.conftest import ROOT
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
 
 # Per step: arguments, options for a file, options for a folder. The folder `in` has two shards, `list` holds URLs.
 STEPS = {
@@ -46,9 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_cannot_be_written_or_is_no_input_is_refused_before_anything_is_read(
-    folder: Path, step: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_written_or_is_no_input_is_refused_before_anything_is_read(folder: Path, step: str) -> None:
     before, (given, files, folders) = contents(folder), STEPS[step]
     os.mkfifo("pipe")  # reading it would block for ever
     words = given.replace("in ", "pipe ").split()
@@ -56,16 +53,17 @@ def test_what_cannot_be_written_or_is_no_input_is_refused_before_anything_is_rea
     output = output or [*folders.split(), "d"]
     for option in files.split():
         rest = output if output[0] != option else []
-        for value in ("", "/", "in/", "list/x"):
-            result = here(capsys, *step.split(), *words, *rest, option, value)
+        odd = () if "prefix" in option else ("pipe", "/dev/null")
+        for value in ("", "/", "in/", "list/x", *odd):
+            result = called(*step.split(), *words, *rest, option, value)
             assert_one_line_error(result, value.removesuffix("/") or ("empty" if not value else "/"))
         if rest[:1] == ["--output"]:
-            assert_one_line_error(here(capsys, *step.split(), *words, *rest, option, "./o"), "the output o")
+            assert_one_line_error(called(*step.split(), *words, *rest, option, "./o"), "the output o")
     for value in ("", "list", "list/x", "/dev/null") if folders else ():
-        result = here(capsys, *step.split(), *words, *folders.split(), value)
+        result = called(*step.split(), *words, *folders.split(), value)
         assert_one_line_error(result, value.removesuffix("/x") or "empty")
     words[1] = ""
-    assert_one_line_error(here(capsys, *step.split(), *words, *output), "empty")
+    assert_one_line_error(called(*step.split(), *words, *output), "empty")
     assert contents(folder) == before
 
 
@@ -86,15 +84,13 @@ def test_what_cannot_be_written_or_is_no_input_is_refused_before_anything_is_rea
         ("convert.merge_mp", "--output linked_in"),
     ],
 )
-def test_an_input_is_never_overwritten(
-    folder: Path, step: str, output: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_is_never_overwritten(folder: Path, step: str, output: str) -> None:
     Path("linked").symlink_to("list")
     Path("linked_in").symlink_to("in")
     for name in ("c", "data.bin", "data.idx"):
         Path(name).write_text("{}")
     before = contents(folder)
-    result = here(capsys, *step.split(), *STEPS[step][0].split(), *output.split())
+    result = called(*step.split(), *STEPS[step][0].split(), *output.split())
     assert_one_line_error(result, "would overwrite the input")
     assert contents(folder) == before
 
@@ -109,20 +105,17 @@ def bash(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 def test_steps_stand_in_pipelines(folder: Path) -> None:
     script = """
         step clean --input in --output file.jsonl
-        step clean --input in --output /dev/stdout --stats /dev/null > redirected.jsonl
         cat file.jsonl | step ingest --input - --output-dir ingested --shards 1
-        step clean --input <(cat file.jsonl) --output /dev/stdout | cat > piped.jsonl
+        step clean --input <(cat file.jsonl) --output piped.jsonl
     """
     result = bash(f"set -eo pipefail\n{script}", folder)
     assert result.returncode == 0, result.stderr
     kept = read_shard(folder / "file.jsonl")
-    assert len(kept) == 8 and Path("/dev/null").is_char_device()
-    assert read_shard(folder / "redirected.jsonl") == read_shard(folder / "piped.jsonl") == kept
+    assert len(kept) == 8 and read_shard(folder / "piped.jsonl") == kept
 
 
-def test_a_reader_that_goes_away_or_a_full_disk_is_told(folder: Path) -> None:
+def test_a_full_disk_is_told(folder: Path) -> None:
     write_shard(folder / "big.jsonl", [document(number, prose(number)) for number in range(2000)])
-    assert_one_line_error(bash("step ingest --input big.jsonl --output >(true)", folder), "Broken pipe")
     result = bash("ulimit -f 100; step ingest --input big.jsonl --output out.jsonl", folder)
     assert_one_line_error(result, "out.jsonl: File too large")
     assert not list(folder.glob("out*"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common import snakefile
 from common.config import validate
 from common.files import read_json
 from common.run_card import seeds
+from workflow import snakefile
 
 
 def test_a_run_that_starts_gets_a_card_that_says_who_made_it_with_what(
@@ -20,7 +20,6 @@ def test_a_run_that_starts_gets_a_card_that_says_who_made_it_with_what(
     text.write_text("a text")
     tiny = {"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": {"iterations": 5, "seed": 7}}
     raw = {"run": str(tmp_path / "run"), "sources": [{"path": str(tmp_path / "texts")}], "models": {"tiny": tiny}}
-    monkeypatch.setattr("common.snakemake_lock.has_lock", lambda: None)
     settings = validate(raw, "test")
     snakefile.prepare_run(settings)
     card, resolved = read_json(tmp_path / "run" / "run.json"), snakefile.settings_path(settings)

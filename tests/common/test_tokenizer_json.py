@@ -11,8 +11,7 @@ from transformers import GPT2Tokenizer
 
 from common.errors import InputError
 from common.tokenizer import Tokenizer, TokenizerJson
-from common.tokenizer_json import to_json
-from common.vocabulary import CHARACTERS, END_OF_TEXT, Vocabulary
+from common.vocabulary import CHARACTERS, END_OF_TEXT, Vocabulary, to_json
 
 ODD = [
     *("Naïve café — 3.14", " leading and trailing ", "\n\n\ttabs  and   runs\r\n", "I'll we've they'RE 'quoted'"),

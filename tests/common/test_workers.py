@@ -2,8 +2,7 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 
@@ -11,6 +10,7 @@ import pytest
 
 from common.errors import InputError, ToolkitError
 from common.workers import Workers, process_map, threaded_map
+from tests.helpers import wait_for
 
 
 def square(number: int) -> int:
@@ -31,13 +31,6 @@ def out_of_memory(number: int) -> int:
     if number:
         raise MemoryError
     return number
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -95,8 +88,8 @@ def test_threads_give_results_in_order_and_make_a_bounded_number_ahead_of_their_
         return number
 
     with closing(threaded_map(slow, count(), threads=2, in_flight=5)) as results:
-        threading.Thread(target=lambda: (wait_until(lambda: len(asked) == 5), gate.set())).start()
+        threading.Thread(target=lambda: (wait_for(lambda: len(asked) == 5), gate.set())).start()
         assert [next(results) for _ in range(21)] == list(range(21))
-        wait_until(lambda: max(asked) == 24)  # four more than the results taken
+        wait_for(lambda: max(asked) == 24)  # four more than the results taken
     assert max(asked) == 24
     assert list(threaded_map(str, range(7), 3)) == list(threaded_map(str, range(7), 0)) == list("0123456")

@@ -1,20 +1,44 @@
 """Sources without files, and Hugging Face folders of our weights."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
 from convert.assemble import HUGGING_FACE, assemble
-from convert.files.stored import LoadedTensor
-from convert.sources.ranks import split_dim
 from convert.sources.source import QKV, Architecture, Block, Sharded, Source, whole
 from convert.targets.huggingface import write_folder
 from tests.convert.encoded import SMALL
+from training.tensors import leaf_of
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTensor:
+    """A tensor in memory."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self) -> Tensor:
+        return self.tensor.contiguous()
+
+    def rows(self, first: int, last: int) -> "LoadedTensor":
+        return LoadedTensor(self.tensor[first:last])
+
+    def __getitem__(self, row: int) -> "LoadedTensor":
+        return LoadedTensor(self.tensor[row])
 
 
 def source_of(weights: Mapping[str, Tensor], model: Architecture = SMALL, tensor: int = 1, **changes: Any) -> Source:
@@ -52,7 +76,7 @@ def write_pretrained(
 
 
 def _cut(name: str, weight: Tensor, ranks: int) -> Sharded:
-    dim = split_dim(name, conv1d=False)
+    dim = leaf_of(name).split
     if ranks == 1 or dim is None:
         copies = {f"tensor rank {rank}": whole(LoadedTensor(weight.clone())) for rank in range(1, ranks)}
         return Sharded(tuple(weight.shape), whole(LoadedTensor(weight)).blocks, copies)

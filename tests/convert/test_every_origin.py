@@ -16,8 +16,8 @@ from tests.convert import deepspeed_files, megatron_files
 from tests.convert.encoded import SMALL, truth
 from tests.convert.sources import torch_dist_files
 from tests.convert.universal_files import write_universal
+from tests.helpers import run_main
 from tests.training.checkpoint.planted import Touch, write_metadata
-from tests.training.helpers import run_main
 from training.inference.load import load_model, model_from_weights
 
 Maker = Callable[[Path], object]

@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from convert.assemble import assemble
 from convert.from_megatron import main
 from convert.sources.find import open_source
-from tests.training.helpers import copy_run, launch_ok, make_run, refusal, run_main
+from tests.helpers import run_main
+from tests.training.helpers import copy_run, launch_ok, make_run, refusal
 from training import train
 from training.checkpoint import load_weights, resolve
 from training.huggingface.pretrained import from_hugging_face

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
+from convert.arguments import Options
 from convert.assemble import HUGGING_FACE, assemble, read_sharded
 from convert.sources import deepspeed, universal
-from convert.sources.options import Options
 from convert.sources.source import Source
 
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common.settings import ModelSettings
-from convert.sources.options import Options
+from convert.arguments import Options
 from convert.sources.torch_dist import open_folder
 from convert.targets.torch_dist import write
 from tests.convert import megatron_core_job

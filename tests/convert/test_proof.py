@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from common.errors import ProofError
-from convert.files.stored import LoadedTensor
 from convert.proof import prove, prove_source, source_outputs
 from convert.sources.source import QKV, Sharded
 from convert.targets.huggingface import write_folder
 from tests.convert.encoded import SMALL, truth
-from tests.convert.helpers import as_conv1d, source_of
+from tests.convert.helpers import LoadedTensor, as_conv1d, source_of
 
 Weights = dict[str, Tensor]
 

@@ -7,7 +7,7 @@ import pytest
 from common.files import fingerprint, read_lines
 from common.settings import BlacklistSettings
 from corpus.blacklist import blacklist, main
-from corpus.urls.public_suffix import registered_domain
+from corpus.urls.hosts import registered_domain
 from corpus.urls.url import parse_url
 
 RULES = BlacklistSettings()

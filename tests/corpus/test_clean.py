@@ -1,15 +1,12 @@
 from pathlib import Path
 
-import pytest
-
 from common.files import read_json
 from common.settings import CleanSettings
 from corpus.clean import clean
 from corpus.text.repair import repair
-from tests.common.commands import here
 from tests.conftest import Command
 from tests.corpus.text.test_filters import GERMAN
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
 
 
 def run(folder: Path, texts: list[str], settings: CleanSettings | None = None) -> tuple[list[str], dict[str, int]]:
@@ -43,14 +40,14 @@ def test_a_truncated_shard_is_one_line_and_leaves_nothing(tmp_path: Path, comman
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl.zst"]
 
 
-def test_the_command_writes_its_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_statistics(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", [document(1, prose(1)), document(2, "Too short.")])
     (tmp_path / "c.yaml").write_text("run: x\nurls: [x]\nclean: {gopher: {enabled: true, max_words: 100}}\n")
     options = ("--output", tmp_path / "out.zst", "--stats", tmp_path / "s.json", "--config", tmp_path / "c.yaml")
-    assert_one_line_error(here(capsys, "corpus.clean", "--input", source, *options), "in.jsonl.zst")
+    assert_one_line_error(called("corpus.clean", "--input", source, *options), "in.jsonl.zst")
     assert not (tmp_path / "out.zst").exists()
-    assert here(capsys, "corpus.clean", "--input", source, "--allow-empty", *options).returncode == 0
+    assert called("corpus.clean", "--input", source, "--allow-empty", *options).returncode == 0
     assert read_json(tmp_path / "s.json")["reasons"] == {"gopher_words": 1, "short": 1}
     assert read_shard(tmp_path / "out.zst") == []
-    explained = here(capsys, "corpus.clean", "--explain", source)
+    explained = called("corpus.clean", "--explain", source)
     assert explained.returncode == 0 and "drop (short)" in explained.stdout

@@ -6,9 +6,8 @@ from common.errors import EmptyResultError, InputError
 from common.files import read_json, write_json
 from common.settings import DecontaminateSettings
 from corpus.decontaminate import count, cut
-from tests.common.commands import here
 from tests.conftest import Command
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
 FILLER = "This sentence has nothing to do with it at all. "
@@ -79,9 +78,7 @@ def test_counts_of_other_evaluation_sets_and_a_corpus_that_ends_empty_are_errors
     assert not (tmp_path / "new.zst").exists()
 
 
-def test_counts_of_shards_that_the_run_does_not_have_are_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counts_of_shards_that_the_run_does_not_have_are_not_read(tmp_path: Path) -> None:
     decontaminate(tmp_path, [f"{FILLER * 20}{ITEM}.", prose(1)])
     counted = read_json(tmp_path / "counts.json")
     stale = {**counted, "counts": dict.fromkeys(counted["counts"], 1000)}
@@ -90,7 +87,7 @@ def test_counts_of_shards_that_the_run_does_not_have_are_not_read(
     given = ("cut", "--input", tmp_path / "in.zst", "--files", tmp_path / "set.txt", "--output", tmp_path / "cut.zst")
     for shards, left in (("2", False), ("3", True)):
         options = (*given, "--counts", tmp_path / "counts", "--shards", shards)
-        assert here(capsys, "corpus.decontaminate", *options).returncode == 0
+        assert called("corpus.decontaminate", *options).returncode == 0
         assert any(ITEM in found["text"] for found in read_shard(tmp_path / "cut.zst")) == left
-    result = here(capsys, "corpus.decontaminate", *given, "--counts", tmp_path / "counts", "--shards", "5")
+    result = called("corpus.decontaminate", *given, "--counts", tmp_path / "counts", "--shards", "5")
     assert_one_line_error(result, "0003.counts.json")

@@ -7,10 +7,9 @@ import pytest
 from common.errors import EmptyResultError, InputError
 from corpus.index import IndexedDataset, IndexWriter, Meta
 from corpus.merge_index import expand_prefixes, merge_index
-from tests.common.commands import here
 from tests.conftest import Command
 from tests.corpus.index.helpers import by_hand, files, written
-from tests.helpers import assert_one_line_error
+from tests.helpers import assert_one_line_error, called
 
 
 def shard(prefix: Path, documents: list[list[int]], dtype: str = "u2", vocab_size: int = 50257) -> Path:
@@ -47,7 +46,7 @@ def test_shards_that_differ_are_damaged_or_hold_nothing_are_refused_by_name(tmp_
 
 
 def test_the_command_takes_prefixes_index_files_and_folders_in_the_order_of_their_numbers(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     for number in (10, 0, 2, 1):
         shard(tmp_path / f"tokens/{number:04d}_text_document", [[number]])
@@ -57,7 +56,7 @@ def test_the_command_takes_prefixes_index_files_and_folders_in_the_order_of_thei
         ([folder], [0, 1, 2, 10]),
         ([folder, "--shards", "2"], [0, 1]),  # the others are of an earlier, larger run
     ):
-        assert here(capsys, "corpus.merge_index", "--inputs", *inputs, *output).returncode == 0
+        assert called("corpus.merge_index", "--inputs", *inputs, *output).returncode == 0
         assert IndexedDataset(tmp_path / "all").tokens.tolist() == tokens
     missing = command("corpus.merge_index", "--inputs", folder, "--shards", 4, *output)
     assert_one_line_error(missing, "0003_text_document.idx")

@@ -13,8 +13,7 @@ from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles, vocabulary
 from corpus.index import IndexedDataset, read_meta
 from corpus.tokenize import tokenize
 from corpus.train_tokenizer import train_tokenizer
-from tests.common.commands import here
-from tests.helpers import assert_one_line_error, document, prose, read_shard, write_shard
+from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
 
 SIZE = 600
 
@@ -56,7 +55,7 @@ def test_the_vocabulary_is_the_same_whatever_the_workers_and_shards_and_the_toke
         assert file.read_bytes() == (again / file.name).read_bytes()
 
 
-def test_bad_input_leaves_nothing(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_leaves_nothing(shard: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": "1", "text": "a"}\n{"id": 2}\n')
     output = tmp_path / "out"
     with pytest.raises(InputError, match=r"in\.jsonl:2"):
@@ -65,6 +64,6 @@ def test_bad_input_leaves_nothing(shard: Path, tmp_path: Path, capsys: pytest.Ca
         train_tokenizer([shard], files_in(output), TrainTokenizerSettings(vocab_size=32000))
     assert not list(output.glob("*"))
     arguments = ("corpus.train_tokenizer", "--input", shard, "--output-dir", output)
-    assert_one_line_error(here(capsys, *arguments, "--vocab-size", 256), "257")
-    assert here(capsys, *arguments, "--vocab-size", 257).returncode == 0
+    assert_one_line_error(called(*arguments, "--vocab-size", 256), "257")
+    assert called(*arguments, "--vocab-size", 257).returncode == 0
     assert Tokenizer(files_in(output)).encode("é").tolist() == [127, 102]

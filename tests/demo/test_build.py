@@ -12,7 +12,7 @@ from common.errors import InputError
 from corpus.extract.extractors import extract, load_extractors
 from demo.articles import python_articles
 from demo.build import build_site
-from demo.site import Page, read_site, write_site
+from demo.serve import Page, read_site, write_site
 from tests.conftest import ROOT
 from tests.helpers import prose
 

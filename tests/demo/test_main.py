@@ -16,7 +16,8 @@ from tests.helpers import prose
 
 def stats(path: Path, seen: int, kept: int, reasons: dict[str, int], **extra: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"documents_in": seen, "documents_out": kept, "reasons": reasons, **extra})
+    unused = {"bytes_in": 0, "bytes_out": 0, "seconds": 1.0}
+    write_json(path, {"documents_in": seen, "documents_out": kept, "reasons": reasons, **unused, **extra})
 
 
 @pytest.fixture

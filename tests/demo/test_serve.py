@@ -8,8 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo.serve import main, serve
-from demo.site import Page, write_site
+from demo.serve import Page, main, serve, write_site
 from tests.conftest import ROOT
 
 

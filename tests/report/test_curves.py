@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from common.errors import InputError
-from report.curve_files import read_curve
 from report.curves import HOVERS, POINTS, curve_charts, thin
-from report.models import trained_models
+from report.models import read_curve, trained_models
 from tests.report.fake_run import finished_run
 
 

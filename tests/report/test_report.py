@@ -3,8 +3,7 @@ from pathlib import Path
 from common.files import write_json
 from common.stats import Stats
 from report.funnel import funnel
-from tests.helpers import assert_one_line_error
-from tests.test_commands import called
+from tests.helpers import assert_one_line_error, called
 
 
 def run_folder(folder: Path) -> Path:

@@ -31,7 +31,7 @@ def test_all_on_slurm_has_the_bytes_and_digits_of_all_made_here(lab: Lab, tmp_pa
 
 
 SNAKEFILE = """
-from common import snakefile
+from workflow import snakefile
 settings = snakefile.read_settings(workflow)
 SHARDS = [f"{n:04d}" for n in range(settings.shards)]
 onstart:

@@ -59,7 +59,7 @@ class Training:
 
     def last_checkpoint(self) -> dict[str, bytes]:
         newest = max(self.model.glob("iter_*"))
-        return {path.name: path.read_bytes() for path in newest.glob("*.distcp")}
+        return {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
 
 
 def test_a_killed_training_is_requeued_and_ends_with_the_digits_of_an_undisturbed_one(
@@ -80,7 +80,7 @@ def test_a_killed_training_is_requeued_and_ends_with_the_digits_of_an_undisturbe
 
 
 def long_run(folder: Path) -> Path:
-    return make_run(folder, parallel={"tensor": 2}, train={"iterations": 1000, "save_interval": 100})
+    return make_run(folder, parallel={"tensor": 2}, train={"iterations": 400, "save_interval": 100})
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from torch._dynamo.utils import counters
 
 from tests.training.helpers import open_session, settings_of, step_batches
 from training.checkpoint.replicas import compare_replicas
-from training.parallel.launch import read_launch
-from training.parallel.process_group import World, started
-from training.run_plan import make_plan
+from training.launch.process_group import World, started
+from training.launch.rank import read_launch
+from training.planning.run import make_plan
 from training.step import train_step, validate
 
 STEPS = 2

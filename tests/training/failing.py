@@ -13,8 +13,8 @@ import torch
 from common.errors import InputError
 from training import probe, step, train, trainer
 from training.checkpoint import writing
+from training.launch.rank import read_launch
 from training.monitoring.stop import Stop
-from training.parallel.launch import read_launch
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd so on.")
 
@@ -65,7 +65,7 @@ def spoil(where: str) -> None:
     elif where == "hangs":
         before_the_third_step(rank_1_hangs_here)
     elif where == "save":
-        writing._write_tensors = raises(OSError(errno.ENOSPC, "No space left on device", "__1_0.distcp"))
+        writing.choose_parts = raises(OSError(errno.ENOSPC, "No space left on device", "rank_1_0.safetensors"))
     else:
         fault = raises(OUT_OF_MEMORY) if where == "memory" else lambda *_: os._exit(9)
         trainer.train_step = step.train_step = fault

@@ -20,17 +20,17 @@ import pytest
 import torch
 import yaml
 
-from common import cli
 from common.config import load_settings
 from common.files import read_rows
 from common.settings import Settings
 from corpus.index import IndexWriter, Meta
+from tests.helpers import run_main, wait_for
 from training import checkpoint, step, trainer
 from training.checkpoint import Progress
 from training.checkpoint.async_save import CheckpointWriter
 from training.dataset.batches import Batch
-from training.parallel.process_group import World
-from training.run_plan import Plan, make_plan
+from training.launch.process_group import World
+from training.planning.run import Plan, make_plan
 
 Capsys = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -148,15 +148,6 @@ def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], No
     )
 
 
-def run_main(main: Callable[[list[str]], int], *arguments: object) -> int:
-    """Run a command in this process, as its `__main__` does; returns the exit code."""
-    try:
-        return cli.run(lambda: main([str(argument) for argument in arguments]))
-    except SystemExit as leaving:  # options that cannot be parsed
-        assert isinstance(leaving.code, int)
-        return leaving.code
-
-
 def train_tiny(config: Path, *overrides: str) -> int:
     """`python -m training.train` in this process; returns the exit code."""
     from training.train import main
@@ -252,14 +243,6 @@ def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> 
     """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
     with Job(size, module, *arguments) as job:
         return job.wait(timeout)
-
-
-def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
-    """Poll until the condition holds."""
-    deadline = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
 
 
 def launch_ok(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:

@@ -12,10 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from tests.training.helpers import Session, open_session, settings_of, step_batches
+from training.launch.process_group import World, started
+from training.launch.rank import read_launch
 from training.parallel.data_parallel import before_backward
-from training.parallel.launch import read_launch
-from training.parallel.process_group import World, started
-from training.run_plan import Plan, make_plan
+from training.planning.run import Plan, make_plan
 from training.step import train_step
 
 STAGES, PRECISIONS, RECOMPUTE = (0, 1, 2, 3), ("float32", "bfloat16", "float16"), ("none", "selective", "full")

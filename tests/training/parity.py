@@ -34,7 +34,7 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.model import GPT2
 from training.model_folder import checkpoint_folder
-from training.run_plan import make_plan
+from training.planning.run import make_plan
 
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4}
 MODEL = {"n_layer": 5, "n_head": 4, "n_embd": 32, "seq_len": 16, "dropout": 0.0}  # 5 layers: no even split

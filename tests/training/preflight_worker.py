@@ -1,16 +1,17 @@
 """One process of a job that makes its preflight; each rank is a node of its own, and the last one has a fault.
 
-`skew`: its clock is a minute ahead. `blind`: it does not see the folder. `silent`: it never answers.
+`odd`: it has too many threads. `full`: its disk has no space. `blind`: it does not see the folder. `silent`: it never
+answers.
 """
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from tests.training.helpers import settings_of
-from training.parallel import preflight
-from training.parallel.launch import read_launch
+from training.launch import preflight
+from training.launch.rank import read_launch
 
 
 def main(argv: list[str]) -> int:
@@ -21,10 +22,9 @@ def main(argv: list[str]) -> int:
     if fault == "silent":
         preflight._PATIENCE = 1.0
     if launch.rank == launch.world_size - 1:
-        if fault == "skew":
-            clock = SimpleNamespace(**vars(time))
-            clock.time = lambda: time.time() + 60
-            preflight.time = clock  # type: ignore[attr-defined]
+        if fault in ("odd", "full"):
+            changed = {"threads": 10**9} if fault == "odd" else {"disk_free": 0}
+            preflight._look = lambda *seen, real=preflight._look: replace(real(*seen), **changed)  # type: ignore
         elif fault == "blind":
             preflight._is_visible = lambda path, text, real=preflight._is_visible: real(path / "elsewhere", text)  # type: ignore
         elif fault == "silent":

@@ -11,10 +11,10 @@ import torch
 
 from tests.training.helpers import checkpoint_writer, open_session, settings_of, step_batches
 from training.checkpoint import Progress
+from training.launch.process_group import started
+from training.launch.rank import read_launch
 from training.parallel.dtensor import local_shard
-from training.parallel.launch import read_launch
-from training.parallel.process_group import started
-from training.run_plan import make_plan
+from training.planning.run import make_plan
 from training.step import train_step
 
 

@@ -11,11 +11,12 @@ from common.files import read_json
 from convert.merge_mp import merge
 from tests.conftest import Once
 from tests.convert.helpers import write_pretrained
-from tests.training.helpers import Capsys, byte_documents, make_run, run_main, train_tiny, write_corpus
+from tests.helpers import run_main
+from tests.training.helpers import Capsys, byte_documents, make_run, train_tiny, write_corpus
 from tests.training.reference import tiny_model
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import main
-from training.evaluation.loss import evaluate
+from training.evaluation.scoring import evaluate
 from training.model import GPT2
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import LOCK_LOST, RESUME_ME
 from tests.training.helpers import Job, launch, make_run
-from training.leaving import RESUME_ME, TAKEN_OVER
-from training.parallel.lifeline import DIED, Failure, Hub, Lifeline
+from training.launch.failure_monitor import DIED, Failure, FailureMonitor, Hub
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
@@ -17,7 +17,7 @@ TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
     [
         ("start", "corpus.bin: no such file"),
         ("memory", "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.)"),
-        ("save", "__1_0.distcp: No space left on device"),
+        ("save", "rank_1_0.safetensors: No space left on device"),
     ],
 )
 def test_a_rank_that_fails_alone_is_printed_and_named_by_the_others(tmp_path: Path, where: str, says: str) -> None:
@@ -47,7 +47,7 @@ def test_a_rank_that_is_killed_makes_the_others_leave_to_be_resumed(tmp_path: Pa
     ("others", "code"),
     [
         ([DIED, Failure("no space", 2)], 2),
-        ([DIED, Failure("another job has the folder", TAKEN_OVER)], TAKEN_OVER),
+        ([DIED, Failure("another job has the folder", LOCK_LOST)], LOCK_LOST),
         ([DIED, Failure("lost contact", RESUME_ME)], RESUME_ME),
     ],
 )
@@ -55,8 +55,9 @@ def test_what_a_person_must_cure_outweighs_a_take_over_and_that_outweighs_a_deat
     others: list[Failure], code: int
 ) -> None:
     hub = Hub("127.0.0.1", 3)
-    healthy, *failing = (Lifeline(rank, "127.0.0.1", hub.port) for rank in range(3))
+    healthy, *failing = (FailureMonitor(rank, "127.0.0.1", hub.port) for rank in range(3))
     for one, failure in zip(failing, others, strict=True):
-        one.fail(failure, wait=False)
-    assert healthy.wait_for_failure()
-    assert healthy.exit_code() == code
+        one.report(failure)
+    decided = healthy.wait(10)
+    assert decided is not None and decided.code == code
+    assert decided.ranks == (1 + [failure.code for failure in others].index(code),)

@@ -6,7 +6,8 @@ from pathlib import Path
 from common.settings import GenerateSettings
 from common.tokenizer import Tokenizer
 from tests.convert.helpers import write_pretrained
-from tests.training.helpers import Capsys, run_main
+from tests.helpers import run_main
+from tests.training.helpers import Capsys
 from tests.training.reference import tiny_model
 from training.generate import main
 from training.inference.sampling import generate

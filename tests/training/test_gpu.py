@@ -13,7 +13,7 @@ import torch
 
 from common.files import read_rows
 from tests.training.helpers import Patch, make_run, train_tiny
-from training import attention, checkpoint
+from training import checkpoint, operations
 from training.kernels import library
 
 # the compiler looks at everything, deprecated things too
@@ -29,7 +29,7 @@ def undo_choices() -> Iterator[None]:
     """A run chooses its operations for the whole process."""
     yield
     torch.use_deterministic_algorithms(False)
-    attention._enable([True] * len(attention.KERNELS))
+    operations._enable([True] * len(operations.ATTENTION))
     library.select(())
     torch._dynamo.reset()
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.errors import RESUME_ME
 from tests.conftest import ROOT
-from tests.training.helpers import make_run, wait_for
-from training.leaving import RESUME_ME
+from tests.helpers import wait_for
+from tests.training.helpers import make_run
 
 LONG = {"iterations": 10**6, "save_interval": 10**6, "eval_interval": 10**6}
 ONE_OF_TWO = {"EXECUTOR": "local", "LOCAL_JOB_ID": "1"}
@@ -58,7 +59,8 @@ def test_a_time_limit_announced_during_the_start_saves_after_the_first_step(tmp_
 
 
 def test_a_process_that_is_failing_already_keeps_its_code() -> None:
-    code = "import sys; from training.leaving import disarm, leave_at_once; leave_at_once(); disarm(); "
+    code = "import sys; from training.launch.signals import ignore_signals, leave_at_once; "
+    code += "leave_at_once(); ignore_signals(); "
     code += "print('failing', file=sys.stderr, flush=True); sys.stdin.read(); sys.exit(2)"
     with running("-c", code) as process:
         assert process.stderr is not None and process.stderr.readline() == "failing\n"

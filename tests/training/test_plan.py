@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from common.config import load_settings
-from tests.training.helpers import Capsys, refusal, run_main
+from tests.helpers import run_main
+from tests.training.helpers import Capsys, refusal
 from training.plan import main
 from training.planning.layout import Layout
 
@@ -44,12 +45,12 @@ def mine(tmp_path: Path) -> tuple[object, ...]:
 
 def test_the_json_document_has_everything_and_adds_up(capsys: Capsys) -> None:
     found = answer(capsys, "--model", "gpt2_7b", "--gpu", "a100-80g", "--gpus", 16, "--tokens", "20B", "--top", 3)
-    assert set(found) == {"question", "model", "precision", "machine", "fitting", "why", "layouts"}
+    assert set(found) == {"request", "model", "precision", "machine", "fitting", "layouts"}
     assert found["model"]["parameters"] == 6_658_404_352
     assert found["fitting"] > 3 == len(found["layouts"])
     for rank, one in enumerate(found["layouts"], 1):
         assert one["rank"] == rank and one["layout"]["world_size"] == 16
-        assert one["layout"]["global_batch_size"] == found["question"]["global_batch_size"] == 1024
+        assert one["layout"]["global_batch_size"] == found["request"]["global_batch_size"] == 1024
         assert sum(one["memory_by_part"].values()) == pytest.approx(one["memory_bytes"])
         assert sum(term["value"] for term in one["terms"]["memory"]) == pytest.approx(one["memory_bytes"])
         assert sum(term["value"] for term in one["terms"]["time"]) == pytest.approx(one["step_seconds"])
@@ -64,6 +65,6 @@ def test_only_the_given_layout_is_judged_and_what_would_fit_is_named(mine: tuple
     assert {key: only["layout"][key] for key in expected._fields} == expected._asdict()
     words = ("--model", "gpt2_7b", "--given", "--gpu", "a100-40g", "parallel.data=8", "train.micro_batch_size=1")
     error = refusal(capsys, main, *words)  # 16 bytes for each of 6.66 B parameters
-    assert "dp 8, batch 1 x 128 does not fit" in error and "of 39.4 GiB per GPU" in error
-    cure = error.split("; ")[1].split(" would fit")[0].split()
+    assert "dp 8, batch 1 x 128 needs" in error and "GiB per GPU and there are 39.4" in error
+    cure = error.split("; set ")[1].split(" to need")[0].split()
     assert answer(capsys, *words, *cure)["layouts"][0]["verdict"] != "too large"

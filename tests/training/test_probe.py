@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import RESUME_ME
 from common.files import read_json
 from common.settings import ModelSettings
-from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch, refusal, run_main, write_config
-from training.leaving import RESUME_ME
-from training.parallel.vocabulary import with_padded_vocabulary
+from tests.helpers import run_main
+from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch, refusal, write_config
+from training.parallel.sizes import with_padded_vocabulary
 from training.probe import main
 
 MODEL = ModelSettings(n_layer=2, n_head=4, n_embd=32, seq_len=16, vocab_size=BYTE_VOCABULARY)

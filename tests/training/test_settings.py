@@ -36,7 +36,7 @@ def experiment(folder: Path, **sections: Any) -> Experiment:
         ({"train": {"seed": -1}}, "train.seed"),
         ({"train": {"lr": float("inf")}}, "train.lr"),
         ({"train": {"lr": 1e-6}}, "min_lr 1e-05"),
-        ({"train": {"warmup_iterations": 11}}, "models.m.train.warmup_iterations 11"),
+        ({"train": {"warmup_iterations": 11}}, "models.m.train: warmup_iterations 11"),
         ({"train": {"decay_iterations": 1, "warmup_iterations": 2}}, "decay_iterations 1"),
         ({"train": {"deterministic": True, "attention": "cudnn"}}, "attention"),
         ({"model": {"n_layer": 10**9}}, "model.n_layer"),

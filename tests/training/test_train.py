@@ -4,37 +4,29 @@ import json
 import re
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
 
 from common.config import load_settings
-from common.errors import InputError
 from common.files import read_json, read_rows
-from common.settings import Experiment, ModelSettings, Settings
-from tests.training.helpers import Capsys, Patch, copy_run, course, launch_ok, make_run, refusal, train_tiny
-from training import train
-from training.checkpoint.storage import without_process_group_warning
-from training.leaving import RESUME_ME, TO_CURE
-from training.model_folder import failed_mark
-from training.parallel.launch import Launch
-from training.parallel.lifeline import Failure
-from training.parallel.process_group import QuietExit
-from training.planning.flops import flops_per_token
+from common.settings import Experiment, ModelSettings
+from tests.training.helpers import Capsys, copy_run, course, launch_ok, make_run, refusal, train_tiny
+from training.planning.speed import flops_per_token
 from training.train import main
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint, optimiser included."""
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    stored = FileSystemReader(path).read_metadata().state_dict_metadata
-    found = {key: torch.empty(entry.size) for key, entry in stored.items()}
-    with without_process_group_warning():
-        load(found, checkpoint_id=path, no_dist=True)
+    found = {}
+    for key, entry in read_json(path / "tensors.json").items():
+        found[key] = torch.empty(entry["shape"])
+        for part in entry["parts"]:
+            place = tuple(slice(at, at + size) for at, size in zip(part["offset"], part["shape"], strict=True))
+            with safe_open(path / part["file"], framework="pt") as file:
+                found[key][place] = file.get_tensor(key)
     return found
 
 
@@ -134,27 +126,6 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_run: Path, tmp_path: Path
     config = make_run(tmp_path, model={"n_layer": 1})
     shutil.copytree(tiny_run / "models/tiny/iter_0000010", tmp_path / "models/tiny/iter_0000010")
     assert "models.tiny.model.n_layer is 1" in refusal(capsys, main, "--config", config, "--model", "tiny")
-
-
-@pytest.mark.parametrize(
-    ("error", "left"),
-    [
-        (QuietExit(Failure("lost", RESUME_ME)), ""),
-        (InputError("bad"), "bad\n"),
-        (QuietExit(Failure("bad", TO_CURE)), "bad\n"),  # srun may kill the rank that prints
-    ],
-    ids=["lost", "own", "another's"],
-)
-def test_a_rank_of_a_slurm_job_leaves_only_an_error_that_a_person_must_cure(
-    tmp_path: Path, monkeypatch: Patch, error: Exception, left: str
-) -> None:
-    mark = failed_mark(tmp_path / "models", "slurm-7.0-0")
-    mark.parent.mkdir()
-    monkeypatch.setattr(train, "read_launch", lambda: Launch("slurm", 1, 2, 1, 2, 1, "slurm-7.0-0"))
-    monkeypatch.setattr(train, "_train", Mock(side_effect=error))
-    with pytest.raises(type(error)):
-        train.train(Settings(run=tmp_path, urls=["none"]), "")
-    assert (mark.read_text() if mark.exists() else "") == left
 
 
 def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(tmp_path: Path, capsys: Capsys) -> None:

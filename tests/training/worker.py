@@ -8,11 +8,11 @@ from typing import Any
 from tests.training.helpers import open_session, save_checkpoint, settings_of, step_batches
 from training import checkpoint
 from training.checkpoint import Progress
+from training.launch.process_group import World, started
+from training.launch.rank import read_launch
 from training.optimizer import learning_rate
 from training.parallel.dtensor import local_shard
-from training.parallel.launch import read_launch
-from training.parallel.process_group import World, started
-from training.run_plan import make_plan
+from training.planning.run import make_plan
 from training.step import train_step, validate
 
 

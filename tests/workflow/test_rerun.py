@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from common import rule_keys
 from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
 from common.yaml_text import with_overrides
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
+from workflow import steps
 
 BASE: dict[str, Any] = {
     "run": "results/x",
@@ -40,7 +40,7 @@ CHANGES = {
     "ingest": "sources",
     "clean": r"clean\..+",
     "dedup_signatures": r"dedup\.(shingle_characters|shingle_words|bands|rows|seed)",
-    "dedup_verify": r"dedup\.threshold",
+    "dedup_clusters": r"dedup\.threshold",
     "decontaminate_count decontaminate": r"decontaminate\.(min|max)_words",
     "decontaminate": r"decontaminate\.(max_count|cut_characters|min_characters|max_pieces)",
     "train_tokenizer": r"train_tokenizer\..+",
@@ -72,20 +72,11 @@ HARMLESS = (
     *("models.tiny.slurm.partition=p", "models.tiny.log.wandb=w", "cluster.corpus.shards_per_job=9"),
     "models.tiny.parallel={tensor: 2, pipeline: 2, data: 2}",
 )
-MODEL_RULES = {"train": rule_keys.train, "evaluate": rule_keys.evaluate}
-RULES = {
-    name: getattr(rule_keys, name)
-    for name in (
-        *("blacklist", "scrape", "ingest", "clean", "dedup_signatures", "dedup_verify", "decontaminate_count"),
-        *("decontaminate", "train_tokenizer", "tokenize", "generate"),
-    )
-}
 
 
 def params(settings: Settings) -> dict[str, object]:
-    """The params that Snakemake compares, by rule."""
-    found: dict[str, object] = {name: keys(settings) for name, keys in RULES.items()}
-    return found | {name: keys(settings, "tiny") for name, keys in MODEL_RULES.items()}
+    """The settings that Snakemake compares, by step."""
+    return {step.name: steps.keys(step.name, settings, "tiny") for step in (*steps.CORPUS, *steps.MODELS)}
 
 
 def leaves(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Parsing the DAG writes nothing, and a job runs with the settings that it was planned with."""
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import yaml
 from common.config import JOB_SETTINGS, load_settings
 from common.errors import ConfigError
 from common.files import read_json
-from common.snakefile import settings_for_workflow, settings_of_job
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
+from workflow.snakefile import settings_for_workflow, settings_of_job
 
 SENTENCES = "A sentence of English words that is long enough to be told as English by anybody who reads it."
 CLEAN = "results/x/clean/0000.jsonl.zst"
@@ -46,11 +47,10 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(other))
     assert snakemake(tmp_path, CLEAN, "-n").returncode == 0
     assert contents(run) == before
-    lock = tmp_path / ".snakemake/locks/0.output.lock"
-    lock.parent.mkdir(exist_ok=True)
-    lock.write_text(f"{CLEAN}\n")
-    refused = snakemake(tmp_path, CLEAN)
-    assert refused.returncode != 0 and "lock" in (refused.stdout + refused.stderr).lower()
+    with open(run / "records/lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = snakemake(tmp_path, CLEAN)
+    assert refused.returncode != 0 and "results/x is locked" in refused.stdout + refused.stderr
     assert contents(run) == before
 
     # a job that was queued before the file was edited

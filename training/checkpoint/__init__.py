@@ -1,15 +1,14 @@
 """Checkpoints: complete or absent, and loadable in any parallel layout.
 
-MODEL_FOLDER/iter_0000100/   __0_0.distcp …   tensors, written by all ranks (torch.distributed.checkpoint)
-                             .metadata        the file and offset of each tensor
-                             manifest.json    written last: sizes, XXH3 hashes, settings, position in the data
+MODEL_FOLDER/iter_0000100/   rank_0_0.safetensors …   parts of tensors, written by all ranks
+                             tensors.json             the parts of each tensor
+                             manifest.json            written last: sizes, XXH3 hashes, settings, position in the data
 MODEL_FOLDER/latest          the name of the newest checkpoint, for people and scripts
 """
 
-from training.checkpoint.lookup import changed_keys, check_fits, newest, resolve
+from training.checkpoint.lookup import check_fits, newest, prune, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
-from training.checkpoint.retention import prune
 from training.checkpoint.state import copy_to_cpu, load, load_weights, state_tensors
 from training.checkpoint.writing import write
 
@@ -17,7 +16,6 @@ __all__ = [
     "Manifest",
     "Progress",
     "Replicas",
-    "changed_keys",
     "check_fits",
     "compare_replicas",
     "copy_to_cpu",

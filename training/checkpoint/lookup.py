@@ -1,32 +1,32 @@
-"""Find a checkpoint that can be used, and check that it fits the run that resumes from it."""
+"""Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove old ones."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from common.console import warn
-from common.errors import CheckpointError, CheckpointVersionError
-from common.rule_keys import TRAIN_RUNNING
+from common.errors import CheckpointError, CheckpointVersionError, InputError, TrainingError
+from common.folders import first_foreign_file, remove_own
 from common.settings import Experiment
 from training.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify
 from training.dataset.blend import Blend
-from training.model_folder import checkpoint_folders, is_checkpoint_name
+from training.model_folder import checkpoint_folders, is_checkpoint_name, iteration_of
 from training.parallel.collectives import all_gather
 
+# files that a save writes; a folder with any other is never removed
+_OWN = re.compile(r"rank_\d+_\d+\.safetensors|(tensors|manifest)\.json(\.tmp)?")
 _SHOWN = 3  # problems quoted in a message
 
 
-def find_damage(folder: Path, group: Any = None, *, content: bool = True) -> str:
-    """What is wrong with a checkpoint; empty if nothing is.
+def find_damage(folder: Path, group: Any = None, *, content: bool = True) -> CheckpointError | None:
+    """What is wrong with a checkpoint; None if nothing is.
 
     A collective call: the ranks share the reading, and all get the same answer.
     """
-    return str(_find_error(folder, group, content) or "")
-
-
-def _find_error(folder: Path, group: Any = None, content: bool = True) -> CheckpointError | None:
     error: CheckpointError | None = None
     try:
         share = slice(dist.get_rank(group), None, dist.get_world_size(group)) if dist.is_initialized() else slice(None)
@@ -46,7 +46,7 @@ def newest(model_folder: Path) -> Manifest | None:
     problems: list[str] = []
     # rank 0's list: a network file system may show other ranks another state
     for folder in all_gather(checkpoint_folders(model_folder))[0]:
-        error = _find_error(folder)
+        error = find_damage(folder)
         if error is None:
             for text in problems if not dist.is_initialized() or dist.get_rank() == 0 else ():
                 warn(f"checkpoint skipped: {text}")
@@ -90,13 +90,11 @@ def resolve(path: Path) -> Manifest:
     return found
 
 
-def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: Blend) -> str:
+def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: Blend) -> None:
     """Check that a checkpoint can be resumed with the settings of the model `name` and its training data.
 
-    Returns a note, usually empty, about what could not be compared. Raises CheckpointError if the checkpoint belongs to
-    another model or another order of data.
+    Raises CheckpointError if the checkpoint belongs to another model or another order of data.
     """
-    note = ""
     prefixes = " and ".join(str(part.corpus.prefix) for part in data.parts)
     if manifest.data != data.identity:
         blended = " (or with other weights)" if len(data.parts) > 1 else ""
@@ -104,12 +102,7 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
             f"{manifest.path}: was trained on another dataset than {prefixes} holds now{blended}; "
             f"train under another name, or remove {manifest.path.parent} to start from scratch"
         )
-    if manifest.content is None:
-        note = (
-            f"{manifest.path} is from before checkpoints recorded a hash of their text: the documents of {prefixes} "
-            "have the same lengths, but their text was not compared"
-        )
-    elif manifest.content != data.content:
+    if manifest.content != data.content:
         raise CheckpointError(
             f"{manifest.path}: was trained on another text than {prefixes} holds now, in documents of the same "
             "lengths; restore the dataset, train under another name, or remove "
@@ -124,15 +117,55 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
                 f"{manifest.path}: models.{name}.{section}.{key} is {wanted} in the configuration, but the "
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
-    return note
 
 
-def changed_keys(before: Experiment, now: Experiment) -> str:
-    """`model.dropout 0.1 -> 0.0, train.lr 0.01 -> 0.02`: what a resumed run computes otherwise than its checkpoint."""
-    changes = [
-        f"{section}.{key} {value} -> {wanted}"
-        for section, running in (("model", set[str]()), ("train", TRAIN_RUNNING))
-        for key, wanted in getattr(now, section).model_dump(mode="json", exclude=running).items()  # as in a manifest
-        if (value := getattr(getattr(before, section), key)) != wanted
-    ]
-    return ", ".join(changes)
+def prune(
+    model_folder: Path,
+    keep_last: int,
+    keep_every: int,
+    verified: set[Path],
+    group: Any = None,
+    may_write: Callable[[], None] = lambda: None,
+) -> None:
+    """Remove checkpoints older than the newest `keep_last` undamaged ones (a collective call).
+
+    Checkpoints at multiples of `keep_every` iterations stay. keep_last 0 keeps all; keep_every 0 has no effect.
+    Checkpoints in `verified` are not read again; those that are found undamaged are added to it. Nothing more is
+    removed once `may_write` raises TrainingError on rank 0, because another job has the folder.
+    """
+    if not keep_last:
+        return
+    kept = 0
+    for folder in all_gather(checkpoint_folders(model_folder), group)[0]:
+        if kept < keep_last:
+            if not find_damage(folder, group, content=folder not in verified):
+                kept += 1
+                verified.add(folder)
+        elif not (keep_every and iteration_of(folder) % keep_every == 0):
+            verified.discard(folder)
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                with suppress(TrainingError):
+                    may_write()
+                    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Rename a checkpoint, then delete it, so that a kill in between leaves nothing that looks like a checkpoint."""
+    condemned = folder.with_name(folder.name + ".tmp")
+    if foreign := first_foreign_file(folder, _OWN.fullmatch):
+        warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")
+        return
+    try:
+        discard(condemned)
+        folder.rename(condemned)
+        discard(condemned)
+    except OSError as error:
+        warn(f"{folder}: not removed ({error.strerror})")
+
+
+def discard(folder: Path) -> None:
+    """Remove an unfinished or renamed checkpoint if it exists; warn if it holds a file that no save wrote."""
+    try:
+        remove_own(folder, _OWN.fullmatch)
+    except (InputError, OSError) as error:
+        warn(f"not removed: {error}")

@@ -13,11 +13,9 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard
+from training.parallel.dtensor import local_shard, shard_place
 
 _MAX_MEASURED = 20  # parameters whose difference is measured; others are only named
 
@@ -49,7 +47,9 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
     """Compare the copies of all parameters bit for bit (a collective call). A single process has no copies."""
     if not dist.is_initialized():
         return Replicas()
-    shards = {_shard(name, parameter): local_shard(parameter.detach()) for name, parameter in parameters.items()}
+    shards = {
+        (name, *shard_place(parameter)): local_shard(parameter.detach()) for name, parameter in parameters.items()
+    }
     shards = {shard: tensor for shard, tensor in shards.items() if tensor.numel()}
     holders = Counter(shard for held in all_gather(list(shards)) for shard in held)
     shared = [shard for shard in shards if holders[shard] > 1]
@@ -66,13 +66,6 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
         else:
             drifted.setdefault(name, None)
     return Replicas(sorted({name for name, *_ in digests}), drifted)
-
-
-def _shard(name: str, parameter: Tensor) -> Shard:
-    if not isinstance(parameter, DTensor):
-        return name, tuple(parameter.shape), (0,) * parameter.dim()
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return name, tuple(shape), tuple(offset)
 
 
 def _digest(tensor: Tensor) -> bytes:

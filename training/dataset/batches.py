@@ -90,7 +90,7 @@ def read_batch(samples: Readable, form: BatchForm, numbers: Sequence[int]) -> Ba
     return batch.map(Tensor.pin_memory) if form.pinned else batch
 
 
-def copied_ahead(steps: Iterable[list[Batch]], device: torch.device) -> Iterator[list[Batch]]:
+def prefetch_to_device(steps: Iterable[list[Batch]], device: torch.device) -> Iterator[list[Batch]]:
     """The batches of each step on a GPU, copied from pinned memory while the step before is computed."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: list[Batch] | None = None

@@ -1,7 +1,8 @@
-"""Blend several corpora into one stream of samples, in given proportions.
+"""Blend several corpora into one stream of samples, in given proportions, and open the data of a model.
 
     blend = Blend([books, web], [0.3, 0.7])
     tokens = blend.sample(consumed)        # int64 (seq_len + 1,)
+    splits = open_splits(datasets, train, model, "tiny")
 
 After n samples, for every n, the number taken from each corpus is within one sample of n times its weight (Tijdeman
 1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora). Weights become the smallest integers with
@@ -14,11 +15,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from training.dataset.corpus import Samples
+from common.errors import InputError
+from common.settings import DataSettings, ModelSettings, TrainSettings
+from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 
 _MAX_PERIOD = 1 << 20  # weights whose ratios need a longer period are rounded to a millionth
 
@@ -83,7 +88,7 @@ class Blend:
 
     @cached_property
     def content(self) -> list[str]:
-        """A hash of each corpus' tokens (`corpus.index.content_of`)."""
+        """A hash of each corpus' tokens (`corpus.index.layout_of`)."""
         return [part.corpus.content for part in self.parts]
 
     @property
@@ -111,3 +116,42 @@ class Blend:
         periods, rest = divmod(number, self.period)
         corpus = int(self._corpus[rest])
         return self.parts[corpus].sample(periods * self.weights[corpus] + int(self._index[rest]))
+
+
+class Splits(NamedTuple):
+    """A model's data."""
+
+    train: Blend
+    valid: Blend
+    test: Blend | None
+    """None if a corpus has no whole sample for it."""
+
+
+def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: ModelSettings, name: str) -> Splits:
+    """Open the corpora of the model `name` and check them.
+
+    Raises InputError or ConfigError if a corpus is missing or was made with another vocabulary, if a split gets no
+    document, or if training or validation get no whole sample. The test split may be smaller: it is only reported.
+    """
+    parts: dict[str, list[Samples]] = {part: [] for part in PARTS}
+    ends: dict[int, Path] = {}  # a prefix for each end-of-text token
+    for source in datasets:
+        corpus = Corpus.open(source.prefix)
+        corpus.check_vocabulary(model.vocab_size, f"models.{name}.model.vocab_size")
+        for key in ("reset_position_ids", "eod_mask_loss"):
+            if getattr(train, key):
+                corpus.check_end_of_text(f"models.{name}.train.{key}")
+        ends.setdefault(corpus.end_of_text, source.prefix)
+        for part, documents in split_documents(train.split, corpus.documents, source.prefix).items():
+            seed = train.seed if part == "train" else None  # only training data are shuffled
+            samples = Samples(corpus, documents, model.seq_len, seed)
+            if documents and part != "test":
+                samples.require_one(part)
+            parts[part].append(samples)
+    if len(ends) > 1:
+        closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
+        raise InputError(f"{closing} close their documents: one model needs one vocabulary")
+    weights = [source.weight for source in datasets]
+    blends = {part: Blend(samples, weights) for part, samples in parts.items()}
+    test = blends["test"]
+    return Splits(blends["train"], blends["valid"], test if test.per_epoch else None)

@@ -1,4 +1,4 @@
-"""Measure a model: `loss` on any data, `lambada`'s last-word accuracy, `wikitext`'s word perplexity.
+"""Measure a model: the loss on any data (`scoring`), `lambada`'s last-word accuracy, `wikitext`'s word perplexity.
 
-`scoring` holds what they share, `data` opens what they read.
+`data` opens what they read.
 """

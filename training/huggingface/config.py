@@ -1,30 +1,42 @@
 """Read and make the config.json of a Hugging Face GPT-2 folder. Imports no torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from common.config import plain_words
-from common.errors import CheckpointError, InputError
+from common.errors import CheckpointError, ConfigError, InputError
 from common.files import read_json
 from common.settings import ModelSettings
+from training.huggingface.tokenizer import read_tokenizer, true_vocabulary, vocabulary_size
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# The values, sizes aside, for which our model computes the same function; the first one is the default.
-_FIXED: dict[str, tuple[Any, ...]] = {
+ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
+"""The first two are the same function; the third is the exact one, with erf."""
+# Other values of these keys make another network than GPT-2; the first one is the default.
+_GPT2: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "layer_norm_epsilon": (1e-5,),
+    "activation_function": ACTIVATIONS,
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
-    "tie_word_embeddings": (True,),
     "add_cross_attention": (False,),
+    "tie_word_embeddings": (True, False),
+    "quantization_config": (None,),
 }
+# Those for which our model computes the same function.
+_OURS: dict[str, tuple[Any, ...]] = {
+    "activation_function": ACTIVATIONS[:2],
+    "layer_norm_epsilon": (1e-5,),
+    "tie_word_embeddings": (True,),
+}
+SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "n_inner", "vocab_size")
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def make_config(
@@ -48,10 +60,13 @@ def make_config(
     """
     return {
         "architectures": ["GPT2LMHeadModel"],
-        **{key: values[0] for key, values in _FIXED.items()},
+        "model_type": "gpt2",
         "activation_function": activation,
         "layer_norm_epsilon": layer_norm_epsilon,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
         "tie_word_embeddings": tied,
+        "add_cross_attention": False,
         "vocab_size": vocab_size,
         "n_positions": n_positions,
         "n_ctx": n_positions,
@@ -72,8 +87,8 @@ def is_pretrained_folder(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def read_config(folder: Path) -> ModelSettings:
-    """The architecture in a folder's config.json. Raises CheckpointError for a key that our GPT-2 does not support."""
+def read_raw_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json. Raises CheckpointError naming a key that no GPT-2 has with this value."""
     path = folder / CONFIG
     try:
         config = read_json(path)
@@ -81,11 +96,28 @@ def read_config(folder: Path) -> ModelSettings:
         raise CheckpointError(str(error)) from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: not a model's configuration")
-    for key, allowed in _FIXED.items():
+    _check(path, config, _GPT2)
+    for key in SIZES:
+        if config.get(key) is not None and (type(config[key]) is not int or config[key] < 1):
+            raise CheckpointError(f"{path}: {key} is {config[key]!r}, not a positive number")
+    for key in ("layer_norm_epsilon", *DROPOUTS):
+        if type(config.get(key, 0)) not in (int, float) or not 0 <= config.get(key, 0) < 1:
+            raise CheckpointError(f"{path}: {key} is {config[key]!r}, not a number from 0 to 1")
+    return config
+
+
+def _check(path: Path, config: Mapping[str, Any], values: Mapping[str, tuple[Any, ...]]) -> None:
+    for key, allowed in values.items():
         if config.get(key, allowed[0]) not in allowed:
             raise CheckpointError(
                 f"{path}: {key} is {config[key]!r}, only {' or '.join(map(repr, allowed))} is supported"
             )
+
+
+def read_config(folder: Path) -> ModelSettings:
+    """The architecture in a folder's config.json. Raises CheckpointError for a key that our GPT-2 does not support."""
+    path, config = folder / CONFIG, read_raw_config(folder)
+    _check(path, config, _OURS)
     try:
         model = ModelSettings(
             n_layer=config["n_layer"],
@@ -108,14 +140,19 @@ def read_config(folder: Path) -> ModelSettings:
     return model
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """A folder's model.safetensors, or the files in its index. Raises CheckpointError if one is missing."""
-    whole, index = folder / WEIGHTS, folder / INDEX
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise CheckpointError(f"{folder}: no {WEIGHTS}; save the model with safetensors first")
-    return sorted(set(read_index(index).values()))
+def find_weights(folder: Path, *others: str) -> tuple[Path, dict[str, Path]]:
+    """A folder's weight file; or its index, with the file of each tensor. `others` are older names of such a file.
+
+    Raises CheckpointError if there is neither, or a file that the index names is missing.
+    """
+    for name in (WEIGHTS, *others):
+        if (folder / name).is_file():
+            return folder / name, {}
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return index, read_index(index)
+    cure = "" if others else "; save the model with safetensors first"
+    raise CheckpointError(f"{folder}: no {' and no '.join((WEIGHTS, *others))}, nor an index of its parts{cure}")
 
 
 def read_index(index: Path) -> dict[str, Path]:
@@ -133,3 +170,38 @@ def read_index(index: Path) -> dict[str, Path]:
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index.parent / name}: no such file, but {index.name} names it")
     return {tensor: index.parent / name for tensor, name in parts.items()}
+
+
+def check_finetune(model: ModelSettings, name: str, folder: Path) -> str:
+    """Check that the model `name` can start from `folder`. Returns a note about unused embedding rows, often empty.
+
+    The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. Dropout is
+    taken from the run's settings. Raises ConfigError.
+    """
+    key = f"models.{name}.finetune"
+    if not is_pretrained_folder(folder):
+        raise ConfigError(
+            f"{key}: {folder / CONFIG}: no such file; give a Hugging Face folder (python -m convert.merge_mp makes one)"
+        )
+    try:
+        theirs = read_config(folder)
+        find_weights(folder)
+    except CheckpointError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    for size in ("n_layer", "n_head", "n_embd", "seq_len"):
+        wanted, found = getattr(model, size), getattr(theirs, size)
+        if wanted > found if size == "seq_len" else wanted != found:
+            most = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {found}"
+            raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
+    wanted, rows = model.vocab_size, theirs.vocab_size
+    tokenizer = read_tokenizer(folder)
+    true = true_vocabulary(rows, tokenizer, wanted)
+    if true != wanted:
+        known = vocabulary_size(tokenizer) is not None
+        raise ConfigError(
+            f"models.{name}.model.vocab_size is {wanted}, but {folder} has {true}"
+            + (" tokens" if known else " embedding rows, and no tokenizer.json that says how many of them are padding")
+            + f"; set it to {true} if the data were tokenized with that vocabulary, else tokenize them with it "
+            "(tokenize.encoder_json, tokenize.vocab_bpe) or start from another folder"
+        )
+    return f"{rows - true:,} of {rows:,} embedding rows are padding and left out" if true < rows else ""

@@ -6,18 +6,15 @@
 `transformers` ignores the file. run.json, the card of the merge, is not listed: it has a date. Imports no torch.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from common import run_card
 from common.errors import CheckpointError, InputError
-from common.files import read_json, write_json
+from common.files import digest, read_json, write_json
 from common.folders import first_foreign_file
 from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
 
@@ -70,12 +67,6 @@ def write_origin(folder: Path, origin: Origin | None, known: Mapping[str, Mappin
     known = known or {}
     files = {path.name: known.get(path.name) or digest(path) for path in sorted(folder.iterdir())}
     write_json(folder / NAME, {"format": _FORMAT, **(asdict(origin) if origin else {}), "files": files})
-
-
-def digest(path: Path) -> dict[str, Any]:
-    """`{"size": bytes, "xxh3": hex}`."""
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
 
 
 def check_hash(path: Path) -> None:

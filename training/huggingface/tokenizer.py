@@ -6,7 +6,7 @@ from pathlib import Path
 from common.errors import InputError
 from common.files import read_json, write_json, write_text
 from common.tokenizer import END_OF_TEXT, Tokenizer, TokenizerJson, VocabularyFiles
-from common.tokenizer_json import to_json
+from common.vocabulary import to_json
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:

@@ -16,9 +16,9 @@ from training.huggingface import origin
 from training.huggingface.config import is_pretrained_folder
 from training.huggingface.pretrained import load_pretrained
 from training.huggingface.tokenizer import read_tokenizer, true_vocabulary
+from training.launch.device import keep_freed_memory
 from training.model import GPT2
 from training.model_folder import checkpoint_folders
-from training.parallel.device import keep_freed_memory
 
 
 def model_from_weights(settings: ModelSettings, weights: dict[str, Tensor]) -> GPT2:
@@ -33,7 +33,7 @@ def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
     """The tokenizer of the run; None if its data were tokenized with another vocabulary."""
     tokenizer = Tokenizer(vocabulary_files(manifest.tokenize.encoder_json, manifest.tokenize.vocab_bpe))
     same = tokenizer.vocab_size == manifest.experiment.model.vocab_size
-    return tokenizer if same and manifest.end_of_text in (None, tokenizer.end_of_text) else None
+    return tokenizer if same and manifest.end_of_text == tokenizer.end_of_text else None
 
 
 def trained_split(path: Path) -> str | None:

@@ -2,8 +2,8 @@
 
     total, not_finite = sum_of_squares(gradients)  # on the device, one pass
     factor = (clip / total.sqrt()).clamp(max=1.0).float()
-    adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, rate=3e-4, beta1=0.9, beta2=0.95, eps=1e-8,
-           weight_decays=[0.1] * len(parameters), step=1, factor=factor)
+    hyper = Hyper(rate=3e-4, beta1=0.9, beta2=0.95, eps=1e-8, step=1)
+    adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, [0.1] * len(parameters), factor, hyper)
 
 The kernels take thousands of tensors in one launch: each is cut into chunks, and a table in device memory says which
 chunk is whose. Sums have a fixed order, so results repeat bitwise.
@@ -12,13 +12,13 @@ chunk is whose. Sums have a fixed order, so results repeat bitwise.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from training.kernels import library
-from training.kernels.library import dtype_code
-from training.kernels.shapes import form
+from training.kernels.library import dtype_code, form
 
 CHUNK = 65_536  # elements per block, as in csrc/adamw.cu
 
@@ -29,8 +29,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     All tensors have one type and device. An element that is not finite makes the sum Inf or NaN.
     """
     if tensors and library.selected("sum_of_squares", tensors[0]):
-        result: Tensor = torch.ops.gpt2.sum_of_squares(list(tensors))
-        return result
+        return _launch_sum_of_squares(tensors)
     return reference_sum_of_squares(tensors)
 
 
@@ -44,49 +43,42 @@ def reference_sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
+class Hyper(NamedTuple):
+    """The numbers of a step that all tensors share."""
+
+    rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    step: int
+    """Counts from 1."""
+
+
+Tensors = Sequence[Tensor]
+
+
+@torch.no_grad()
 def adamw_(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    *,
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decays: Sequence[float],
-    step: int,
-    factor: Tensor,
-) -> None:
+    parameters: Tensors, gradients: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
+    weight_decays: Sequence[float], factor: Tensor, hyper: Hyper,
+) -> None:  # fmt: skip
     """One step of AdamW (Loshchilov and Hutter 2019) in place, with the gradients times `factor`, float32 of shape ().
 
-    Parameters and moments are float32; gradients are float32 or 16-bit, all of one type, and are not changed. `step`
-    counts from 1. Each tensor has its own weight decay.
+    Parameters and moments are float32; gradients are float32 or 16-bit, all of one type, and are not changed. Each
+    tensor has its own weight decay.
     """
-    run = reference_adamw_
-    if parameters and library.selected("adamw", parameters[0]):
-        run = torch.ops.gpt2.adamw_
-    run(
-        list(parameters), list(gradients), list(exp_avgs), list(exp_avg_sqs),
-        rate, beta1, beta2, eps, list(weight_decays), step, factor,
-    )  # fmt: skip
+    chosen = parameters and library.selected("adamw", parameters[0])
+    run = _launch_adamw_ if chosen else reference_adamw_
+    run(parameters, gradients, exp_avgs, exp_avg_sqs, weight_decays, factor, hyper)
 
 
 @torch.no_grad()
 def reference_adamw_(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decays: Sequence[float],
-    step: int,
-    factor: Tensor,
-) -> None:
+    parameters: Tensors, gradients: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
+    weight_decays: Sequence[float], factor: Tensor, hyper: Hyper,
+) -> None:  # fmt: skip
     """`adamw_` in plain PyTorch."""
+    rate, beta1, beta2, eps, step = hyper
     size, root2 = rate / (1 - beta1**step), math.sqrt(1 - beta2**step)
     rows = zip(parameters, gradients, exp_avgs, exp_avg_sqs, weight_decays, strict=True)
     for parameter, gradient, exp_avg, exp_avg_sq, weight_decay in rows:
@@ -97,10 +89,12 @@ def reference_adamw_(
         parameter.addcdiv_(exp_avg, (exp_avg_sq.sqrt() / root2).add_(eps), value=-size)
 
 
-@torch.library.custom_op("gpt2::sum_of_squares", mutates_args=())
-def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
+# Neither is part of a compiled graph, so that neither needs to be an operator of PyTorch's.
+
+
+def _launch_sum_of_squares(tensors: Tensors) -> Tensor:
     device, dtype = tensors[0].device, tensors[0].dtype
-    tensors = [tensor.contiguous() for tensor in tensors]
+    tensors = [tensor.detach().contiguous() for tensor in tensors]
     _check(tensors, device, dtype)
     sizes, chunks = _chunks(tuple(tensor.numel() for tensor in tensors), device)
     partial = torch.empty(len(chunks), 2, device=device)
@@ -112,25 +106,10 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     return out
 
 
-@_sum_of_squares.register_fake
-def _(tensors: list[Tensor]) -> Tensor:
-    return tensors[0].new_empty(2, dtype=torch.float64)
-
-
-@torch.library.custom_op("gpt2::adamw_", mutates_args={"parameters", "exp_avgs", "exp_avg_sqs"})
-def _adamw_(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decays: list[float],
-    step: int,
-    factor: Tensor,
-) -> None:
+def _launch_adamw_(
+    parameters: Tensors, gradients: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
+    weight_decays: Sequence[float], factor: Tensor, hyper: Hyper,
+) -> None:  # fmt: skip
     device, dtype = parameters[0].device, gradients[0].dtype
     gradients = [gradient.contiguous() for gradient in gradients]
     counts = tuple(parameter.numel() for parameter in parameters)
@@ -141,6 +120,7 @@ def _adamw_(
     if len(weight_decays) != len(parameters):
         raise ValueError(f"{len(weight_decays)} weight decays for {len(parameters)} parameters")
     _check([factor], device, torch.float32)
+    rate, beta1, beta2, eps, step = hyper
     sizes, chunks = _chunks(counts, device)
     library.call(
         "adamw", device,

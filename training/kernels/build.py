@@ -1,38 +1,32 @@
-"""Compiles csrc/ to a shared library in the user's cache folder, once per sources, compiler and architectures.
+"""Compiles csrc/ to a shared library in the user's cache folder, once per sources, compiler and architecture.
 
-    path = build(nvcc(architectures([90])))
+    path = build(nvcc(90))
 
 The folder is $URLS_TO_GPT2_KERNELS, else urls-to-gpt2/kernels in $XDG_CACHE_HOME or ~/.cache. A library appears there
-complete or not at all. Two processes that want the same one build it once: the second waits. The lock belongs to a
-process, not to a file that could be left over.
+complete or not at all. Two processes that want the same one build it once: the second waits for the system's lock.
 """
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.errors import KernelError
+from common.files import lock
 
 SOURCES = Path(__file__).parent / "csrc"
 FOLDER_VARIABLE = "URLS_TO_GPT2_KERNELS"
-DEFAULT_ARCHITECTURES = (75, 80, 90)
-"""Compute capabilities to build for where no device is: Turing, Ampere, Hopper, and PTX for what comes later."""
-
-_FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC", "-Xptxas", "-v")
+_EVERY = "all-major"  # every generation that nvcc knows, and PTX for later ones
+_FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC")
 _HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
-_LIMIT = 600.0  # seconds, for a compilation and for waiting for one: it takes half a minute on a slow machine
-_POLL = 0.1
+_LIMIT = 600.0  # seconds of a compilation, which takes half a minute on a slow machine
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,7 @@ class Compiler:
     path: str
     flags: tuple[str, ...]
     target: str
-    """What it compiles for, part of the library's name: sm_75.sm_80, host."""
+    """What it compiles for, part of the library's name: sm_80, all-major, host."""
 
     def version(self) -> str:
         """What it says about itself. Raises KernelError if it does not run."""
@@ -52,11 +46,6 @@ class Compiler:
         """Where its library is, or will be: the name ends with a hash of all that it depends on."""
         key = _digest(_source_key(), self.version(), self.path, *self.flags)
         return folder / f"{_stem()}{self.target}-{key}.so"
-
-
-def log_of(library: Path) -> Path:
-    """What the compiler said when it made a library: with nvcc, the registers of every kernel."""
-    return library.with_suffix(".log")
 
 
 def cache_folder() -> Path:
@@ -74,18 +63,16 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc", path=os.pathsep.join(places))
 
 
-def nvcc(capabilities: Sequence[int] = ()) -> Compiler:
-    """nvcc for devices of these compute capabilities (90: sm_90); none: for DEFAULT_ARCHITECTURES.
+def nvcc(capability: int = 0) -> Compiler:
+    """nvcc for devices of a compute capability (90: sm_90); 0: for all that it knows, and newer ones.
 
-    Raises KernelError if there is no nvcc, or if it does not compile for one of the devices.
+    Raises KernelError if there is no nvcc.
     """
     path = find_nvcc()
     if path is None:
         raise KernelError("no nvcc in $CUDA_HOME, on $PATH or in /usr/local/cuda; set CUDA_HOME, or load its module")
-    known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output(path, "--list-gpu-arch"))}
-    codes = codes_for(capabilities, known)
-    flags = [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in codes]
-    return Compiler(path, (*_FLAGS, *flags), ".".join(codes))
+    target = f"sm_{capability}" if capability else _EVERY
+    return Compiler(path, (*_FLAGS, f"-arch={target}"), target)
 
 
 def host_compiler() -> Compiler:
@@ -96,48 +83,21 @@ def host_compiler() -> Compiler:
     return Compiler(path, _HOST_FLAGS, "host")
 
 
-def codes_for(capabilities: Sequence[int], known: set[int]) -> list[str]:
-    """What to compile for: sm_90, or compute_90 (PTX) for a device newer than the compiler.
-
-    Raises KernelError for a device older than the compiler.
-    """
-    if not known:
-        raise KernelError("nvcc does not say which architectures it compiles for")
-    if not capabilities:
-        usual = [number for number in DEFAULT_ARCHITECTURES if number in known] or [max(known)]
-        return [*(f"sm_{number}" for number in usual), f"compute_{usual[-1]}"]
-    for number in capabilities:
-        if number < min(known):
-            raise KernelError(f"this nvcc does not compile for sm_{number} any more, only for sm_{min(known)} and up")
-    return sorted({f"sm_{n}" if n in known else f"compute_{max(k for k in known if k < n)}" for n in capabilities})
-
-
-def covers(codes: Sequence[str], capability: int) -> bool:
-    """Whether code for `codes` runs on a device: sm_80 does on 8.0 to 8.9, compute_80 on 8.0 and up."""
-    for code in codes:
-        kind, _, number = code.partition("_")
-        built = int(number)
-        if built <= capability and (kind == "compute" or built // 10 == capability // 10):
-            return True
-    return False
-
-
-def find_library(capabilities: Sequence[int]) -> Path | None:
-    """The newest library in the cache that was built from these sources for such devices, by any compiler."""
+def find_library(capability: int) -> Path | None:
+    """The newest library in the cache that was built from these sources for such a device, by any compiler."""
     with suppress(OSError):
-        found = sorted(cache_folder().glob(f"{_stem()}*.so"), key=lambda path: -path.stat().st_mtime)
-        for path in found:
-            codes = path.stem.split("-")[-2].split(".")
-            if codes != ["host"] and all(covers(codes, capability) for capability in capabilities):
-                return path
+        found = [
+            path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")
+        ]
+        return max(found, key=lambda path: path.stat().st_mtime, default=None)
     return None
 
 
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     """Compile the sources, unless the library exists; returns its path.
 
-    Raises KernelError with the compiler's first error, after `limit` seconds of compiling or of waiting for another
-    process that compiles, and where the cache folder cannot be written.
+    Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and where the cache folder
+    cannot be written.
     """
     folder = cache_folder()
     library = compiler.library(folder)
@@ -145,23 +105,12 @@ def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        failure = library.with_suffix(".failed")
-        before = _read(failure)
-        with _locked(library.with_suffix(".lock"), limit):
-            if library.exists():
-                return library
-            if (since := _read(failure)) and since != before:  # the process that had the lock could not build it
-                raise KernelError(since.partition("\n")[2])
-            _remove_leftovers(library)
-            with TemporaryDirectory(dir=folder, prefix=f"{library.stem}.") as scratch:
-                try:
+        with open(library.with_suffix(".lock"), "ab") as guard:
+            lock(guard, wait=True)
+            if not library.exists():
+                with TemporaryDirectory(dir=folder, prefix=f"{library.stem}.") as scratch:
                     _compile(compiler, Path(scratch), limit)
-                except KernelError as error:
-                    failure.write_text(f"{time.time_ns()}\n{error}", encoding="utf-8")
-                    raise
-                os.replace(Path(scratch, "log"), log_of(library))
-                os.replace(Path(scratch, "library.so"), library)
-            failure.unlink(missing_ok=True)
+                    os.replace(Path(scratch, "library.so"), library)
     except OSError as error:
         raise KernelError(
             f"{error.filename or folder}: {error.strerror}; ${FOLDER_VARIABLE} may name another cache folder"
@@ -191,36 +140,6 @@ def _compile(compiler: Compiler, scratch: Path, limit: float) -> None:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
         errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line)] or [line for line in lines if line]
         raise KernelError(f"{compiler.path}: {errors[0] if errors else f'ended with code {code}'}")
-
-
-@contextmanager
-def _locked(path: Path, limit: float) -> Iterator[None]:
-    """Hold the lock of a file, which the system releases when this process ends, however it ends."""
-    with open(path, "ab") as file:
-        end = time.monotonic() + limit
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise KernelError(f"{path}: another process has held this lock for {limit:.0f} s") from None
-                time.sleep(_POLL)
-            except OSError:  # a file system without locks: two builds do no harm
-                break
-        yield
-
-
-def _remove_leftovers(library: Path) -> None:
-    """Remove what killed builds of this library have left; call it with the lock held."""
-    for path in library.parent.glob(f"{library.stem}.*/"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _read(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8")
-    return ""
 
 
 def _sources() -> list[Path]:

@@ -1,4 +1,4 @@
-"""Every kernel at work on the shapes of a run: what `check` tests and `choice.measure` times.
+"""Every kernel at work on the shapes of a run: what `check` tests and benchmarks.gpu times.
 
 for case in cases(Shapes(samples=8), torch.device("cuda")):
     print(case.kernel, verify(case) or "agrees with PyTorch")
@@ -6,15 +6,16 @@ for case in cases(Shapes(samples=8), torch.device("cuda")):
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from common.errors import KernelError
 from training.kernels import library
-from training.kernels.adamw import adamw_, sum_of_squares
+from training.kernels.adamw import Hyper, adamw_, sum_of_squares
 from training.kernels.cross_entropy import backward_, statistics
 from training.kernels.gelu import bias_gelu
 from training.kernels.residual import add_dropout, add_dropout_norm
@@ -66,7 +67,7 @@ class Case:
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
-    """One case per kernel, in the order of `choice.KERNELS`."""
+    """One case per kernel, in the order of `library.KERNELS`."""
     for make in (_cross_entropy, _causal_softmax, _add_dropout, _add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
         yield make(shapes, device)
 
@@ -131,13 +132,13 @@ def _causal_softmax(shapes: Shapes, device: torch.device) -> Case:
 
 
 def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int]:
-    """x, branch, bias, weight, norm_bias, seed; and the bytes of x."""
+    """x, branch, weight, bias, seed; and the bytes of x."""
     form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), _dtype(shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
         random = _Random(device)
         inputs = [random.leaf(*form, dtype=dtype) for _ in range(2)]
-        vectors = [random.leaf(shapes.n_embd, dtype=dtype) for _ in range(3)]
+        vectors = [random.leaf(shapes.n_embd, dtype=dtype) for _ in range(2)]
         return (*inputs, *vectors, torch.tensor([1234, 0], device=device))
 
     return make, form[0] * form[1] * form[2] * dtype.itemsize
@@ -146,31 +147,27 @@ def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[
 def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
     make, size = _residual(shapes, device)
 
-    def some() -> tuple[Tensor, ...]:
-        x, branch, bias, *_, seed = make()
-        return x, branch, bias, seed
+    def forward(x: Tensor, branch: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        return (add_dropout(x, branch, shapes.dropout, others[-1]),)
 
-    def forward(x: Tensor, branch: Tensor, bias: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
-        return (add_dropout(x, branch, bias, shapes.dropout, seed),)
-
-    def plain(x: Tensor, branch: Tensor, bias: Tensor, _seed: Tensor) -> tuple[Tensor, ...]:
-        return (x + F.dropout(branch + bias, shapes.dropout),)
+    def plain(x: Tensor, branch: Tensor, *_others: Tensor) -> tuple[Tensor, ...]:
+        return (x + F.dropout(branch, shapes.dropout),)
 
     # x, branch, sum; gradient of the sum, of the branch
-    return Case("add_dropout", some, forward, 5 * size, plain=plain)
+    return Case("add_dropout", lambda: (*(inputs := make())[:2], inputs[-1]), forward, 5 * size, plain=plain)
 
 
 def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
     make, size = _residual(shapes, device)
 
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
-        x, branch, bias, weight, norm_bias, seed = inputs
-        return add_dropout_norm(x, branch, bias, shapes.dropout, seed, weight, norm_bias, 1e-5)
+        x, branch, weight, bias, seed = inputs
+        return add_dropout_norm(x, branch, shapes.dropout, seed, weight, bias, 1e-5)
 
     def plain(*inputs: Tensor) -> tuple[Tensor, ...]:
-        x, branch, bias, weight, norm_bias, _ = inputs
-        x = x + F.dropout(branch + bias, shapes.dropout)
-        return x, F.layer_norm(x, weight.shape, weight, norm_bias).to(branch.dtype)
+        x, branch, weight, bias, _ = inputs
+        x = x + F.dropout(branch, shapes.dropout)
+        return x, F.layer_norm(x, weight.shape, weight, bias)
 
     # x, branch, sum, normed; gradients of sum and normed, sum, gradients of x and branch
     return Case("add_dropout_norm", make, forward, 9 * size, plain=plain)
@@ -217,11 +214,8 @@ def _adamw(shapes: Shapes, device: torch.device) -> Case:
 
     def forward(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> tuple[Tensor, ...]:
         first, second, factor = moments
-        decays = [0.1] * len(sizes)
-        adamw_(
-            parameters, gradients, first, second, rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decays=decays,
-            step=10, factor=factor,
-        )  # fmt: skip
+        hyper = Hyper(rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, step=10)
+        adamw_(parameters, gradients, first, second, [0.1] * len(sizes), factor, hyper)
         return (*parameters, *first, *second)
 
     def peer(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> None:
@@ -270,3 +264,52 @@ def verify(case: Case) -> str:
                 f"result {index} differs from PyTorch's by {float(error):.2g}; its largest value is {float(size):.2g}"
             )
     return ""
+
+
+# ------------------------------------------------------------------------------------------------------------- timing
+
+_WARM_UP = 3
+
+
+class Row(TypedDict):
+    """The times of one kernel, forward and backward, in milliseconds."""
+
+    kernel: str
+    ours: float
+    eager: float
+    compile: float | None
+    """None: not compiled."""
+    bytes: int
+    """What must be read and written at least."""
+
+
+def measure(shapes: Shapes, device: torch.device, *, compiled: bool = True) -> list[Row]:
+    """Time each kernel, PyTorch and torch.compile on the shapes of a run. Raises KernelError if a kernel fails.
+
+    Takes about a minute, nearly all of it torch.compile's. `compiled=False` leaves that column out.
+    """
+    return [_time(case, compiled) for case in cases(shapes, device)]
+
+
+def _time(case: Case, compiled: bool) -> Row:
+    with library.using([case.kernel]):
+        ours = _milliseconds(runner(case, case.forward))
+    with library.using(()):
+        eager = _milliseconds(runner(case, case.forward))
+        if case.plain is not None:
+            eager = min(eager, _milliseconds(runner(case, case.plain)))
+        if case.peer is not None:
+            inputs, peer = case.make(), case.peer
+            eager = min(eager, _milliseconds(lambda: peer(*inputs)))
+        best = None
+        if compiled and case.peer is None:
+            forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.plain or case.forward, dynamic=False)
+            best = _milliseconds(runner(case, forward))
+    return {"kernel": case.kernel, "ours": ours, "eager": eager, "compile": best, "bytes": case.bytes}
+
+
+def _milliseconds(run: Callable[[], object]) -> float:
+    """The median of some runs, after others to warm up."""
+    for _ in range(_WARM_UP):
+        run()
+    return 1000 * float(Timer("run()", globals={"run": run}).blocked_autorange().median)  # waits for the device

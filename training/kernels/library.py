@@ -19,6 +19,16 @@ from common.console import warn
 from common.errors import KernelError
 from training.kernels.build import build, find_library, nvcc
 
+KERNELS = (
+    "cross_entropy", "causal_softmax", "add_dropout", "add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw"
+)  # fmt: skip
+"""Every kernel, by the name that its op asks for."""
+
+# Blocks of a sum over rows: five for each of an H100's 132 SMs, so many as run at once. The same on every device, so
+# that the order of a sum does not depend on it.
+_BLOCKS = 660
+_TILE_WIDTH, _TILE_HEIGHT = 256, 8  # of columns.cuh, where a thread takes eight columns
+
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as DISPATCH in csrc/common.cuh
 
 _libraries: dict[str, ctypes.CDLL] = {}
@@ -31,6 +41,29 @@ def dtype_code(dtype: torch.dtype) -> ctypes.c_int:
     if dtype not in _DTYPE_CODES:
         raise KernelError(f"no kernel takes {dtype}; they take float32, float16 and bfloat16")
     return ctypes.c_int(_DTYPE_CODES[dtype])
+
+
+def rows_of(x: Tensor) -> int:
+    """The rows of (…, C)."""
+    return x.numel() // x.shape[-1] if x.numel() else 0
+
+
+def strips(rows: int, columns: int) -> int:
+    """How many blocks share the rows of a sum over rows: the rows of its partial sums."""
+    tiles = max(1, -(-columns // _TILE_WIDTH))
+    return min(-(-rows // _TILE_HEIGHT), max(1, _BLOCKS // tiles))
+
+
+def check_columns(x: Tensor, *parameters: Tensor) -> None:
+    """Raise ValueError for a bias or weight that has not the size of x's last dimension, or another type."""
+    for parameter in parameters:
+        if parameter.shape != x.shape[-1:] or parameter.dtype != x.dtype:
+            raise ValueError(f"a bias or weight {form(parameter)} beside {form(x)}: must be ({x.shape[-1]},)")
+
+
+def form(tensor: Tensor) -> str:
+    """A tensor's type and shape, for messages."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def call(name: str, device: torch.device, *arguments: Tensor | int | float | ctypes.c_int | None) -> None:
@@ -104,7 +137,7 @@ def prepare(report: bool = True) -> str:
         return "no CUDA device"
     try:
         number = capability()
-        use_library(find_library([number]) or build(nvcc([number])))
+        use_library(find_library(number) or build(nvcc(number)))
     except KernelError as error:
         if report:
             warn(f"no CUDA kernels, PyTorch's operations are used instead: {error}")

@@ -39,7 +39,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def residual(x: Tensor, branch: Tensor, p: float) -> Tensor:
     """x + dropout(branch): (B, T, C) twice -> (B, T, C)."""
     if selected("add_dropout", x):
-        return add_dropout(x, branch, None, p, _seed(x, p))
+        return add_dropout(x, branch, p, _seed(x, p))
     return x + (F.dropout(branch, p) if p else branch)
 
 
@@ -48,7 +48,7 @@ def residual_norm(
 ) -> tuple[Tensor, Tensor]:
     """x + dropout(branch), and its LayerNorm: (B, T, C) twice, (C,) twice -> (B, T, C) twice."""
     if selected("add_dropout_norm", x):
-        return add_dropout_norm(x, branch, None, p, _seed(x, p), weight, bias, eps)
+        return add_dropout_norm(x, branch, p, _seed(x, p), weight, bias, eps)
     x = x + (F.dropout(branch, p) if p else branch)
     return x, F.layer_norm(x, weight.shape, weight, bias, eps)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
-from common.settings import Experiment, LogSettings
+from common.settings import LogSettings
 from training.parallel.collectives import all_gather
 
 
@@ -33,21 +33,24 @@ def check_boards(log: LogSettings, name: str) -> None:
         raise ConfigError(f"models.{name}.log.wandb is {log.wandb!r}, but wandb is not installed: pip install wandb")
 
 
-def open_boards(experiment: Experiment, name: str, folder: Path, iteration: int, *, on_rank0: bool) -> list[Board]:
+def open_boards(
+    log: LogSettings, name: str, folder: Path, iteration: int, config: Mapping[str, Any], *, on_rank0: bool
+) -> list[Board]:
     """Open the boards of the model `name`, which continues after `iteration`, on rank 0 (a collective call).
 
+    `config`: the settings that Weights & Biases shows.
     Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
     """
     boards: list[Board] = []
     problem = ""
-    if on_rank0 and experiment.log.tensorboard:
+    if on_rank0 and log.tensorboard:
         try:
             boards.append(TensorBoard(folder, iteration))
         except ImportError as error:
             warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
-    if on_rank0 and experiment.log.wandb:
+    if on_rank0 and log.wandb:
         try:
-            boards.append(WeightsAndBiases(folder, experiment, name))
+            boards.append(WeightsAndBiases(folder, log.wandb, name, config))
         except ConfigError as error:
             problem = str(error)
     if any(problems := all_gather(problem)):
@@ -86,7 +89,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """One run of a W&B project; MODEL_FOLDER/wandb.id keeps its id, so that a resumed run continues it."""
 
-    def __init__(self, folder: Path, experiment: Experiment, name: str) -> None:
+    def __init__(self, folder: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
         path = folder / "wandb.id"
@@ -94,12 +97,12 @@ class WeightsAndBiases:
             write_text(path, secrets.token_hex(4) + "\n")
         try:
             self._run: Any = wandb.init(
-                project=experiment.log.wandb,
+                project=project,
                 name=name,
                 id=path.read_text(encoding="utf-8").strip(),
                 resume="allow",
                 dir=folder,
-                config=experiment.model_dump(mode="json"),
+                config=dict(config),
             )
         except wandb.Error as error:
             problem = " ".join(str(error).split())

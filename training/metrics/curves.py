@@ -1,15 +1,16 @@
-"""Write a run's curves as CSV files, and format the lines of its log."""
+"""Write a run's curves as CSV files, add up the steps of a row, and format the lines of the log."""
 
 import csv
 import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common.errors import InputError
 from common.files import naming, read_rows, write_text
-from training.planning.flops import CONVENTION
+from training.planning.speed import CONVENTION
 
 TRAIN_COLUMNS = (
     "iteration",
@@ -24,7 +25,7 @@ TRAIN_COLUMNS = (
     "loss_scale",  # of the next step
     "skipped",  # steps since the previous row that were not taken
     "non_finite",  # steps since the previous row with a NaN or infinite loss or gradient
-    "tflops",  # per device, see training.planning.flops
+    "tflops",  # per device, see training.planning.speed
     "mfu",  # share of the device's peak; empty if the peak is not known
     "memory_mb",  # peak so far over all ranks
 )
@@ -33,17 +34,12 @@ START_COLUMNS = ("iteration", "time", "processes")  # of each start: the iterati
 
 
 class Curve:
-    """A CSV file that grows row by row. Opening it at `iteration` drops the rows that a resumed run will repeat.
-
-    The columns of an older version's file are kept, and new columns are empty in its rows.
-    """
+    """A CSV file that grows row by row. Opening it at `iteration` drops the rows that a resumed run will repeat."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], iteration: int) -> None:
-        rows = read_rows(path)
-        older = rows[0] if rows else {}
-        self.path, self.columns = path, (*columns, *(column for column in older if column not in columns))
+        self.path, self.columns = path, columns
         try:
-            kept = [row for row in rows if int(row["iteration"]) <= iteration]
+            kept = [row for row in read_rows(path) if int(row["iteration"]) <= iteration]
         except (KeyError, ValueError, TypeError):
             raise InputError(f"{path}: a row without an iteration; repair the file, or move it away") from None
         write_text(path, "".join([self._line(self.columns), *map(self._row, kept)]))
@@ -111,3 +107,48 @@ def _clock(seconds: float) -> str:
 def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
     """`time (ms) | forward: 1.23 | backward: 2.34`."""
     return " | ".join([head, *(f"{name}: {value:.{digits}f}" for name, value in figures.items())])
+
+
+class StepTotals:
+    """The steps since the last row. Every loss is kept, because a mean of partial sums would round differently.
+
+    The sums are saved with a checkpoint, so that the first row after a resume covers the same steps as in a run that
+    was never stopped.
+
+    grad_norm       of the last step that was taken, or of the last step if none was
+    skipped         steps that were not taken
+    non_finite      steps whose loss or gradient was NaN or infinite
+    """
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.grad_norm = math.nan
+        self.skipped = self.non_finite = 0
+
+    @property
+    def loss(self) -> float:
+        """Mean over the steps that were taken; NaN if none was."""
+        return fmean(self.losses) if self.losses else math.nan
+
+    def add(self, loss: float, grad_norm: float, taken: bool) -> None:
+        """Add one step."""
+        counts = taken and math.isfinite(loss)
+        if counts or not self.losses:
+            self.grad_norm = grad_norm
+        if counts:
+            self.losses.append(loss)
+        self.skipped += not taken
+        self.non_finite += not (math.isfinite(loss) and math.isfinite(grad_norm))
+
+    def state(self) -> dict[str, Any]:
+        """The sums for `restore` as JSON, which has no NaN; empty if there was no step."""
+        if not self.losses and not self.skipped and not self.non_finite:
+            return {}
+        norm = self.grad_norm if math.isfinite(self.grad_norm) else str(self.grad_norm)
+        return {"losses": list(self.losses), "grad_norm": norm, "skipped": self.skipped, "non_finite": self.non_finite}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        if state:
+            self.losses, self.grad_norm = [float(loss) for loss in state["losses"]], float(state["grad_norm"])
+            self.skipped, self.non_finite = state["skipped"], state["non_finite"]

@@ -1,6 +1,6 @@
 """Reports a training run: log lines, curves, progress.
 
-    with MetricsLogger(folder, "tiny", experiment, world, timers) as logger:
+    with MetricsLogger(folder, "tiny", train, model, world, timers) as logger:
         logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)     # after every step
         logger.report(iteration, consumed_samples, loss_scale)                      # every log_interval
         logger.report_validation(iteration, consumed_samples, loss)
@@ -12,7 +12,7 @@ and a progress bar on stderr if that is a terminal.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,25 +24,24 @@ import torch.distributed as dist
 from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
-from common.settings import Experiment
+from common.settings import ModelSettings, TrainSettings
 from training.evaluation.scoring import perplexity
-from training.metrics.boards import Board, open_boards
+from training.launch.process_group import World
+from training.metrics.boards import Board
 from training.metrics.curves import (
     START_COLUMNS,
     TRAIN_COLUMNS,
     VALID_COLUMNS,
     Curve,
+    StepTotals,
     early_line,
     figures_line,
     log_line,
 )
-from training.metrics.memory import memory
-from training.metrics.peak import peak_tflops
-from training.metrics.step_totals import StepTotals
+from training.metrics.device import memory
 from training.metrics.timers import PARTS, Timers
 from training.parallel.collectives import all_gather
-from training.parallel.process_group import World
-from training.planning.flops import CONVENTION, flops_per_token
+from training.planning.speed import CONVENTION, flops_per_token
 from training.precision import precision_type
 
 _EARLY = {digit * 10**power for digit in (1, 2, 5) for power in range(1, 7)}
@@ -51,29 +50,29 @@ _EARLY = {digit * 10**power for digit in (1, 2, 5) for power in range(1, 7)}
 class MetricsLogger:
     """The figures of the steps since the last report, and where reports go.
 
-    `iteration` and `state` are those of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
-    the model folder is still this job's; nothing is written there otherwise.
+    `peak` is the device's in TFLOP/s, 0 if it is not known; `iteration` and `state` are those of the checkpoint that
+    the run resumes from. `may_write` says on rank 0 whether the model folder is still this job's; nothing is written
+    there otherwise.
     """
 
     def __init__(
         self,
         folder: Path,
         name: str,
-        experiment: Experiment,
+        train: TrainSettings,
+        model: ModelSettings,
         world: World,
         timers: Timers,
+        peak: float = 0,
+        boards: Sequence[Board] = (),
         iteration: int = 0,
         state: Mapping[str, Any] | None = None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
-        self._train, self._seq_len = experiment.train, experiment.model.seq_len
-        self._world, self._timers = world, timers
-        self._flops, self._peak = (
-            flops_per_token(experiment.model),
-            peak_tflops(world.device, experiment.train.precision, experiment.log.peak_tflops),
-        )
-        self._boards: list[Board] = open_boards(experiment, name, folder, iteration, on_rank0=self.on_rank0)
+        self._train, self._seq_len = train, model.seq_len
+        self._world, self._timers, self._boards = world, timers, list(boards)
+        self._flops, self._peak = flops_per_token(model), peak
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
         if self.on_rank0:

@@ -1,7 +1,5 @@
 """Whole tensors and the shards that a process holds, for plain tensors and DTensors alike."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -18,16 +16,18 @@ def copy_shard_(target: Tensor, whole: Tensor) -> None:
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
-    if isinstance(target, DTensor):
-        sizes, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-        whole = whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    sizes, offsets = shard_place(target)
+    whole = whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
     with torch.no_grad():
         local_shard(target).copy_(whole)
 
 
-def full_tensor(tensor: Any) -> Tensor:
-    """The whole value of a DTensor (a collective call), or the tensor itself."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def shard_place(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and offset of this process's shard in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape), (0,) * tensor.dim()
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(shape), tuple(offset)
 
 
 def local_shard(tensor: Tensor) -> Tensor:

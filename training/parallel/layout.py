@@ -7,22 +7,22 @@
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from common.settings import Experiment, ParallelSettings
-from training.logits_memory import loss_parts
+from common.settings import Experiment, ModelSettings, ParallelSettings, TrainSettings
 from training.loss import LossHead
 from training.model import GPT2, initial_value
 from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, true_shape
 from training.parallel.pipeline import Stage
-from training.parallel.recompute import recompute
-from training.parallel.stages import stage_layers
+from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers, with_padded_vocabulary
 from training.parallel.tensor_parallel import plain_parameters, split_matrices
-from training.parallel.vocabulary import padded_vocab_size, with_padded_vocabulary
 from training.precision import precision_type
 
 
@@ -41,22 +41,23 @@ def coordinates(mesh: DeviceMesh | None) -> tuple[int, int, int]:
     return mesh.get_local_rank("pp"), mesh.get_local_rank("dp"), mesh.get_local_rank("tp")
 
 
-def parallelize(stage: Stage, mesh: DeviceMesh | None, experiment: Experiment, device: torch.device) -> None:
+def parallelize(
+    stage: Stage, mesh: DeviceMesh | None, parallel: ParallelSettings, train: TrainSettings, device: torch.device
+) -> None:
     """Apply the layout to a pipeline stage in place, from the innermost part outwards."""
-    parallel, blocks = experiment.parallel, list(stage.model.h.values())
+    blocks = list(stage.model.h.values())
     if mesh is not None and parallel.tensor > 1:
         split_matrices(stage.model, mesh["tp"], parallel.sequence_parallel)
-    if experiment.train.recompute != "none":
+    if train.recompute != "none":
         for block in blocks:
-            recompute(block, experiment.train.recompute)
-    compile_stage(stage, compile_mode(experiment, device))
+            recompute(block, train.recompute)
+    compile_stage(stage, compile_mode(train.compile, device))
     if mesh is not None and parallel.data > 1:
         apply_data_parallel(stage, blocks, mesh["dp"], parallel, stage.model.dtype)
 
 
-def compile_mode(experiment: Experiment, device: torch.device) -> str:
-    """none, blocks or model."""
-    mode = experiment.train.compile
+def compile_mode(mode: str, device: torch.device) -> str:
+    """none, blocks or model, for `train.compile`."""
     return mode if mode != "auto" else "blocks" if device.type == "cuda" else "none"
 
 
@@ -86,13 +87,12 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
     setattr(owner, name, method)
 
 
-def loss_chunks(experiment: Experiment, device: torch.device) -> int:
-    """The number of parts in which the loss is computed."""
-    rows = padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor) // experiment.parallel.tensor
-    tokens = experiment.train.micro_batch_size * experiment.model.seq_len
-    element = precision_type(experiment.train.precision, device).itemsize
+def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device: torch.device) -> int:
+    """The number of parts in which the loss is computed, over so many tensor-parallel ranks."""
+    rows = padded_vocab_size(model.vocab_size, tensor) // tensor
+    logits = train.micro_batch_size * model.seq_len * rows * precision_type(train.precision, device).itemsize
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    return loss_parts(experiment.train.loss, tokens * rows * element, memory)
+    return loss_parts(train.loss, logits, memory)
 
 
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
@@ -101,18 +101,19 @@ def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.d
     Stages are built on the meta device; each parameter is then initialised whole and sharded. So no process ever holds
     more than its share of the model plus one parameter, and the values are the same in every layout.
     """
-    parallel, vocab_size = experiment.parallel, experiment.model.vocab_size
+    parallel, train, vocab_size = experiment.parallel, experiment.train, experiment.model.vocab_size
+    chunks = loss_chunks(train, experiment.model, parallel.tensor, device)
     layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
     padded = with_padded_vocabulary(experiment.model, parallel.tensor)
     pipeline_rank, *_ = coordinates(mesh)
     stages = []
     for index in range(pipeline_rank, len(layers), parallel.pipeline):
         with torch.device("meta"):
-            model = GPT2(padded, precision_type(experiment.train.precision, device))
-            head: nn.Module = LossHead(vocab_size, loss_chunks(experiment, device))
+            model = GPT2(padded, precision_type(train.precision, device))
+            head: nn.Module = LossHead(vocab_size, chunks)
             model.head = head  # type: ignore[assignment]
             stage = Stage(model, layers[index], index == 0, index == len(layers) - 1)
-        parallelize(stage, mesh, experiment, device)
+        parallelize(stage, mesh, parallel, train, device)
         stage.to_empty(device="cpu" if parallel.offload else device)
         with torch.no_grad():
             for name, parameter in stage.model.named_parameters():
@@ -125,3 +126,40 @@ def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.d
 def named_parameters(stages: list[Stage]) -> dict[str, nn.Parameter]:
     """This process's parameters by their names in the whole model."""
     return {name: parameter for stage in stages for name, parameter in stage.model.named_parameters()}
+
+
+_aten = torch.ops.aten
+_SAVED = frozenset(
+    {  # results of matrix products and attention: most of the work, little of the memory
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops._c10d_functional.all_reduce.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    }
+)
+
+
+def _policy(_context: object, operator: object, *_arguments: object, **_options: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def recompute(block: nn.Module, kind: str) -> None:
+    """Make a layer recompute its activations in the backward pass, in place (Chen et al. 2016).
+
+    `selective`: all except _SAVED; `full`: everything.
+    """
+    options: dict[str, Any] = {}
+    if kind == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    original = block.forward
+
+    def forward(*inputs: Tensor) -> Tensor:
+        out: Tensor = checkpoint(original, *inputs, use_reentrant=False, **options)
+        return out
+
+    # replaces the method instead of wrapping the module, which would rename the parameters
+    setattr(block, "forward", forward)  # noqa: B010

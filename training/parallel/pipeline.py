@@ -1,6 +1,6 @@
 """Pipeline parallelism: which layers a process holds, and the schedule of its micro-batches.
 
-    pipeline = Pipeline(stages, experiment, mesh, device)
+    pipeline = Pipeline(stages, parallel, (micro, seq_len, n_embd), accumulation, mesh, device)
     loss = pipeline.run(batches, factor, train=True)
 
 A stage holds consecutive layers of a GPT-2; the first one also embeds, the last one computes the loss. The schedules
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from common.settings import Experiment
+from common.settings import ParallelSettings
 from training.dataset.batches import Batch
 from training.model import GPT2
 
@@ -53,12 +53,19 @@ class Stage(nn.Module):
 class Pipeline:
     """Runs the stages of all processes together: `run` is a collective call over the `pp` axis."""
 
-    def __init__(self, stages: Sequence[Stage], experiment: Experiment, mesh: DeviceMesh, device: torch.device) -> None:
-        parallel, rank = experiment.parallel, mesh.get_local_rank("pp")
-        micro, slices = experiment.train.micro_batch_size, parallel.tensor if parallel.sequence_parallel else 1
-        tokens = torch.empty(micro, experiment.model.seq_len, dtype=torch.long, device="meta")
-        shape = (micro, experiment.model.seq_len // slices, experiment.model.n_embd)
-        hidden = torch.empty(shape, dtype=stages[0].model.dtype, device="meta", requires_grad=True)
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        parallel: ParallelSettings,
+        shape: tuple[int, int, int],
+        accumulation: int,
+        mesh: DeviceMesh,
+        device: torch.device,
+    ) -> None:
+        B, T, C = shape  # of the activations of a micro-batch
+        rank, slices = mesh.get_local_rank("pp"), parallel.tensor if parallel.sequence_parallel else 1
+        tokens = torch.empty(B, T, dtype=torch.long, device="meta")
+        hidden = torch.empty(B, T // slices, C, dtype=stages[0].model.dtype, device="meta", requires_grad=True)
         parts = [
             PipelineStage(
                 stage,
@@ -75,7 +82,7 @@ class Pipeline:
         self._factor: Tensor | float = 1.0
         self._zero = torch.zeros((), device=device)
         options: dict[str, Any] = {
-            "n_microbatches": experiment.accumulation,
+            "n_microbatches": accumulation,
             "loss_fn": lambda loss, _targets: loss.sum() * self._factor,
             "scale_grads": False,
         }

@@ -3,12 +3,18 @@
 After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter is a DTensor, so that
 gradient norms and checkpoints see one whole model. The modules compute with this rank's shards, which are plain
 tensors: kernels can take them, and torch.compile and recompute see plain operations and collectives.
+
+Between the split matrices, every rank holds the same activations or, with sequence parallelism, its slice of the
+sequence. `enter` (before a matrix split by rows) and `leave` (after one split by columns) are each other's gradient:
+the f and g of Shoeybi et al., figure 3, or those of Korthikanti et al., figure 5. They call the collectives of
+torch.compile, which a graph may hold.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -16,21 +22,100 @@ from torch.nn import functional as F
 
 from training.kernels import ops
 from training.loss import LossHead, Vocabulary
-from training.model import ResidualNorm
+from training.model import GeluLinear, LayerNorm, Linear, ResidualNorm
 from training.parallel.dtensor import local_shard
-from training.parallel.tensor_regions import TensorRanks, enter, leave
-from training.parallel.vocabulary import padded_vocab_size
+from training.parallel.sizes import padded_vocab_size
+from training.tensors import leaf_of
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
+_collectives = torch.ops._c10d_functional
+
+
+class TensorRanks(NamedTuple):
+    """A tensor-parallel group, and this process in it."""
+
+    group: "GroupName"
+    size: int
+    rank: int
+    slices: bool
+    """Sequence parallelism: activations outside the split matrices are slices of the sequence."""
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh, sequence_parallel: bool) -> "TensorRanks":
+        """The group of a mesh with one axis."""
+        return cls(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), sequence_parallel)
+
+
+def enter(x: Tensor, ranks: TensorRanks) -> Tensor:
+    """(B, T or T / ranks, C) -> (B, T, C)."""
+    entered: Tensor = _Enter.apply(x, ranks)  # type: ignore[no-untyped-call]
+    return entered
+
+
+def leave(x: Tensor, ranks: TensorRanks) -> Tensor:
+    """(B, T, C) -> their sum over the ranks, (B, T or T / ranks, C)."""
+    left: Tensor = _Leave.apply(x, ranks)  # type: ignore[no-untyped-call]
+    return left
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks
+        return _gather(x, ranks) if ranks.slices else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradients[0], ctx.ranks), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks
+        return _sum(x, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradients[0], ctx.ranks) if ctx.ranks.slices else gradients[0], None
+
+
+def _sum(x: Tensor, ranks: TensorRanks) -> Tensor:
+    """(B, T, C) -> the sum over the ranks, whole or this rank's slice of the sequence."""
+    if not ranks.slices:
+        return _wait(_collectives.all_reduce(x.contiguous(), "sum", ranks.group))
+    B, T, C = x.shape
+    slices = x.reshape(B, ranks.size, T // ranks.size, C).transpose(0, 1)  # (B, T, C) -> (ranks, B, T / ranks, C)
+    return _wait(_collectives.reduce_scatter_tensor(slices.flatten(0, 1), "sum", ranks.size, ranks.group))
+
+
+def _gather(x: Tensor, ranks: TensorRanks) -> Tensor:
+    """(B, T / ranks, C) -> (B, T, C)."""
+    slices = _wait(_collectives.all_gather_into_tensor(x.contiguous(), ranks.size, ranks.group))
+    slices = slices.view(ranks.size, *x.shape)  # (ranks * B, T / ranks, C) -> (ranks, B, T / ranks, C)
+    return slices.transpose(0, 1).flatten(1, 2)  # (B, T, C)
+
+
+def _wait(x: Tensor) -> Tensor:
+    done: Tensor = _collectives.wait_tensor(x)
+    return done
+
+
+# ------------------------------------------------------------------------------------------------------ split modules
 
 
 class _Split(nn.Module):
     """A module of the model whose parameters are distributed over `mesh`."""
 
-    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks, **placements: Placement) -> None:
+    def __init__(self, whole: nn.Module, name: str, mesh: DeviceMesh, ranks: TensorRanks) -> None:
         super().__init__()
         self.ranks = ranks
-        for name, parameter in whole.named_parameters():
-            rows = distribute_tensor(parameter.detach(), mesh, [placements.get(name, Replicate())])
-            self.register_parameter(name, nn.Parameter(rows))
+        for kind, parameter in whole.named_parameters():
+            dim = leaf_of(f"{name}.{kind}").split
+            placement: Placement = Replicate() if dim is None else Shard(dim)
+            self.register_parameter(kind, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [placement])))
 
     def shard(self, name: str) -> Tensor:
         """This rank's shard of a parameter.
@@ -61,9 +146,6 @@ def plain_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
 class ColumnLinear(_Split):
     """A Linear whose outputs are split over the ranks."""
 
-    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
-        super().__init__(whole, mesh, ranks, weight=Shard(0), bias=Shard(0))
-
     def forward(self, x: Tensor) -> Tensor:
         """(B, T or T / ranks, in) -> (B, T, out / ranks)."""
         return F.linear(enter(x, self.ranks), self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype))
@@ -80,9 +162,6 @@ class ColumnGeluLinear(ColumnLinear):
 class RowLinear(_Split):
     """A Linear whose inputs are split over the ranks."""
 
-    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
-        super().__init__(whole, mesh, ranks, weight=Shard(1))
-
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, in / ranks) -> (B, T or T / ranks, out)."""
         return leave(F.linear(x, self.shard("weight").to(x.dtype)), self.ranks) + self.shard("bias").to(x.dtype)
@@ -91,8 +170,8 @@ class RowLinear(_Split):
 class SplitLayerNorm(_Split):
     """A LayerNorm of activations outside the split matrices."""
 
-    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
-        super().__init__(whole, mesh, ranks)
+    def __init__(self, whole: nn.Module, name: str, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, name, mesh, ranks)
         self.eps = cast(nn.LayerNorm, whole).eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,8 +183,8 @@ class SplitLayerNorm(_Split):
 class SplitResidualNorm(SplitLayerNorm):
     """A ResidualNorm of activations outside the split matrices."""
 
-    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
-        super().__init__(whole, mesh, ranks)
+    def __init__(self, whole: nn.Module, name: str, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, name, mesh, ranks)
         self.dropout = cast(ResidualNorm, whole).dropout
 
     def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -127,9 +206,6 @@ class Positions(_Split):
 
 class VocabParallelEmbedding(_Split):
     """The token embedding: each rank looks up the tokens in its rows, and the results are summed."""
-
-    def __init__(self, whole: nn.Module, mesh: DeviceMesh, ranks: TensorRanks) -> None:
-        super().__init__(whole, mesh, ranks, weight=Shard(0))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T or T / ranks, C)."""
@@ -155,24 +231,24 @@ class VocabParallelLoss(LossHead):
         return super().forward(enter(x, self.ranks), local_shard(weight), targets)
 
 
-_PARTS: dict[str, Callable[[nn.Module, DeviceMesh, TensorRanks], _Split]] = {
-    "wte": VocabParallelEmbedding,
-    "wpe": Positions,
-    "ln_1": SplitLayerNorm,
-    "c_attn": ColumnLinear,  # rows [head, (q, k, v), dim]: heads stay whole
-    "c_fc": ColumnGeluLinear,
-    "c_proj": RowLinear,  # of attention and of the MLP
-    "ln_2": SplitResidualNorm,
-    "ln_f": SplitLayerNorm,
+_SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {
+    (nn.Embedding, 0): VocabParallelEmbedding,
+    (nn.Embedding, None): Positions,
+    (LayerNorm, None): SplitLayerNorm,
+    (ResidualNorm, None): SplitResidualNorm,
+    (Linear, 0): ColumnLinear,
+    (GeluLinear, 0): ColumnGeluLinear,
+    (Linear, 1): RowLinear,
 }
+"""What takes the place of a module, by its type and by how `training.tensors` splits its weight."""
 
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Split a GPT-2, or one pipeline stage of it, over the ranks of `mesh`, in place."""
     ranks = TensorRanks.of(mesh, sequence_parallel)
     for name, module in list(model.named_modules()):
-        part = name.rpartition(".")[2]
-        if part in _PARTS:
-            model.set_submodule(name, _PARTS[part](module, mesh, ranks))
-        elif isinstance(module, LossHead):
+        if isinstance(module, LossHead):
             model.set_submodule(name, VocabParallelLoss(module, ranks))
+        elif type(module) in {kind for kind, _ in _SPLIT}:
+            split = _SPLIT[type(module), leaf_of(f"{name}.weight").split]
+            model.set_submodule(name, split(module, name, mesh, ranks))

@@ -1,12 +1,58 @@
-"""A layout: everything about a step that the planner may choose, and nothing that changes what is learnt."""
+"""What is planned: a workload, the layouts it may have, what is asked, and the terms that predictions consist of."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from common.settings import Experiment, ParallelSettings
+from common.settings import Experiment, ModelSettings, ParallelSettings
+from training.planning.machines import Machine
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and the settings of its steps that change memory or time."""
+
+    model: ModelSettings
+    """With its true vocabulary."""
+    precision: str
+    """Of products and activations: float32, bfloat16 or float16."""
+    compiled: bool
+    """Layers, embedding and loss are compiled."""
+    loss: str = "auto"
+    """train.loss."""
+
+    @classmethod
+    def of(cls, experiment: Experiment, machine: Machine) -> Self:
+        """The workload of an experiment on a machine: `auto` depends on it."""
+        train = experiment.train
+        precision = machine.precision if train.precision == "auto" else train.precision
+        compiled = machine.device == "cuda" if train.compile == "auto" else train.compile != "none"
+        return cls(experiment.model, precision, compiled, train.loss)
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation."""
+        return 4 if self.precision == "float32" else 2
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is given; everything else is searched for."""
+
+    gpus: int
+    global_batch_size: int
+    """Samples per step."""
+    at_most: bool = False
+    """The global batch size is an upper limit."""
+    micro_batch_size: int = 0
+    """0: any."""
 
 
 class Layout(NamedTuple):
-    """How the samples of one optimiser step are spread over GPUs and time; names as in the configuration."""
+    """How the samples of one optimiser step are spread over GPUs and time; names as in the configuration.
+
+    Everything that the planner may choose, and nothing that changes what is learnt.
+    """
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -38,25 +84,60 @@ class Layout(NamedTuple):
         return self.micro_batch_size * self.accumulation * self.data
 
     @property
-    def stages(self) -> int:
-        """Pipeline stages of the model."""
-        return self.pipeline * self.virtual_stages
+    def parallel(self) -> ParallelSettings:
+        """The configuration's section `parallel`."""
+        values = self._asdict()
+        return ParallelSettings.model_validate(
+            {key: values[key] for key in values if key in ParallelSettings.model_fields}
+        )
 
     def keys(self) -> dict[str, dict[str, Any]]:
-        """The configuration keys that give this layout: `parallel` and `train`; defaults are left out."""
-        values, defaults = self._asdict(), Layout._field_defaults
-        parallel = {key: values[key] for key in ParallelSettings.model_fields if key in values}
-        return {
-            "parallel": {key: value for key, value in parallel.items() if value != defaults[key]},
-            "train": {
-                "micro_batch_size": self.micro_batch_size,
-                "global_batch_size": self.global_batch_size,
-                "recompute": self.recompute,
-            },
-        }
+        """The keys `parallel` and `train` of this layout, defaults too, so that they replace those of another."""
+        batch = ("micro_batch_size", "global_batch_size", "accumulation", "recompute")
+        return {"parallel": self.parallel.model_dump(mode="json"), "train": {key: getattr(self, key) for key in batch}}
 
     def apply(self, experiment: Experiment) -> Experiment:
         """The experiment in this layout."""
         raw, keys = experiment.model_dump(), self.keys()
         train = {**raw["train"], **keys["train"], "accumulation": 0}
         return Experiment.model_validate({**raw, "parallel": keys["parallel"], "train": train})
+
+    def __str__(self) -> str:
+        """`tp 8, pp 4 x 2, dp 8, ZeRO 1, batch 1 x 64, full recompute`; what is off is left out."""
+        virtual = f" x {self.virtual_stages}" * (self.virtual_stages > 1)
+        parts = [
+            f"tp {self.tensor}" * (self.tensor > 1),
+            f"pp {self.pipeline}{virtual}" * (self.pipeline > 1),
+            f"dp {self.data}" * (self.data > 1),
+            f"ZeRO {self.zero_stage}" * (self.zero_stage > 0),
+            "offload" * self.offload,
+            f"batch {self.micro_batch_size} x {self.accumulation}",
+            f"{self.recompute} recompute" * (self.recompute != "none"),
+        ]
+        return ", ".join(filter(None, parts))
+
+
+class Term(NamedTuple):
+    """One summand of a prediction."""
+
+    part: str
+    """The part of the memory or of the time that it belongs to."""
+    value: float
+    """Bytes, or seconds."""
+    name: str
+    """What it is, in a few words."""
+    formula: str
+    """In the symbols of docs/planning.md."""
+
+
+def total(terms: Iterable[Term]) -> float:
+    """Bytes, or seconds."""
+    return sum(term.value for term in terms)
+
+
+def by_part(terms: Iterable[Term]) -> dict[str, float]:
+    """The sum of each part, in the order of first appearance."""
+    parts: dict[str, float] = {}
+    for term in terms:
+        parts[term.part] = parts.get(term.part, 0.0) + term.value
+    return parts

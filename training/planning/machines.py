@@ -1,25 +1,31 @@
-"""Kinds of GPUs, and the machines that are planned for.
+"""Kinds of GPUs, and the machines that are planned for: GPUs by their kind, those that torch sees, or CPUs.
 
     h100s = machine("h100", settings.cluster.gpus, per_node=8)
-    laptop = cpu_machine(processes=2, memory=16 * GIB, flops=200e9)
+    laptop = this_cpu(processes=2, threads=1)
+    found = machine_of_job(experiment, cluster)      # before a job is submitted; None: only the job can know
 
 The kinds stand in machines.yaml beside this file; `cluster.gpus` adds others or replaces them.
 """
 
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import psutil
 import yaml
 
 from common.errors import ConfigError
-from common.settings import GpuSettings, closest
+from common.settings import ClusterSettings, Experiment, GpuSettings, closest
+from common.workers import available_cpus
 
 GIB = 2**30
 UNKNOWN = "unknown"
 """The name of a GPU of no known kind: its memory is known, its speed is not."""
+_USUAL_CORE = 5e10  # FLOP/s in float32; only the order of layouts depends on it
 _CPU_MEMORY, _CPU_NODE, _CPU_NETWORK = 10, 5, 1  # GB/s per process: main memory, gloo on one machine, 10 Gb/s Ethernet
 
 
@@ -64,16 +70,6 @@ def known_gpus() -> Mapping[str, GpuSettings]:
     return {name: GpuSettings.model_validate(values) for name, values in yaml.safe_load(text).items()}
 
 
-def find_gpu(name: str, own: Mapping[str, GpuSettings]) -> GpuSettings:
-    """A kind of GPU by its name; `own` are those of the configuration. Raises ConfigError that names the closest."""
-    kinds = {**known_gpus(), **own}
-    if name not in kinds:
-        alike = " or ".join(repr(kind) for kind in kinds if kind.startswith(name.lower()))
-        hint = f" (did you mean {alike}?)" if alike else closest(name, kinds)
-        raise ConfigError(f"no GPU kind {name!r}{hint}; known: {', '.join(kinds)}; describe another under cluster.gpus")
-    return kinds[name]
-
-
 def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str, GpuSettings] | None:
     """The kind of a device by the name that its driver reports; None if it is not known.
 
@@ -81,37 +77,24 @@ def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str
     """
     if " MIG " in device_name:
         return None
-    for name, gpu in {**own, **{name: gpu for name, gpu in known_gpus().items() if name not in own}}.items():
+    for name, gpu in {**own, **known_gpus(), **own}.items():
         if any(re.search(pattern, device_name) for pattern in gpu.device_names):
             return name, gpu
     return None
 
 
-def machine(
-    name: str,
-    own: Mapping[str, GpuSettings],
-    per_node: int = 0,
-    memory_bytes: int | None = None,
-    peak_tflops: float | None = None,
-) -> Machine:
-    """Nodes of `per_node` GPUs (0: as usual for the kind) of the kind `name`.
+def machine(name: str, own: Mapping[str, GpuSettings], per_node: int = 0) -> Machine:
+    """Nodes of `per_node` GPUs (0: as usual for the kind) of the kind `name`; `own` kinds are the configuration's.
 
-    `memory_bytes` and `peak_tflops`, that of half-precision products where the kind has them, replace the kind's. With
-    both, `name` may be empty: everything else is then the known kind's with the nearest peak. Raises ConfigError.
+    Raises ConfigError that names the closest kind.
     """
-    if not name and not (memory_bytes and peak_tflops):
-        raise ConfigError("no kind of GPU: give one with --gpu, or both --gpu-memory and --peak-tflops")
-    gpu = find_gpu(name or _nearest(peak_tflops or 0), own)
-    if peak_tflops:
-        key = next((key for key in ("bfloat16_tflops", "float16_tflops") if getattr(gpu, key)), "float32_tflops")
-        gpu = gpu.model_copy(update={key: peak_tflops})
-    memory = memory_bytes or round(gpu.memory_gib * GIB)
-    return Machine(name or "custom", memory, gpu, per_node or gpu.gpus_per_node)
-
-
-def _nearest(peak_tflops: float) -> str:
-    kinds = {name: gpu.bfloat16_tflops or gpu.float16_tflops for name, gpu in known_gpus().items()}
-    return min(kinds, key=lambda name: max(kinds[name] / peak_tflops, peak_tflops / kinds[name]))
+    kinds = {**known_gpus(), **own}
+    if name not in kinds:
+        alike = " or ".join(repr(kind) for kind in kinds if kind.startswith(name.lower()))
+        hint = f" (did you mean {alike}?)" if alike else closest(name, kinds)
+        raise ConfigError(f"no GPU kind {name!r}{hint}; known: {', '.join(kinds)}; describe another under cluster.gpus")
+    gpu = kinds[name]
+    return Machine(name, round(gpu.memory_gib * GIB), gpu, per_node or gpu.gpus_per_node)
 
 
 def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
@@ -127,3 +110,74 @@ def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
         source="an assumed core, and bandwidths of a usual server",
     )
     return Machine("cpu", share, gpu, processes)
+
+
+def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
+    """Processes of a job: as many as its layout has; with `auto`, as many as were asked for, or one node."""
+    return experiment.world_size or cluster.gpus_per_node or cluster.tasks_per_node
+
+
+def judges_this_machine(cluster: ClusterSettings) -> bool:
+    """Whether jobs run on the CPUs of this machine."""
+    return cluster.executor == "local" and not cluster.gpus_per_node
+
+
+def machine_of_job(experiment: Experiment, cluster: ClusterSettings) -> Machine | None:
+    """The machine that a job of this experiment will run on; None if only the job can know.
+
+    Raises ConfigError if `cluster.gpu` is not a known kind.
+    """
+    if cluster.gpus_per_node:
+        return machine(cluster.gpu, cluster.gpus, cluster.gpus_per_node) if cluster.gpu else None
+    tasks = min(processes_of(experiment, cluster), cluster.tasks_per_node)
+    if cluster.executor == "local":
+        return this_cpu(tasks, cluster.cpus_per_task)
+    memory = cluster.mem_gb_per_task * tasks * GIB  # Slurm's G
+    return cpu_machine(tasks, memory, _USUAL_CORE * tasks * (cluster.cpus_per_task or 1)) if memory else None
+
+
+def this_cpu(processes: int, threads: int = 0, env: Mapping[str, str] = os.environ) -> Machine:
+    """This machine's CPUs, shared by the processes of a job with `threads` each; 0: an equal share of all cores."""
+    cores = max(available_cpus(), int(env.get("SLURM_CPUS_ON_NODE") or 0))  # srun may grant a process its own alone
+    used = min(cores, processes * threads) if threads else cores
+    return cpu_machine(processes, available_memory(env), _USUAL_CORE * used)
+
+
+def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_node: int) -> Machine:
+    """GPUs by the name and the bytes that torch reports; of no known kind, the one of the most similar memory."""
+    known = gpu_of_device(device_name, own)
+    similar = min(known_gpus().items(), key=lambda item: abs(item[1].memory_gib * GIB - memory))
+    name = known[0] if known else similar[0]
+    found = machine(name, own if known else {}, per_node)
+    return replace(found, memory=memory, name=found.name if known else UNKNOWN)
+
+
+def available_memory(env: Mapping[str, str] = os.environ) -> int:
+    """Bytes that the processes of a job may use on this machine, whoever uses them now: the physical memory, or less if
+    a control group or Slurm limits it."""
+    limits = [psutil.virtual_memory().total, *_cgroup_limits(), *_slurm_limits(env)]
+    return min(limit for limit in limits if limit > 0)
+
+
+def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """The limits of this process's control groups and those above it, of version 2 (`0::PATH`) and 1."""
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            folder, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            group = folder / path.lstrip("/")  # inside a container, only the parents may exist
+            for place in (group, *group.parents):
+                if place.is_relative_to(folder):
+                    with suppress(OSError, ValueError):  # "max"
+                        yield int((place / name).read_text())
+
+
+def _slurm_limits(env: Mapping[str, str]) -> Iterator[int]:
+    """What Slurm granted to this job on this node, in MB; 0 stands for all of it."""
+    if "SLURM_JOB_ID" in env:
+        with suppress(ValueError):
+            yield int(env.get("SLURM_MEM_PER_NODE", "0")) << 20
+        with suppress(ValueError):
+            yield int(env.get("SLURM_MEM_PER_CPU", "0")) * int(env.get("SLURM_CPUS_ON_NODE", "0")) << 20

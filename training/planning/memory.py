@@ -3,98 +3,284 @@
     terms = memory_terms(workload, layout, machine)
     total(terms) < FEASIBLE * machine.memory
 
-The terms are those of the fullest GPU at its worst moment of a step (training/planning/moments.py), and what PyTorch,
-CUDA and NCCL take beside it. tests/training/planning compares them with the trainer's steps.
+The terms are those of the fullest GPU at its peak, and what PyTorch, CUDA and NCCL take beside it. The peak is the
+largest of a step's phases: activations shrink during the backward pass while gradients grow. They are counted as the
+trainer's modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
+
+Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
+parallelism, else 1. docs/planning.md has all.
 """
 
-from training.planning.layout import Layout
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from common.settings import ModelSettings
+from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers
+from training.planning.layout import Layout, Term, Workload
 from training.planning.machines import GIB, Machine
-from training.planning.moments import Case, Fixed, Moment, size, worst_moment
-from training.planning.terms import Term
-from training.planning.workload import Workload
+from training.tensors import LAYER_LEAVES, ROOT_LEAVES, Sizes
 
-MIB = 2**20
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits and loss", "communication", "context")
-FEASIBLE, TIGHT = 0.80, 0.92  # shares of the memory: below the first a layout fits, from the second on it does not
 
-CUDA_CONTEXT = 0.5 * GIB  # driver and loaded kernels
-CUBLAS_WORKSPACE = 32 * MIB  # PyTorch's on Hopper; 8 MiB before
-COMMUNICATOR = 0.2 * GIB  # NCCL's channels, per axis with more than one rank
-FRAGMENTATION = 0.03  # of what PyTorch's allocator hands out, with expandable segments
-CPU_FRAGMENTATION = 0.25  # of what is allocated: glibc keeps freed memory
-PYTHON = 0.35 * GIB  # a process with torch loaded, and no GPU
-UNPROVEN = "an estimate until a GPU has been measured"
+_CUDA_CONTEXT = 0.5 * GIB  # driver and loaded kernels: an estimate until a GPU has been measured
+_COMMUNICATOR = 0.2 * GIB  # NCCL's channels, per axis with more than one rank: an estimate, too
+_FRAGMENTATION = 0.03  # of what PyTorch's allocator hands out, with expandable segments: an estimate, too
+_PYTHON = 0.35 * GIB  # a process with torch loaded, and no GPU
+_FLOAT32_LOGITS = {"cpu": 1 << 18, "cuda": 1 << 26}  # at a time in eager mode (training/kernels/cross_entropy.py)
+_CPU_FRAGMENTATION = 0.25  # of what is allocated: glibc keeps freed memory
+
+
+class Shards(NamedTuple):
+    """Elements of parameters that one rank holds, in each layer and outside the layers."""
+
+    layers: int
+    layer: int
+    root: int
+    """Embeddings and the last LayerNorm: FSDP's root group."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.layers * self.layer + self.root
+
+
+def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Shards:
+    """What a pipeline rank holds, if its parameters are split over `ranks` data-parallel ranks; of those the first.
+
+    The token embedding is on the first and on the last stage.
+    """
+    sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, padded_vocab_size(model.vocab_size, layout.tensor))
+    first, last = rank == 0, rank == layout.pipeline - 1
+    root = ("wte.weight",) * (first or last) + ("wpe.weight",) * first + ("ln_f.weight", "ln_f.bias") * last
+    stages = layout.pipeline * layout.virtual_stages
+    layers = model.n_layer // layout.pipeline
+    if model.n_layer % stages:
+        layers = sum(map(len, stage_layers(model.n_layer, stages)[rank :: layout.pipeline]))
+    layer = _elements(tuple(LAYER_LEAVES), sizes, layout.tensor, ranks)
+    return Shards(layers, layer, _elements(root, sizes, layout.tensor, ranks))
+
+
+@lru_cache(maxsize=4096)  # the search asks ten thousand times
+def _elements(names: tuple[str, ...], sizes: Sizes, tensor: int, ranks: int) -> int:
+    """The elements of tensors on the first rank, which is the fullest: FSDP splits each by rows, rounded up."""
+    elements = 0
+    for name in names:
+        leaf = LAYER_LEAVES.get(name) or ROOT_LEAVES[name]
+        shape = list(leaf.shape(sizes))
+        if leaf.split is not None:
+            shape[leaf.split] //= tensor
+        elements += -(-shape[0] // ranks) * math.prod(shape[1:])
+    return elements
+
+
+def rank_parameters(model: ModelSettings, layout: Layout, rank: int = 0) -> int:
+    """Elements of parameters on the fullest rank of a pipeline stage, whole or, from ZeRO 1 on, its shards."""
+    return held(model, layout, rank, layout.data if layout.zero_stage else 1).total
+
+
+def in_flight(layout: Layout, rank: int) -> float:
+    """Micro-batches whose activations a pipeline rank keeps at once; with virtual stages, a sum of their shares."""
+    pipeline, stages, count = layout.pipeline, layout.virtual_stages, layout.accumulation
+    if pipeline == 1:
+        return 1
+    if layout.schedule == "gpipe":
+        return count
+    if stages == 1:
+        return min(count, pipeline - rank)
+    per_round = count // max(1, count // pipeline)  # PyTorch's rounds
+    passes = (stages - 1) * per_round + 2 * (pipeline - 1 - rank) + 1  # each of one stage
+    return min(count * stages, passes) / stages
+
+
+class _Layer(NamedTuple):
+    """One layer and micro-batch on one rank."""
+
+    stream: float
+    """q u: the residual stream as a rank has it."""
+    saved: float
+    """Kept from the forward to the backward pass."""
+    again: float
+    """Made again by the backward pass, beside what was saved."""
+    work: float
+    """Gradients of activations that the backward pass holds at once."""
+
+
+def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer:
+    """What a layer takes."""
+    model, element, tensor = workload.model, workload.element, layout.tensor
+    tokens = layout.micro_batch_size * model.seq_len
+    unit = float(element * tokens * model.n_embd)
+    split = unit / tensor
+    stream = split if layout.sequence_parallel else unit
+    attention = kept_of_attention = 4 * split  # q, k, v and the result
+    if machine.device == "cpu" and model.dropout:  # no fused kernel: float32 weights, mask and product, (s, s) per head
+        attention, kept_of_attention = attention + 12.0 * model.n_head * tokens * model.seq_len / tensor, 3 * split
+    # both LayerNorms' inputs, and their outputs, which enter the split products whole; fc and gelu; two masks of a byte
+    everything = 2 * stream + 2 * unit + 8 * split + attention + (2 * stream / element if model.dropout else 0.0)
+    if element < 4 and layout.data == 1:  # casts of the weights; gathered copies have the type of the products
+        everything += element * 12.0 * model.n_embd**2 / tensor
+    # with sequence parallelism one activation is gathered
+    work = stream + 4 * split + (unit if layout.sequence_parallel else 0.0)
+    if layout.recompute == "none":
+        return _Layer(stream, everything, 0.0, work)
+    saved = stream
+    if layout.recompute == "selective":
+        # both projections, and with several ranks before and after their sum; compiled, only attention's sum
+        eager = 2 * unit + (2 * stream if tensor > 1 else 0)
+        saved += (stream if workload.compiled else eager) + 4 * split + kept_of_attention
+    return _Layer(stream, saved, max(0.0, everything - saved), work)
+
+
+class _Loss(NamedTuple):
+    """The loss of one micro-batch on a rank of the last stage."""
+
+    saved: float
+    """The last LayerNorm's input and output, and the head's weight in the type of the products."""
+    logits: float
+    """Logits; in parts, the gradients that exist after the forward pass."""
+    work: float
+    """Beside them, at the peak of the loss."""
+
+
+def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
+    """What the loss takes."""
+    model, element, tensor = workload.model, workload.element, layout.tensor
+    tokens = layout.micro_batch_size * model.seq_len
+    rows = padded_vocab_size(model.vocab_size, tensor) // tensor
+    unit, elements, weight = element * tokens * model.n_embd, tokens * rows, rows * model.n_embd
+    saved = float(unit / tensor if layout.sequence_parallel else unit) + unit
+    saved += element * weight if element < 4 and layout.data == 1 else 0  # the head's weight, cast
+    logits = float(element * elements)
+    parts = loss_parts(workload.loss, elements * element, machine.memory if machine.device == "cuda" else None)
+    # eager mode computes in float32, some rows at a time, and 16-bit logits need a copy
+    wide = 0.0 if workload.compiled else 4.0 * min(elements // parts, _FLOAT32_LOGITS[machine.device])
+    wide *= 2 if element < 4 else 1
+    if parts > 1:
+        product = element * weight if element < 4 else 0
+        work = max(logits / parts + max(wide, product), product + 4.0 * weight + unit)
+        return _Loss(saved, unit + 4.0 * weight, work)
+    gradients = float(unit + element * weight)  # of the input and of the weight; that of the logits overwrites them
+    if not workload.compiled:
+        return _Loss(saved, logits, max(wide, gradients))
+    # over several ranks the compiler keeps float32 logits and the mask of the targets
+    return _Loss(saved, 5.0 * elements if tensor > 1 else logits, max(gradients, logits))
+
+
+class MemoryPhase(NamedTuple):
+    """What a pipeline rank holds in one phase of a step, in bytes."""
+
+    parameters: float
+    moments: float
+    buffers: float
+    """Into which a pipeline receives; PyTorch makes one per micro-batch."""
+    gradients: float
+    """Sums, float32."""
+    fresh: float = 0.0
+    """Gradients of parameters that the backward pass has just made."""
+    saved: float = 0.0
+    again: float = 0.0
+    work: float = 0.0
+    logits: float = 0.0
+    loss: float = 0.0
+    gathered: float = 0.0
+    reduced: float = 0.0
+
+
+def peak(workload: Workload, layout: Layout, machine: Machine, rank: int) -> MemoryPhase:
+    """The fullest phase of a pipeline rank."""
+    return max(_phases(workload, layout, machine, rank), key=sum)
+
+
+def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> Iterator[MemoryPhase]:
+    """The phases of a step at which memory may peak: the loss, and the backward pass of the last and the first layer.
+
+    ZeRO 0 to 2 keep gathered copies during a step, ZeRO 3 those of the embeddings and two layers. Without a pipeline,
+    each layer's gradients are reduced as soon as they exist; with one, all of them at the end.
+    """
+    layer, loss = _layer_bytes(workload, layout, machine), _loss_bytes(workload, layout, machine)
+    zero, data, count, virtual = layout.zero_stage, layout.data > 1, layout.accumulation, layout.virtual_stages
+    first, last = rank == 0, rank == layout.pipeline - 1
+    whole = held(workload.model, layout, rank)
+    mine = held(workload.model, layout, rank, layout.data) if zero else whole
+    by_layer = data and layout.pipeline == 1
+    kept = 0 if layout.offload else 4  # bytes per element of parameters and of reduced gradients
+    copy = workload.element if data else 0  # bytes per element of a gathered copy, and of its gradient
+    everything = float(copy * whole.total)
+    neighbours = 2 * virtual - first - last if layout.pipeline > 1 else 0
+    phase = MemoryPhase(float(kept * mine.total), 2.0 * kept * mine.total, count * layer.stream * neighbours, 0.0)
+
+    flying = in_flight(layout, rank)
+    before = 0.0  # sums of the micro-batches before; none while all of them are in flight
+    if count > flying:
+        before = float(kept * mine.total if by_layer and zero >= 2 else 4 * whole.total)
+    waiting = 4.0 * whole.root if by_layer and zero >= 2 and before else 0.0  # the embeddings' gradient, being reduced
+    saved = flying * whole.layers * layer.saved
+    if layout.pipeline > 1:  # outputs are kept until the end; inputs lie in the buffers, or are such outputs
+        saved += flying * layer.stream * (first - last) / virtual
+
+    if last:
+        ends = flying if layout.schedule == "gpipe" else 1.0
+        yield phase._replace(
+            gradients=before, saved=saved + ends * loss.saved, logits=ends * loss.logits, loss=loss.work,
+            gathered=everything if zero < 3 else float(copy * whole.root), reduced=waiting,
+        )  # fmt: skip
+        saved += (ends - 1) * (loss.saved + loss.logits)
+
+    phase = phase._replace(again=layer.again, work=layer.work)
+    two_layers = float(copy * (whole.root + whole.layer * min(2, whole.layers)))
+    in_last_layer = phase._replace(gradients=before, saved=saved, gathered=two_layers if zero == 3 else everything)
+    saved -= (whole.layers / virtual - 1) * layer.saved
+    if by_layer:
+        reduced = max(waiting, 4 * whole.layer + kept * mine.layer - layer.saved)
+        yield in_last_layer._replace(fresh=float(copy * whole.layer), reduced=reduced)
+        sums = float(kept * mine.layer * (whole.layers - 1))
+        sums = sums if zero == 1 else max(before, sums)  # ZeRO 1 replaces full sums by shards
+        gathered = float(copy * (whole.root + whole.layer))
+        yield phase._replace(gradients=sums, fresh=float(copy * whole.layer), saved=saved, gathered=gathered)
+    else:
+        yield in_last_layer._replace(fresh=4 / 3 * whole.layer)  # of the largest matrix, before it is added
+        sums = max(before, 4.0 * whole.layer * whole.layers)
+        yield phase._replace(gradients=sums, saved=saved, gathered=everything)
+
+
+_NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
+    "parameters": ("parameters", "float32 parameters", "4 P / (t p), from ZeRO 1 on / d"),
+    "moments": ("optimizer", "AdamW's two moments", "8 P / (t p), from ZeRO 1 on / d"),
+    "gradients": ("gradients", "summed gradients, float32", "4 P / (t p), sharded / d once reduced"),
+    "fresh": ("gradients", "new gradients of a layer", "of the largest matrix, with d > 1 of the layer"),
+    "again": ("activations", "one layer's activations, computed again", "what recompute did not keep"),
+    "work": ("activations", "gradients of activations", "(q + 4 / t) u, with sequence parallelism + u"),
+    "logits": ("logits and loss", "logits", "e b s V / t; in parts u + 4 V h / t"),
+    "loss": ("logits and loss", "beside the logits", "gradients of logits, input and head"),
+    "gathered": ("communication", "gathered parameters", "e P / (t p); ZeRO 3: embeddings, two layers"),
+    "reduced": ("communication", "gradients being reduced", "4 P of one layer"),
+    "buffers": ("communication", "what a pipeline receives", "m q u per neighbouring stage"),
+}
+_KEPT = {
+    "none": "k L ((2 + 2 q + 12 / t) u + masks + casts)",
+    "selective": "k L (2 + q + 8 / t) u, with tensor ranks + 2 q u; compiled k L (2 q + 8 / t) u",
+    "full": "k L q u",
+}
 
 
 def memory_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
     """The terms of the fullest GPU's peak within a step."""
-    case = Case.of(workload, layout, machine)
     # rank 0 keeps the most micro-batches and the embedding, the last one has the head, the others have more buffers
-    found = max((worst_moment(case, rank) for rank in {0, 1 % layout.pipeline, layout.pipeline - 1}), key=size)
-    return _terms(case, machine, *found)
-
-
-def rank_terms(workload: Workload, layout: Layout, machine: Machine, rank: int) -> list[Term]:
-    """The terms of one pipeline rank's peak."""
-    case = Case.of(workload, layout, machine)
-    return _terms(case, machine, *worst_moment(case, rank))
-
-
-def total(terms: list[Term]) -> float:
-    """Bytes."""
-    return sum(term.value for term in terms)
-
-
-_ZERO, _PLAIN = "Rajbhandari et al. 2020, section 5", ""
-_NAMES = {  # key of Fixed or Moment: part, name, formula, source
-    "parameters": ("parameters", "float32 parameters", "4 P / (t p), from ZeRO 1 on / d", _ZERO),
-    "moments": ("optimizer", "AdamW's two moments", "8 P / (t p), from ZeRO 1 on / d", _ZERO),
-    "gradients": ("gradients", "summed gradients, float32", "4 P / (t p), sharded / d once reduced", _ZERO),
-    "fresh": ("gradients", "gradients in the making", "of a layer; of the tied embedding, up to three", _PLAIN),
-    "again": ("activations", "one layer's activations, computed again", "what recompute did not keep", _PLAIN),
-    "work": ("activations", "gradients of activations", "(q + 4 / t) u, with sequence parallelism + u", _PLAIN),
-    "logits": ("logits and loss", "logits", "e b s V / t; in parts u + 4 V h / t", _PLAIN),
-    "loss": ("logits and loss", "beside the logits", "gradients of logits, input and head", _PLAIN),
-    "gathered": ("communication", "gathered parameters", "e P / (t p); ZeRO 3: embeddings, two layers", _ZERO),
-    "reduced": ("communication", "gradients being reduced", "4 P of one layer or of the embeddings", _PLAIN),
-    "buffers": ("communication", "what a pipeline receives", "m q u per neighbouring stage", _PLAIN),
-}
-_KEPT = {  # by recompute, and whether compiled
-    ("none", False): "k L ((2 + 2 q + 12 / t) u + masks + casts)",
-    ("none", True): "k L ((2 + 2 q + 12 / t) u + masks + casts)",
-    ("selective", False): "k L (2 + q + 8 / t) u, with tensor ranks + 2 q u",
-    ("selective", True): "k L (2 q + 8 / t) u",
-    ("full", False): "k L q u",
-    ("full", True): "k L q u",
-}
-_OURS = "Korthikanti et al. 2022, section 4; ours keeps the inputs of split products whole, and casts of the weights"
-
-
-def _terms(case: Case, machine: Machine, fixed: Fixed, moment: Moment) -> list[Term]:
-    """The terms of a rank at a moment."""
-    workload, layout = case.workload, case.layout
-    sizes = {**fixed._asdict(), **moment._asdict()}
-    terms = [
-        Term(part, sizes[key], name, formula, source)
-        for key, (part, name, formula, source) in _NAMES.items()
-        if sizes[key]
-    ]
-    kept = _KEPT[layout.recompute, workload.compiled]
-    terms.append(Term("activations", moment.saved, "kept from forward to backward", kept, _OURS))
-    axes = (layout.tensor > 1) + (layout.data > 1) + (layout.pipeline > 1)
-    batches = 32.0 * layout.micro_batch_size * workload.model.seq_len * layout.accumulation
-    terms.append(Term("activations", batches, "token ids and targets of this step and the next", "2 x 16 b s m"))
-    allocated = size((fixed, moment)) + batches
+    ranks = {0, 1 % layout.pipeline, layout.pipeline - 1}
+    phase = max((peak(workload, layout, machine, rank) for rank in ranks), key=sum)
+    terms = [Term(_NAMES[key][0], size, *_NAMES[key][1:]) for key, size in phase._asdict().items() if key in _NAMES]
+    terms.append(Term("activations", phase.saved, "kept from forward to backward", _KEPT[layout.recompute]))
+    allocated = sum(phase)
     if machine.device == "cpu":
-        gaps = CPU_FRAGMENTATION * allocated
-        terms.append(Term("context", PYTHON, "Python and PyTorch", "0.35 GiB", "measured: docs/planning.md"))
-        terms.append(Term("context", gaps, "allocator: what glibc keeps", "25 % of what is allocated", "measured, too"))
-        return terms
-    if axes:
-        nccl = axes * COMMUNICATOR
-        terms.append(Term("communication", nccl, "NCCL's buffers", "0.2 GiB per axis with several ranks", UNPROVEN))
-    gaps = FRAGMENTATION * allocated
-    terms.append(Term("context", CUDA_CONTEXT, "CUDA context", "0.5 GiB", UNPROVEN))
-    terms.append(Term("context", CUBLAS_WORKSPACE, "cuBLAS's workspace", "32 MiB", "PyTorch: CUBLAS_WORKSPACE_CONFIG"))
-    terms.append(Term("context", gaps, "allocator: rounding and gaps", "3 % of what is allocated", UNPROVEN))
-    return terms
+        gaps = _CPU_FRAGMENTATION * allocated
+        terms.append(Term("context", _PYTHON, "Python and PyTorch", "0.35 GiB"))
+        terms.append(Term("context", gaps, "allocator: what glibc keeps", "25 % of what is allocated"))
+    else:
+        axes = sum(ranks > 1 for ranks in (layout.tensor, layout.data, layout.pipeline))
+        gaps = _FRAGMENTATION * allocated
+        terms.append(Term("communication", axes * _COMMUNICATOR, "NCCL's buffers", "0.2 GiB per axis"))
+        terms.append(Term("context", _CUDA_CONTEXT, "CUDA context", "0.5 GiB"))
+        terms.append(Term("context", gaps, "allocator: rounding and gaps", "3 % of what is allocated"))
+    return [term for term in terms if term.value]

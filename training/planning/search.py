@@ -1,9 +1,9 @@
 """Finds the layouts that fit, and ranks them by their predicted speed.
 
-    ranked = search(workload, machine, Question(gpus=64, global_batch_size=512))
+    ranked = search(workload, machine, PlanRequest(gpus=64, global_batch_size=512))
 
-Most layouts are never predicted: of those that differ only in ZeRO stage, recompute or micro-batch, one that saves more
-memory is tried only where the ones that save less do not fit.
+Layouts that differ only in ZeRO stage and recompute form a group. Within it, one that saves more memory is predicted
+only where none that saves less is feasible.
 """
 
 from collections.abc import Iterator
@@ -11,26 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from training.parallel.stages import bubble_share
-from training.planning.candidates import (
-    RECOMPUTE,
-    Question,
-    batches,
-    layouts,
-    meshes,
-    offload_choices,
-    zero_stages,
-)
-from training.planning.flops import flops_per_token
-from training.planning.layout import Layout
+from training.parallel.sizes import bubble_share
+from training.planning.layout import Layout, PlanRequest, Term, Workload, by_part, total
 from training.planning.machines import Machine
-from training.planning.memory import FEASIBLE, TIGHT, memory_terms, total
-from training.planning.speed import Links, links, speed_terms
-from training.planning.terms import Term, by_part
-from training.planning.workload import Workload
+from training.planning.memory import memory_terms
+from training.planning.speed import busiest_traffic, flops_per_token, speed_terms
 
-__all__ = ["Prediction", "Question", "fewest_gpus", "layouts", "nearest", "search", "smallest"]
-
+FEASIBLE, TIGHT = 0.80, 0.92  # shares of the memory: below the first a layout fits, from the second on it does not
+RECOMPUTE = ("none", "selective", "full")
+"""From the fastest to the one that needs the least memory."""
+_MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+_LARGEST_MICRO_BATCH = 128  # matrix products are as fast as they get well before that
 _MOST_GPUS = 2**17  # where the search for enough of them ends
 
 
@@ -63,10 +54,17 @@ class Prediction:
         return total(self.time)
 
     @property
+    def own_bytes(self) -> float:
+        """The peak; on CPUs without the libraries, of which all processes share one copy."""
+        on_cpu = self.machine.device == "cpu"
+        return self.memory_bytes - (by_part(self.memory).get("context", 0.0) if on_cpu else 0.0)
+
+    @property
     def verdict(self) -> str:
-        """`feasible`, `tight` or `too large`."""
-        share = self.memory_bytes / self.machine.memory
-        return "feasible" if share < FEASIBLE else "tight" if share < TIGHT else "too large"
+        """`feasible`, `tight` or `too large`; on CPUs only what exceeds all of the memory is too large."""
+        share = self.own_bytes / self.machine.memory
+        limit = 1.0 if self.machine.device == "cpu" else TIGHT
+        return "feasible" if share < FEASIBLE else "tight" if share < limit else "too large"
 
     @property
     def fits(self) -> bool:
@@ -98,10 +96,10 @@ class Prediction:
         """The share of the step's time that a GPU waits for other stages of the pipeline."""
         return bubble_share(self.layout.pipeline, self.layout.virtual_stages, self.layout.accumulation)
 
-    @cached_property
-    def links(self) -> Links:
-        """Bytes that a GPU of the busiest pipeline rank sends per step."""
-        return links(self.workload, self.layout, self.machine)
+    @property
+    def links(self) -> tuple[float, float]:
+        """Bytes that a GPU of the busiest pipeline rank sends per step, inside its node and between nodes."""
+        return busiest_traffic(self.workload, self.layout, self.machine).links
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -114,34 +112,32 @@ class Prediction:
         return (self.verdict != "feasible", -speed, simplest, RECOMPUTE.index(layout.recompute), layout)
 
 
-def search(workload: Workload, machine: Machine, question: Question) -> list[Prediction]:
+def search(workload: Workload, machine: Machine, request: PlanRequest) -> list[Prediction]:
     """The layouts that fit, best first; offload only where nothing fits without it.
 
     Left out is what cannot be better than a feasible layout of the list: the same with more recompute, or with a higher
     ZeRO stage than 1.
     """
     found: list[Prediction] = []
-    for offload in offload_choices(machine):
+    for offload in _offload_choices(machine):
         if not found:
-            found = [
-                prediction
-                for mesh in meshes(workload, machine, question)
-                for prediction in _fitting(workload, machine, question, mesh, offload)
-            ]
+            for mesh in _meshes(machine, workload, request):
+                for layout in _batches(request, mesh):
+                    found += _fitting(workload, machine, layout, offload)
     return sorted(found, key=lambda prediction: prediction.rank)
 
 
-def nearest(given: Prediction, question: Question) -> Prediction | None:
+def nearest(given: Prediction, request: PlanRequest) -> Prediction | None:
     """The layout that fits with the fewest keys changed from `given`; of several, the fastest.
 
     `accumulation` and `schedule` follow from other keys and do not count. Offload is turned on as a last resort.
     """
-    least = smallest(given.workload, given.machine, question)
-    if least is None or _hopeless(least):
+    least = smallest(given.workload, given.machine, request)
+    if least is None or not least.fits:
         return None
     before = given.layout._asdict()
     groups: dict[tuple[bool, int], list[Layout]] = {}
-    for layout in layouts(given.workload, given.machine, question):
+    for layout in layouts(given.workload, given.machine, request):
         after = layout._asdict()
         changes = sum(before[key] != after[key] for key in before if key not in ("accumulation", "schedule"))
         groups.setdefault((layout.offload > given.layout.offload, changes), []).append(layout)
@@ -152,77 +148,114 @@ def nearest(given: Prediction, question: Question) -> Prediction | None:
     return None
 
 
-def smallest(workload: Workload, machine: Machine, question: Question) -> Prediction | None:
+def smallest(workload: Workload, machine: Machine, request: PlanRequest) -> Prediction | None:
     """The layout that takes the least memory; None if no layout takes the batch."""
+    offload = _offload_choices(machine)[-1]
     least = (
-        _least(workload, machine, question, mesh, offload_choices(machine)[-1])
-        for mesh in meshes(workload, machine, question)
+        Prediction(workload, list(_savings(next(_batches(request, mesh)), offload and mesh.data > 1))[-1], machine)
+        for mesh in _meshes(machine, workload, request)
     )
     return min(least, key=lambda prediction: (prediction.memory_bytes, prediction.layout), default=None)
 
 
-def fewest_gpus(workload: Workload, machine: Machine, question: Question) -> int | None:
-    """The least number of GPUs, of the question's doubled and doubled again, on which something fits."""
-    gpus = question.gpus
+def fewest_gpus(workload: Workload, machine: Machine, request: PlanRequest) -> int | None:
+    """The least number of GPUs, of the requested doubled and doubled again, on which something fits."""
+    gpus = request.gpus
     while gpus <= _MOST_GPUS:
-        found = smallest(workload, machine, replace(question, gpus=gpus))
+        found = smallest(workload, machine, replace(request, gpus=gpus))
         if found is not None and found.fits:
             return gpus
         gpus *= 2
     return None
 
 
-def _fitting(
-    workload: Workload, machine: Machine, question: Question, mesh: Layout, offload: bool
-) -> Iterator[Prediction]:
-    """The layouts of a mesh that fit and are worth a look; see `search`."""
-    if (offload and mesh.data == 1) or _hopeless(_least(workload, machine, question, mesh, offload)):
-        return
-    stages = [stage for stage in zero_stages(mesh) if stage or not offload]
-    too_large: set[tuple[int, int]] = set()  # (ZeRO stage, recompute): too large with larger micro-batches, too
-    for micro, accumulation in batches(question, mesh):
-        feasible: list[tuple[int, int]] = []
-        for saving in product(stages, range(len(RECOMPUTE))):
-            if saving in too_large or any(_no_slower(other, saving) for other in feasible):
+def layouts(workload: Workload, machine: Machine, request: PlanRequest) -> Iterator[Layout]:
+    """Every layout that the trainer accepts for a request, whether it fits or not."""
+    for mesh in _meshes(machine, workload, request):
+        for layout in _batches(request, mesh):
+            for offload in _offload_choices(machine):
+                yield from _savings(layout, offload)
+
+
+def _meshes(machine: Machine, workload: Workload, request: PlanRequest) -> Iterator[Layout]:
+    """Ways to spread the model over the GPUs for which some micro-batch works; without ZeRO and recompute."""
+    model, gpus = workload.model, request.gpus
+    node = min(gpus, machine.per_node)
+    for tensor, pipeline in product(_divisors(model.n_head), _divisors(gpus)):
+        if gpus % (tensor * pipeline) or node % tensor or pipeline > model.n_layer:
+            continue
+        for virtual in (1, 2, 3, 4, 6, 8):
+            if virtual > 1 and (pipeline == 1 or model.n_layer % (pipeline * virtual)):
                 continue
-            layout = mesh._replace(
-                micro_batch_size=micro,
-                accumulation=accumulation,
-                zero_stage=saving[0],
-                offload=offload,
-                recompute=RECOMPUTE[saving[1]],
+            mesh = Layout(
+                tensor=tensor,
+                sequence_parallel=tensor > 1 and model.seq_len % tensor == 0,  # it only saves
+                pipeline=pipeline,
+                schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
+                virtual_stages=virtual,
+                data=gpus // (tensor * pipeline),
             )
-            prediction = Prediction(workload, layout, machine)
-            if prediction.fits:
-                yield prediction
-            elif _hopeless(prediction):
-                too_large.add(saving)
+            if any(_batches(request, mesh)):
+                yield mesh
+
+
+def _batches(request: PlanRequest, mesh: Layout) -> Iterator[Layout]:
+    """The mesh with each micro-batch and accumulation that the schedule takes, from the smallest micro-batch."""
+    per_rank, rest = divmod(request.global_batch_size, mesh.data)
+    if not request.at_most and rest:
+        return
+    if request.micro_batch_size:
+        sizes = [request.micro_batch_size]
+    elif request.at_most:
+        sizes = [micro for micro in _MICRO_BATCHES if micro <= per_rank]
+    else:
+        sizes = [micro for micro in range(1, min(per_rank, _LARGEST_MICRO_BATCH) + 1) if per_rank % micro == 0]
+    takes = mesh.parallel.takes
+    for micro in sizes:
+        accumulation, rest = divmod(per_rank, micro)
+        while request.at_most and accumulation > 1 and not takes(accumulation):
+            accumulation -= 1
+        if accumulation and takes(accumulation) and (request.at_most or not rest):
+            yield mesh._replace(micro_batch_size=micro, accumulation=accumulation)
+
+
+def _savings(layout: Layout, offload: bool) -> Iterator[Layout]:
+    """The layout with every ZeRO stage and recompute, from the least to the most saving.
+
+    A pipeline makes stage 2 the same as 1.
+    """
+    stages = (0,) if layout.data == 1 else (0, 1, 3) if layout.pipeline > 1 else (0, 1, 2, 3)
+    for zero, recompute in product(stages, RECOMPUTE):
+        if zero or not offload:
+            yield layout._replace(zero_stage=zero, recompute=recompute, offload=offload)
+
+
+def _fitting(workload: Workload, machine: Machine, layout: Layout, offload: bool) -> Iterator[Prediction]:
+    """Those of a layout's savings that fit and are worth a look; see `search`."""
+    predictions = [Prediction(workload, saving, machine) for saving in _savings(layout, offload)]
+    if not predictions or not predictions[-1].fits:
+        return
+    feasible: list[Layout] = []
+    for prediction in predictions:
+        if not any(_no_slower(other, prediction.layout) for other in feasible) and prediction.fits:
+            yield prediction
             if prediction.verdict == "feasible":
-                feasible.append(saving)
+                feasible.append(prediction.layout)
 
 
-def _hopeless(prediction: Prediction) -> bool:
-    """Whether larger micro-batches do not fit either: even without the logits, which they may compute in parts."""
-    logits = by_part(prediction.memory).get("logits and loss", 0.0)
-    return prediction.memory_bytes - logits >= TIGHT * prediction.machine.memory
-
-
-def _no_slower(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether the first (ZeRO stage, recompute) saves less memory than the other and is at least as fast.
+def _no_slower(one: Layout, other: Layout) -> bool:
+    """Whether the first saves less memory than the other and is at least as fast.
 
     Stages 0 and 1 are both tried: 1 communicates as much as 0, and its optimizer has less to do.
     """
-    return (one[0] == other[0] or 0 < one[0] < other[0]) and one[1] <= other[1]
+    less = RECOMPUTE.index(one.recompute) <= RECOMPUTE.index(other.recompute)
+    return less and (one.zero_stage == other.zero_stage or 0 < one.zero_stage < other.zero_stage)
 
 
-def _least(workload: Workload, machine: Machine, question: Question, mesh: Layout, offload: bool) -> Prediction:
-    """The layout of a mesh that takes the least memory."""
-    micro, accumulation = next(batches(question, mesh))
-    layout = mesh._replace(
-        micro_batch_size=micro,
-        accumulation=accumulation,
-        zero_stage=zero_stages(mesh)[-1],
-        offload=offload and mesh.data > 1,
-        recompute=RECOMPUTE[-1],
-    )
-    return Prediction(workload, layout, machine)
+def _offload_choices(machine: Machine) -> tuple[bool, ...]:
+    """Whether offload may be off or on: a CPU has nowhere to move anything."""
+    return (False, True) if machine.device == "cuda" else (False,)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

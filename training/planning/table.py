@@ -1,14 +1,16 @@
-"""Predictions as text: two tables of at most 120 columns, and why the first layout is the best."""
+"""Predictions for people and programs: tables, JSON and YAML."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
 
 from common.settings import GpuSettings
-from common.tables import text_table
-from training.planning.layout import Layout
+from common.tables import readable_bytes, text_table
+from training.planning.layout import Layout, PlanRequest, Term, by_part
 from training.planning.machines import GIB
 from training.planning.memory import PARTS
 from training.planning.search import Prediction
-from training.planning.terms import by_part
 
 _HEADS = {"logits and loss": "loss", "communication": "buffers", "parameters": "params", "gradients": "grads"}
 
@@ -24,6 +26,10 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
     rows: list[tuple[str, ...]] = [(*head, *speed)]
     for number, prediction in enumerate(predictions, 1):
         layout, hours = prediction.layout, hours_for(prediction, tokens)
+        times = (f"{float(f'{prediction.tokens_per_second:.4g}'):,.0f}", f"{prediction.mfu:.1%}")
+        lengths = (_hours(hours), _hours(hours * layout.world_size))
+        if not prediction.machine.timed:
+            times = lengths = ("-", "-")
         rows.append(
             (
                 str(number),
@@ -34,25 +40,26 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
                 f"{layout.micro_batch_size} x {layout.accumulation}",
                 *[str(layout.global_batch_size)] * differ,
                 layout.recompute,
-                *_if_timed(prediction, f"{float(f'{prediction.tokens_per_second:.4g}'):,.0f}", f"{prediction.mfu:.1%}"),
+                *times,
                 f"{prediction.bubble_share:.1%}",
-                size(prediction.links.in_node),
-                size(prediction.links.between_nodes),
-                *_if_timed(prediction, hours_text(hours), hours_text(hours * layout.world_size)),
+                *map(readable_bytes, prediction.links),
+                *lengths,
             )
         )
     return text_table(rows, "r" + "l" * (len(head) - 1) + "r" * len(speed))
 
 
-def _if_timed(prediction: Prediction, *cells: str) -> tuple[str, ...]:
-    return cells if prediction.machine.timed else ("-",) * len(cells)
-
-
-def trust(prediction: Prediction) -> list[tuple[str, str]]:
-    """A line on a speed that is not predicted, or not to be trusted."""
+def remarks(prediction: Prediction) -> list[tuple[str, str]]:
+    """Lines on a speed that is not predicted, or not to be trusted, and on what offload needs."""
+    found = []
     if not prediction.machine.timed:
-        return [("speed", "not predicted on CPUs; --probe measures it")]
-    return [("speed", f"uncalibrated: {why}") for why in [prediction.uncalibrated] if why]
+        found.append(("speed", "not predicted on CPUs; training.probe measures it"))
+    elif prediction.uncalibrated:
+        found.append(("speed", f"uncalibrated: {prediction.uncalibrated}"))
+    if prediction.layout.offload:
+        host = 16 * prediction.workload.model.parameters / prediction.layout.world_size  # weight, gradient, two moments
+        found.append(("offload", f"each GPU needs {host / GIB:,.1f} GiB of CPU memory"))
+    return found
 
 
 def memory_table(predictions: Sequence[Prediction]) -> str:
@@ -62,16 +69,9 @@ def memory_table(predictions: Sequence[Prediction]) -> str:
     ]
     for number, prediction in enumerate(predictions, 1):
         parts, memory = by_part(prediction.memory), prediction.machine.memory
-        rows.append(
-            (
-                str(number),
-                prediction.verdict,
-                *(f"{parts.get(part, 0) / GIB:.2f}" for part in PARTS),
-                f"{prediction.memory_bytes / GIB:.2f}",
-                f"{(memory - prediction.memory_bytes) / GIB:.2f}",
-                f"{prediction.memory_bytes / memory:.1%}",
-            )
-        )
+        sizes = [*(parts.get(part, 0) for part in PARTS), prediction.memory_bytes, memory - prediction.memory_bytes]
+        share = f"{prediction.memory_bytes / memory:.1%}"
+        rows.append((str(number), prediction.verdict, *(f"{size / GIB:.2f}" for size in sizes), share))
     return text_table(rows, "rl" + "r" * 10)
 
 
@@ -88,9 +88,20 @@ def gpu_table(kinds: Mapping[str, GpuSettings]) -> str:
     return text_table(rows, "l" + "r" * 8)
 
 
-def hours_text(hours: float) -> str:
-    """With one decimal below 1,000, and two digits below 1."""
-    return f"{hours:.2g}" if hours < 1 else f"{hours:,.1f}" if hours < 1000 else f"{hours:,.0f}"
+def explain(prediction: Prediction) -> str:
+    """The terms of the memory and of a step's time with their formulas; docs/planning.md has the symbols."""
+    machine = prediction.machine
+    memory = f"Memory of the fullest GPU: {prediction.memory_bytes / GIB:.2f} of {machine.memory / GIB:.2f} GiB"
+    sections = [f"{memory}\n{_terms(prediction.memory, GIB)}"]
+    if machine.timed:
+        sections.append(f"A step: {1e3 * prediction.step_seconds:,.1f} ms\n{_terms(prediction.time, 1e-3)}")
+    return "\n\n".join(sections)
+
+
+def _terms(terms: Sequence[Term], unit: float) -> str:
+    parts = list(by_part(terms))
+    ordered = sorted(terms, key=lambda term: parts.index(term.part))
+    return text_table([(term.part, f"{term.value / unit:,.3f}", term.name, term.formula) for term in ordered], "lr")
 
 
 def hours_for(prediction: Prediction, tokens: float) -> float:
@@ -98,80 +109,58 @@ def hours_for(prediction: Prediction, tokens: float) -> float:
     return tokens / prediction.tokens_per_second / 3600
 
 
-def size(count: float) -> str:
-    """Bytes with a decimal unit, as links are measured: `12.3 GB`."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
-    return f"{count:.0f} B"
+def _hours(hours: float) -> str:
+    """With one decimal below 1,000, and two digits below 1."""
+    return f"{hours:.2g}" if hours < 1 else f"{hours:,.1f}" if hours < 1000 else f"{hours:,.0f}"
 
 
-def short(layout: Layout) -> str:
-    """`tp 8, pp 4 x 2, dp 8, ZeRO 1, batch 1 x 64, full recompute`; what is off is left out."""
-    parts = [
-        f"tp {layout.tensor}" if layout.tensor > 1 else "",
-        f"pp {layout.pipeline}{f' x {layout.virtual_stages}' * (layout.virtual_stages > 1)}"
-        if layout.pipeline > 1
-        else "",
-        f"dp {layout.data}" if layout.data > 1 else "",
-        f"ZeRO {layout.zero_stage}" if layout.zero_stage else "",
-        "offload" if layout.offload else "",
-        f"batch {layout.micro_batch_size} x {layout.accumulation}",
-        f"{layout.recompute} recompute" if layout.recompute != "none" else "",
-    ]
-    return ", ".join(filter(None, parts))
+def config_text(name: str, layout: Layout) -> str:
+    """A layout as the YAML of a configuration, to be merged into one: `snakemake --configfile BASE FILE`."""
+    return yaml.safe_dump({"models": {name: layout.keys()}}, sort_keys=False)
 
 
-def why(ranked: Sequence[Prediction]) -> str:
-    """One sentence on the first of all layouts that fit: what it does without, and what each measure gains."""
-    best = ranked[0]
-    layout = best.layout
-    measures: list[tuple[str, bool, Callable[[Layout], bool]]] = [
-        ("recompute", layout.recompute != "none", lambda other: other.recompute == "none"),
-        ("tensor parallelism", layout.tensor > 1, lambda other: other.tensor == 1),
-        ("a pipeline", layout.pipeline > 1, lambda other: other.pipeline == 1),
-        ("offload", layout.offload, lambda other: not other.offload),
-        (f"ZeRO {layout.zero_stage}", layout.zero_stage > 0, lambda other: other.zero_stage == 0),
-    ]
-    avoided = [name for name, used, _ in measures if not used and name not in ("offload", "ZeRO 0")]
-    verdict = "Fits" if best.verdict == "feasible" else "Fits tightly"
-    parts = [f"{verdict} without {_or(avoided)}" if avoided else verdict]
-    for name, used, without in measures:
-        if used:
-            others = (other for other in ranked if without(other.layout))
-            other = next(others, None)
-            parts.append(
-                _gain(best, name, other) if other is None or best.machine.timed else f"ranked first with {name}"
-            )
-    if layout.zero_stage:
-        parts[-1] += f": it shards {_SHARDED[layout.zero_stage]} over {layout.data} ranks"
-    if layout.offload:
-        host = 16 * best.workload.model.parameters / layout.world_size / GIB  # parameter, gradient and two moments
-        parts.append(f"each GPU needs {host:,.1f} GiB of CPU memory")
-    return "; ".join(parts) + "."
+def plan_document(
+    name: str, request: PlanRequest, predictions: Sequence[Prediction], fitting: int, tokens: float
+) -> dict[str, Any]:
+    """The whole answer as plain data; bytes, seconds and shares as they are. `fitting` layouts fit in all."""
+    workload, machine = predictions[0].workload, predictions[0].machine
+    return {
+        "request": {"model": name, **vars(request), "tokens": tokens},
+        "model": {**workload.model.model_dump(mode="json"), "parameters": workload.model.parameters},
+        "precision": workload.precision,
+        "machine": {
+            "name": machine.name,
+            "memory_bytes": machine.memory,
+            "gpus_per_node": machine.per_node,
+            "gpu": machine.gpu.model_dump(mode="json"),
+        },
+        "fitting": fitting,
+        "layouts": [{"rank": rank, **_document(one, tokens)} for rank, one in enumerate(predictions, 1)],
+    }
 
 
-_SHARDED = {
-    1: "the optimizer's state",
-    2: "gradients and the optimizer's state",
-    3: "parameters, gradients and the optimizer's state",
-}
-
-
-def _gain(best: Prediction, name: str, other: Prediction | None) -> str:
-    """What a measure gains over the best layout without it."""
-    if other is None:
-        return f"nothing fits without {name}"
-    if best.verdict == "feasible" != other.verdict:
-        return f"without {name} the fit is tight"
-    gain = best.tokens_per_second / other.tokens_per_second - 1
-    if gain < 0.001:
-        return f"{name} costs no speed"
-    if gain < 1:
-        return f"{gain:.1%} faster than the best without {name}"
-    return f"{1 + gain:.1f} times as fast as the best without {name}"
-
-
-def _or(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
+def _document(prediction: Prediction, tokens: float) -> dict[str, Any]:
+    layout, hours = prediction.layout, hours_for(prediction, tokens)
+    times: dict[str, Any] = {
+        "step_seconds": prediction.step_seconds,
+        "tokens_per_second": prediction.tokens_per_second,
+        "mfu": prediction.mfu,
+        "hours": hours,
+        "gpu_hours": hours * layout.world_size,
+    }
+    timed = prediction.machine.timed
+    terms = {"memory": prediction.memory, "time": prediction.time if timed else []}
+    return {
+        "verdict": prediction.verdict,
+        "layout": {
+            **layout._asdict(), "world_size": layout.world_size, "global_batch_size": layout.global_batch_size
+        },
+        "memory_bytes": prediction.memory_bytes,
+        "headroom_bytes": prediction.machine.memory - prediction.memory_bytes,
+        "memory_by_part": by_part(prediction.memory),
+        **(times if timed else dict.fromkeys(times)),
+        "uncalibrated": prediction.uncalibrated,
+        "bubble_share": prediction.bubble_share,
+        "bytes_per_step": dict(zip(("in_node", "between_nodes"), prediction.links, strict=True)),
+        "terms": {part: [term._asdict() for term in each] for part, each in terms.items()},
+    }  # fmt: skip

@@ -4,27 +4,50 @@ Tensor ranks are adjacent, then data ranks, then pipeline ranks. Collectives are
 sends 2 (n - 1) / n S from each, a gather or a scatter half of that.
 """
 
+from math import ceil, log2
 from typing import NamedTuple
 
-from training.parallel.vocabulary import padded_vocab_size
-from training.planning.layout import Layout
+from training.planning.layout import Layout, Workload
 from training.planning.machines import Machine
-from training.planning.rates import Group, group, neighbours
-from training.planning.workload import Workload
+from training.planning.memory import Shards
+
+_NODE = 0.80  # of the link inside a node, NCCL's protocol: 370 of 450 GB/s (nccl-tests#212)
+_NETWORK = 0.60  # of the network: between 30 and 96 % of line rate is reported (nccl-tests#119, #152)
+# Seconds of each of the log2(n) steps of a collective
+_NODE_HOP = 6e-6  # small all-reduces on eight GPUs take about 40 us with their launch
+_NETWORK_HOP = 15e-6  # one GPU on each of two nodes: 93 us for 2 MB at 50 GB/s (nccl-tests#232)
 
 
-class Links(NamedTuple):
-    """Bytes that one GPU sends per step, by the link that they take."""
+class Group(NamedTuple):
+    """Ranks that communicate."""
 
-    in_node: float
-    between_nodes: float
+    crosses: bool
+    """Whether the group has ranks on several nodes."""
+    bandwidth: float
+    """Bytes per second that one rank sends around the ring."""
+    latency: float
+    """Seconds of a collective without data: a gather or a scatter; a sum takes two."""
 
 
-class Rank(NamedTuple):
-    """A pipeline rank: the first or the last."""
+def group(machine: Machine, size: int, stride: int, world_size: int) -> Group:
+    """The group of `size` ranks, each `stride` after the one before. A ring is as slow as its slowest link.
 
-    layers: int
-    head: bool
+    A node's ranks of the group share what those of `stride` groups leave of its network.
+    """
+    gpu, span = machine.gpu, size * stride
+    crosses = size > 1 and world_size > machine.per_node and (span > machine.per_node or machine.per_node % span > 0)
+    bandwidth, hop = _NODE * gpu.node_gb_per_s, _NODE_HOP
+    if crosses:
+        members = min(size, max(1, machine.per_node // stride))
+        bandwidth, hop = min(bandwidth, _NETWORK * members * gpu.network_gb_per_s), _NETWORK_HOP
+    return Group(crosses, bandwidth * 1e9, ceil(log2(size)) * hop)
+
+
+def _neighbours(machine: Machine, size: int, world_size: int) -> Group:
+    """Pipeline ranks, which are the farthest apart: each sends to the next by its own share of the network."""
+    if size > 1 and world_size > machine.per_node:
+        return Group(True, _NETWORK * machine.gpu.network_gb_per_s * 1e9, _NETWORK_HOP)
+    return Group(False, _NODE * machine.gpu.node_gb_per_s * 1e9, _NODE_HOP)
 
 
 class Traffic(NamedTuple):
@@ -37,70 +60,38 @@ class Traffic(NamedTuple):
     """Sums of activations."""
     pipeline: float
     """Activations and their gradients."""
-    tied: float
-    """The tied embedding's gradient, between the first and the last pipeline rank."""
     gathers: float
     """Parameters."""
     gradients: float
 
-
-def links(workload: Workload, layout: Layout, machine: Machine) -> Links:
-    """What one GPU of the busiest pipeline rank sends per step.
-
-    A group on several nodes counts as between nodes with all its bytes: so do the GPUs at the nodes' edges.
-    """
-    first, last = ranks(workload.model.n_layer, layout)
-    sent = traffic(workload, layout, machine, first if first.layers > last.layers else last)
-    by_group = (
-        (sent.tensor_ranks, sent.tensor),
-        (sent.pipeline_ranks, sent.pipeline + sent.tied),
-        (sent.data_ranks, sent.gathers + sent.gradients),
-    )
-    between = sum(sent_bytes for members, sent_bytes in by_group if members.crosses)
-    return Links(sum(sent_bytes for _, sent_bytes in by_group) - between, between)
+    @property
+    def links(self) -> tuple[float, float]:
+        """Bytes inside the node, and between nodes: all of a group that is on several nodes."""
+        sent = (
+            (self.tensor_ranks, self.tensor),
+            (self.pipeline_ranks, self.pipeline),
+            (self.data_ranks, self.gathers + self.gradients),
+        )
+        between = sum(size for members, size in sent if members.crosses)
+        return sum(size for _, size in sent) - between, between
 
 
-def traffic(workload: Workload, layout: Layout, machine: Machine, rank: Rank) -> Traffic:
-    """What a GPU of this pipeline rank sends."""
-    model, world = workload.model, layout.world_size
-    t, p, d, m, zero = layout.tensor, layout.pipeline, layout.data, layout.accumulation, layout.zero_stage
-    ring = parameters(workload, layout, rank)[0] * (d - 1) / d
+def traffic(workload: Workload, layout: Layout, machine: Machine, shards: Shards) -> Traffic:
+    """What one GPU of the pipeline rank that holds `shards` (before ZeRO) sends."""
+    t, p, d, m, world = layout.tensor, layout.pipeline, layout.data, layout.accumulation, layout.world_size
     gathers, scatters = rounds(layout)
-    outside = 1 + rank.head if p == 1 else 1  # the embedding's sum, and that of the loss's gradient
-    stage: float = workload.element * layout.micro_batch_size * model.seq_len * model.n_embd
-    if layout.sequence_parallel:
-        stage /= t
-    embedding = padded_vocab_size(model.vocab_size, t) * model.n_embd / t
+    ring = shards.total * (d - 1) / d
+    unit = float(workload.element * layout.micro_batch_size * workload.model.seq_len * workload.model.n_embd)
+    stream = unit / t if layout.sequence_parallel else unit
     return Traffic(
         group(machine, t, 1, world),
-        neighbours(machine, p, world),
+        _neighbours(machine, p, world),
         group(machine, d, t, world),
-        tensor=m * (sums_per_layer(layout) * rank.layers + outside) * sum_bytes(workload, layout),
-        pipeline=2 * layout.virtual_stages * m * stage if p > 1 else 0.0,
-        tied=4 * embedding / (d if zero else 1) if p > 1 else 0.0,
+        tensor=m * shards.layers * sums_per_layer(layout) * 2 * (t - 1) / t * unit,
+        pipeline=2 * layout.virtual_stages * m * stream if p > 1 else 0.0,
         gathers=gathers * workload.element * ring,
-        gradients=scatters * 4 * ring * (2 if zero == 0 else 1),
+        gradients=scatters * 4 * ring * (1 if layout.zero_stage else 2),
     )
-
-
-def ranks(n_layer: int, layout: Layout) -> tuple[Rank, Rank]:
-    """The first and the last pipeline rank; equal without a pipeline."""
-    p, stages = layout.pipeline, layout.stages
-    if p == 1:
-        return (whole := Rank(n_layer, True)), whole
-
-    def held(rank: int) -> int:  # as training.parallel.stages.stage_layers, without its lists
-        edges = range(rank, stages, p)
-        return sum(-(-n_layer * (stage + 1) // stages) - -(-n_layer * stage // stages) for stage in edges)
-
-    return Rank(held(0), False), Rank(held(p - 1), True)
-
-
-def parameters(workload: Workload, layout: Layout, rank: Rank) -> tuple[float, float]:
-    """Parameters of a GPU of this rank, and those of them outside layers."""
-    model = workload.model
-    outside = padded_vocab_size(model.vocab_size, layout.tensor) * model.n_embd / layout.tensor
-    return rank.layers * model.layer_parameters / layout.tensor + outside, outside
 
 
 def rounds(layout: Layout) -> tuple[int, int]:
@@ -108,8 +99,7 @@ def rounds(layout: Layout) -> tuple[int, int]:
     if layout.data == 1:
         return 0, 0
     m, zero, alone = layout.accumulation, layout.zero_stage, layout.pipeline == 1
-    gathers = (0, 1, 1, 2 * m if alone else m)[zero]
-    return gathers, m if zero >= 2 and alone else 1
+    return (0, 1, 1, 2 * m if alone else m)[zero], m if zero >= 2 and alone else 1
 
 
 def sums_per_layer(layout: Layout) -> float:
@@ -119,9 +109,3 @@ def sums_per_layer(layout: Layout) -> float:
     """
     sliced = layout.sequence_parallel
     return 4 + {"none": 0.0, "selective": 1.0 if sliced else 0.0, "full": 1.5 if sliced else 1.0}[layout.recompute]
-
-
-def sum_bytes(workload: Workload, layout: Layout) -> float:
-    """A sum of a micro-batch's activations over the tensor ranks."""
-    t = layout.tensor
-    return 2 * (t - 1) / t * workload.element * layout.micro_batch_size * workload.model.seq_len * workload.model.n_embd

@@ -7,10 +7,11 @@
 from functools import cache
 from pathlib import Path
 
-from common import rule_keys, snakefile
+from workflow import snakefile
 from corpus.index import content_of
 from common.files import find_inputs, sha256, shard_name
-from training.planning.auto import prepare
+from training.planning.fit import prepare
+from workflow import steps
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run
@@ -20,6 +21,26 @@ SHARDS = [shard_name(shard) for shard in range(settings.shards)]
 wildcard_constraints:
     shard=r"\d+",
     model=r"\w+",
+
+
+def result(step):
+    """The pattern of a step's results."""
+    return str(RUN / steps.named(step).pattern)
+
+
+def keys(step, model=""):
+    """The settings that a step's results depend on, for `params`."""
+    return steps.keys(step, settings, model)
+
+
+def stats(step):
+    """The pattern of a step's statistics."""
+    return str(RUN / steps.named(step).stats)
+
+
+def rejects(step):
+    """The pattern of the documents that a step drops."""
+    return str(RUN / steps.named(step).rejects)
 
 
 def runtime(rule, minutes):
@@ -56,7 +77,7 @@ def contents(model):
 @cache
 def may_fetch():
     """True; ends Snakemake in one line if pages are missing and `scrape.contact` is empty, before any job runs."""
-    if not all((RUN / f"pages/{shard}.jsonl.zst").exists() for shard in SHARDS):
+    if not all(map(Path.exists, map(Path, expand(result("scrape"), shard=SHARDS)))):
         snakefile.check_before_jobs(
             workflow, lambda: snakefile.require_contact(settings)
         )

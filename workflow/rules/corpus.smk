@@ -10,14 +10,14 @@ from shlex import quote
 
 
 # Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. What blacklist and ingest
-# read is compared by content (common/run_records.py); the hashes of smaller files are params.
+# read is compared by content (workflow/patches.py); the hashes of smaller files are params.
 rule blacklist:
     input:
         made_here(settings.url_files()),
     output:
-        rejects=RUN / "urls/rejects/all.jsonl.zst",
+        rejects=rejects("blacklist"),
         stats=report(
-            RUN / "urls/stats.json",
+            result("blacklist"),
             caption="../report/blacklist.rst",
             category="Corpus",
             labels={"figure": "URLs kept and dropped"},
@@ -29,7 +29,7 @@ rule blacklist:
         mem_mb=4000,
         runtime=runtime("blacklist", 120),
     params:
-        settings=rule_keys.blacklist(settings),
+        settings=keys("blacklist"),
         lists=hashes(settings.blacklist.domain_lists),
         urls=settings.urls,
         folder=RUN / "urls",
@@ -42,10 +42,10 @@ rule blacklist:
 
 rule scrape:
     input:
-        urls=lambda wildcards: [f"{RUN}/urls/stats.json"] if may_fetch() else [],
+        urls=lambda wildcards: [result("blacklist")] if may_fetch() else [],
         site=[settings.site / "site.json"] if settings.site else [],
     output:
-        pages=RUN / "pages/{shard}.jsonl.zst",
+        pages=result("scrape"),
     log:
         RUN / "logs/scrape/{shard}.log",
     retries: 5  # each attempt continues from the journal
@@ -55,10 +55,10 @@ rule scrape:
         runtime=runtime("scrape", 24 * 60),
         resumes=1,
     params:
-        settings=rule_keys.scrape(settings),
+        settings=keys("scrape"),
         urls=f"{RUN}/urls/{{shard}}.txt",
-        rejects=f"{RUN}/pages/rejects/{{shard}}.jsonl.zst",
-        stats=f"{RUN}/pages/{{shard}}.stats.json",
+        rejects=rejects("scrape"),
+        stats=stats("scrape"),
         # A recorded site is served on loopback while the step runs; demo.serve replaces ADDRESS by ip:port.
         serve=(
             f"python -m demo.serve --site {quote(str(settings.site))} --"
@@ -85,14 +85,14 @@ rule ingest:
     input:
         made_here(settings.source_files()),
     output:
-        stats=RUN / "ingest/stats.json",
+        stats=result("ingest"),
     log:
         RUN / "logs/ingest.log",
     resources:
         mem_mb=2000,
         runtime=runtime("ingest", 24 * 60),
     params:
-        settings=rule_keys.ingest(settings),
+        settings=keys("ingest"),
         folder=RUN / "ingest",
         shards=settings.shards,
     shell:
@@ -102,21 +102,21 @@ rule ingest:
 
 rule clean:
     input:
-        [RUN / "pages/{shard}.jsonl.zst"] if settings.urls else [],
-        [RUN / "ingest/stats.json"] if settings.sources else [],
+        [result("scrape")] if settings.urls else [],
+        [result("ingest")] if settings.sources else [],
     output:
-        documents=RUN / "clean/{shard}.jsonl.zst",
+        documents=result("clean"),
     log:
         RUN / "logs/clean/{shard}.log",
     resources:
         mem_mb=2000,
         runtime=runtime("clean", 240),
     params:
-        settings=rule_keys.clean(settings),
-        rejects=f"{RUN}/clean/rejects/{{shard}}.jsonl.zst",
-        stats=f"{RUN}/clean/{{shard}}.stats.json",
+        settings=keys("clean"),
+        rejects=rejects("clean"),
+        stats=stats("clean"),
         documents=[
-            *([f"{RUN}/pages/{{shard}}.jsonl.zst"] if settings.urls else []),
+            *([result("scrape")] if settings.urls else []),
             *([f"{RUN}/ingest/{{shard}}.jsonl.zst"] if settings.sources else []),
         ],
     shell:
@@ -124,24 +124,24 @@ rule clean:
         "--rejects {params.rejects:q} --stats {params.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
-# The folder of the final documents.
-DOCUMENTS = RUN / ("decontaminate" if settings.decontaminate.files else "dedup")
+# The final documents.
+DOCUMENTS = result("decontaminate" if settings.decontaminate.files else "dedup")
 
 if settings.decontaminate.files:
     EVALUATION_FILES = hashes(settings.evaluation_files())
 
     rule decontaminate_count:
         input:
-            documents=RUN / "dedup/{shard}.jsonl.zst",
+            documents=result("dedup"),
         output:
-            counts=RUN / "decontaminate/{shard}.counts.json",
+            counts=result("decontaminate_count"),
         log:
             RUN / "logs/decontaminate_count/{shard}.log",
         resources:
             mem_mb=4000,
             runtime=runtime("decontaminate_count", 240),
         params:
-            settings=rule_keys.decontaminate_count(settings),
+            settings=keys("decontaminate_count"),
             files=EVALUATION_FILES,
         shell:
             'python -m corpus.decontaminate count --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
@@ -150,7 +150,7 @@ if settings.decontaminate.files:
     # With the counts of all shards as input of each shard, N shards would read N^2 files.
     rule decontaminate_sum:
         input:
-            expand(RUN / "decontaminate/{shard}.counts.json", shard=SHARDS),
+            expand(result("decontaminate_count"), shard=SHARDS),
         output:
             counts=RUN / "decontaminate/counts.json",
         log:
@@ -167,20 +167,20 @@ if settings.decontaminate.files:
 
     rule decontaminate:
         input:
-            documents=RUN / "dedup/{shard}.jsonl.zst",
+            documents=result("dedup"),
             counts=RUN / "decontaminate/counts.json",
         output:
-            documents=RUN / "decontaminate/{shard}.jsonl.zst",
+            documents=result("decontaminate"),
         log:
             RUN / "logs/decontaminate/{shard}.log",
         resources:
             mem_mb=4000,
             runtime=runtime("decontaminate", 240),
         params:
-            settings=rule_keys.decontaminate(settings),
+            settings=keys("decontaminate"),
             files=EVALUATION_FILES,
-            rejects=f"{RUN}/decontaminate/rejects/{{shard}}.jsonl.zst",
-            stats=f"{RUN}/decontaminate/{{shard}}.stats.json",
+            rejects=rejects("decontaminate"),
+            stats=stats("decontaminate"),
         shell:
             'python -m corpus.decontaminate cut --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
             "--counts {input.counts:q} --output {output.documents:q} --rejects {params.rejects:q} "
@@ -191,11 +191,11 @@ if settings.train_tokenizer.vocab_size:
 
     rule train_tokenizer:
         input:
-            expand(DOCUMENTS / "{shard}.jsonl.zst", shard=SHARDS),
+            expand(DOCUMENTS, shard=SHARDS),
         output:
             encoder=settings.tokenize.encoder_json,
             merges=settings.tokenize.vocab_bpe,
-            stats=RUN / "tokenizer/stats.json",
+            stats=result("train_tokenizer"),
         log:
             RUN / "logs/train_tokenizer.log",
         threads: 4
@@ -203,7 +203,7 @@ if settings.train_tokenizer.vocab_size:
             mem_mb=8000,
             runtime=runtime("train_tokenizer", 24 * 60),
         params:
-            settings=rule_keys.train_tokenizer(settings),
+            settings=keys("train_tokenizer"),
             folder=RUN / "tokenizer",
         shell:
             'python -m corpus.train_tokenizer --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
@@ -219,21 +219,21 @@ VOCABULARY = [
 
 rule tokenize:
     input:
-        documents=DOCUMENTS / "{shard}.jsonl.zst",
+        documents=DOCUMENTS,
         vocabulary=made_here(VOCABULARY),
     output:
-        idx=RUN / "tokens/{shard}_text_document.idx",
+        idx=result("tokenize"),
     log:
         RUN / "logs/tokenize/{shard}.log",
     resources:
         mem_mb=2000,
         runtime=runtime("tokenize", 120),
     params:
-        settings=rule_keys.tokenize(settings),
+        settings=keys("tokenize"),
         vocabulary=hashes(VOCABULARY),
         prefix=f"{RUN}/tokens/{{shard}}",
-        rejects=f"{RUN}/tokens/rejects/{{shard}}.jsonl.zst",
-        stats=f"{RUN}/tokens/{{shard}}.stats.json",
+        rejects=rejects("tokenize"),
+        stats=stats("tokenize"),
     shell:
         'python -m corpus.tokenize --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
         "--output-prefix {params.prefix:q} --rejects {params.rejects:q} --stats {params.stats:q} "
@@ -242,13 +242,13 @@ rule tokenize:
 
 rule merge_index:
     input:
-        expand(RUN / "tokens/{shard}_text_document.idx", shard=SHARDS),
+        expand(result("tokenize"), shard=SHARDS),
     output:
         bin=f"{settings.dataset_prefix}.bin",
         idx=f"{settings.dataset_prefix}.idx",
         meta=f"{settings.dataset_prefix}.json",
         stats=report(
-            RUN / "dataset/stats.json",
+            result("merge_index"),
             caption="../report/dataset.rst",
             category="Corpus",
             labels={"figure": "documents and tokens of the dataset"},
@@ -269,7 +269,7 @@ rule merge_index:
 
 rule corpus:
     input:
-        expand(DOCUMENTS / "{shard}.jsonl.zst", shard=SHARDS),
+        expand(DOCUMENTS, shard=SHARDS),
 
 
 rule dataset:

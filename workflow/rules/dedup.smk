@@ -19,16 +19,16 @@ MEMORY_MB = 1000 + int(1000 * settings.dedup.memory_gb)
 
 rule dedup_signatures:
     input:
-        RUN / "clean/{shard}.jsonl.zst",
+        result("clean"),
     output:
-        signatures=temp(WORK / "{shard}.signatures"),
+        signatures=temp(result("dedup_signatures")),
     log:
         RUN / "logs/dedup_signatures/{shard}.log",
     resources:
         mem_mb=2000,
         runtime=runtime("dedup_signatures", 240),
     params:
-        settings=rule_keys.dedup_signatures(settings),
+        settings=keys("dedup_signatures"),
     shell:
         'python -m corpus.dedup signatures --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
         "--output {output.signatures:q} --workers {threads} > {log:q} 2>&1"
@@ -80,7 +80,7 @@ for job in range(JOBS):
             mem_mb=MEMORY_MB,
             runtime=runtime("dedup_verify", 12 * 60),
         params:
-            settings=rule_keys.dedup_verify(settings),
+            settings=keys("dedup_clusters"),
             folder=WORK,
             shards=len(SHARDS),
             blocks=lambda wildcards, output: [
@@ -100,7 +100,7 @@ rule dedup_clusters:
     output:
         clusters=temp(WORK / "all.clusters"),
         stats=report(
-            RUN / "dedup/clusters.json",
+            result("dedup_clusters"),
             caption="../report/clusters.rst",
             category="Corpus",
             labels={"figure": "clusters of duplicates"},
@@ -121,10 +121,10 @@ rule dedup_clusters:
 
 rule dedup:
     input:
-        documents=RUN / "clean/{shard}.jsonl.zst",
+        documents=result("clean"),
         clusters=rules.dedup_clusters.output.clusters,
     output:
-        documents=RUN / "dedup/{shard}.jsonl.zst",
+        documents=result("dedup"),
     log:
         RUN / "logs/dedup/{shard}.log",
     resources:
@@ -132,7 +132,7 @@ rule dedup:
         runtime=runtime("dedup", 240),
     params:
         folder=RUN / "dedup",
-        stats=f"{RUN}/dedup/{{shard}}.stats.json",
+        stats=stats("dedup"),
     shell:
         "python -m corpus.dedup filter --input {input.documents:q} --clusters {input.clusters:q} "
         "--output-dir {params.folder:q} --stats {params.stats:q} > {log:q} 2>&1"

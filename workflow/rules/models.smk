@@ -2,7 +2,7 @@
 
 from shlex import quote
 
-from common import job_memory
+from workflow import job_memory
 
 
 localrules:
@@ -26,7 +26,7 @@ rule train:
         ],
     output:
         done=report(
-            RUN / "models/{model}/done.json",
+            result("train"),
             caption="../report/train.rst",
             category="Models",
             subcategory="{model}",
@@ -41,7 +41,7 @@ rule train:
         mem_mb=1000,
         runtime=lambda wildcards: settings.models[wildcards.model].time_limit_minutes,
     params:
-        settings=lambda wildcards: rule_keys.train(settings, wildcards.model),
+        settings=lambda wildcards: keys("train", wildcards.model),
         contents=lambda wildcards: contents(wildcards.model),
     # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks divide them among themselves.
     shell:
@@ -52,11 +52,11 @@ rule train:
 
 rule merge:
     input:
-        done=RUN / "models/{model}/done.json",
+        done=result("train"),
     output:
         # The tokenizer is not declared because not every model has one; nor is training.json, by which --force recognises
         # the folder as its own.
-        config=RUN / "merged/{model}/config.json",
+        config=result("merge"),
         generation=RUN / "merged/{model}/generation_config.json",
         weights=RUN / "merged/{model}/model.safetensors",
     log:
@@ -81,7 +81,7 @@ rule evaluate:
         ),
     output:
         result=report(
-            RUN / "evaluation/{model}.json",
+            result("evaluate"),
             caption="../report/evaluation.rst",
             category="Models",
             subcategory="{model}",
@@ -100,13 +100,13 @@ rule evaluate:
         ),
     params:
         model=subpath(input.weights, parent=True),
-        settings=lambda wildcards: rule_keys.evaluate(settings, wildcards.model),
+        settings=lambda wildcards: keys("evaluate", wildcards.model),
         datasets=lambda wildcards: [
             str(source.prefix) for source in settings.datasets(wildcards.model)
         ],
     shell:
         "python -m training.evaluate --checkpoint {params.model:q} --data {params.datasets:q} "
-        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[max_tokens]} --output {output.result:q} > {log:q} 2>&1"
+        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[evaluate][max_tokens]} --output {output.result:q} > {log:q} 2>&1"
 
 
 rule generate:
@@ -114,7 +114,7 @@ rule generate:
         weights=RUN / "merged/{model}/model.safetensors",
     output:
         sample=report(
-            RUN / "samples/{model}.txt",
+            result("generate"),
             caption="../report/sample.rst",
             category="Models",
             subcategory="{model}",
@@ -130,7 +130,7 @@ rule generate:
         runtime=runtime("generate", 60),
     params:
         model=subpath(input.weights, parent=True),
-        settings=rule_keys.generate(settings),
+        settings=keys("generate")["generate"],
         prompt=lambda wildcards, output: quote(settings.generate.prompt),
     shell:
         "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
@@ -146,10 +146,10 @@ for name in settings.models:
         name:
             f"train_{name}"
         input:
-            RUN / f"models/{name}/done.json",
+            expand(result("train"), model=name),
 
     rule:
         name:
             f"merge_{name}"
         input:
-            RUN / f"merged/{name}/config.json",
+            expand(result("merge"), model=name),

@@ -9,9 +9,9 @@ rule report:
         ),
         models=expand(
             [
-                RUN / "models/{model}/done.json",
-                RUN / "evaluation/{model}.json",
-                RUN / "samples/{model}.txt",
+                result("train"),
+                result("evaluate"),
+                result("generate"),
             ],
             model=settings.train_models,
         ),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.corpus_jobs.batches import Request, Shard, accepted, left_over, remove, split, write_batch
+from cluster.corpus_jobs.batches import Request, Shard, accepted, recorded, remove, split, write_batch
 from common.settings import SiteSettings
 from snakemake_scheduler_plugin_in_order import Scheduler
 from tests.conftest import ROOT
@@ -65,12 +65,12 @@ def test_a_batch_is_found_again_with_what_its_results_say(tmp_path: Path) -> Non
     script = (tasks[0].folder / "batch.sh").read_text()
     assert "#SBATCH --array=0-1\n" in script and "#SBATCH '--partition=p q'\n" in script and "--time" not in script
     assert f"/a run, 100%%/logs/slurm/{tasks[0].folder.name}_%a.log" in script
-    assert [task.job for task in left_over(run)] == ["", ""], "not submitted, as far as we know"
+    assert [task.job for task in recorded(run)] == ["", ""], "not submitted, as far as we know"
     accepted(tasks, "77")
     end = {"end": 0, "exit": 0, "seconds": 1, "max_rss_mb": 1}
     events = [{"begin": 0, "job": "77_0"}, {"start": 0, "time": 5.0}, end, {"start": 1, "time": 6.0}]
     (tasks[0].folder / "0.results").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"end": 1, ')
-    first, second = left_over(run)
+    first, second = recorded(run)
     assert (first.job, second.job, first.shards) == ("77_0", "77_1", shards[:3])
     assert first.running == 1 and not first.alone and list(first.ended) == [0] and first.started[1] == 6.0
     with open(first.folder / "0.results", "a") as file:

@@ -7,8 +7,8 @@ import pytest
 from torch import Tensor
 
 from common.errors import CheckpointError
+from convert.arguments import Options
 from convert.assemble import assemble
-from convert.sources.options import Options
 from convert.sources.source import Source
 
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from convert.files.stored import LoadedTensor
-from convert.sources.agreement import check_distinct
+from convert.arguments import Options
+from convert.sources.consistency import check_distinct
 from convert.sources.find import open_source
-from convert.sources.options import Options
 from convert.sources.source import Architecture
 from tests.convert.deepspeed_files import Run, write_tag
 from tests.convert.encoded import assert_equal, truth
+from tests.convert.helpers import LoadedTensor
 from tests.convert.megatron_files import Layout, write
 from tests.convert.sources import torch_dist_files
 from tests.convert.sources.checks import merged

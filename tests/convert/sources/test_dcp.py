@@ -6,40 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from convert.assemble import read_sharded
-from convert.files.inert import fields, load_inert
-from convert.sources.dcp import open_dcp
+from convert.pt import fields, load_pt
+from convert.sources.dcp import Dcp
 from convert.sources.source import Sharded
 from tests.convert.sources.torch_dist_files import FolderWriter
 from tests.training.checkpoint.planted import metadata_of
-from tests.training.helpers import make_run, run_main
-from training.checkpoint import storage
-from training.train import main
 
 
 def read(sharded: Sharded) -> Tensor:
     return read_sharded(sharded) if sharded.shape else sharded.blocks[0].tensor.read()
-
-
-@pytest.mark.parametrize("raw_from", [1, 1 << 30])
-def test_our_own_checkpoints_are_read_as_dcp_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw_from: int
-) -> None:
-    """With the place of the bytes in `.metadata`, as for large tensors, and without."""
-    monkeypatch.setattr(storage, "_MIN_RAW", raw_from)
-    config = make_run(tmp_path, model={"n_layer": 1, "n_head": 2, "n_embd": 8}, train={"iterations": 1})
-    assert run_main(main, "--config", config, "--model", "tiny") == 0
-    folder = tmp_path / "models/tiny/iter_0000001"
-    dcp = open_dcp(folder)
-    assert {"model.wte.weight", "exp_avg.h.0.mlp.c_fc.bias", "step"} <= dcp.keys() and not dcp.objects
-    found = {key: torch.empty(tensor.shape) for key, tensor in dcp.items()}
-    with pytest.warns(UserWarning, match=r"torch\.distributed"):
-        dcp_load(found, checkpoint_id=folder, no_dist=True)
-    for key, expected in found.items():
-        assert torch.equal(read(dcp.sharded(key)), expected), key
-    assert dcp.files() == {folder / ".metadata", *folder.glob("*.distcp")}
 
 
 def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path) -> None:
@@ -57,7 +34,7 @@ def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path
     record = next(record for index, record in metadata.storage_data.items() if index.fqn == "turned")
     record.relative_path, record.offset, record.length = "__0_1.distcp", 0, (tmp_path / "__0_1.distcp").stat().st_size
     writer.close()
-    dcp = open_dcp(tmp_path)
+    dcp = Dcp(tmp_path)
     assert read(dcp.sharded("scalar")).item() == 5.0
     assert read(dcp.sharded("empty")).shape == (0, 3)
     assert torch.equal(read(dcp.sharded("turned")), whole.t()[1:5])
@@ -71,8 +48,8 @@ def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path
 def test_what_any_supported_python_wrote_is_read(tmp_path: Path, version: str) -> None:
     """Pythons pickle Enum members and paths by other names; both are in `.metadata` and in the args of a .pt file."""
     shutil.unpack_archive(Path(__file__).parent / "stored/pythons.zip", tmp_path)
-    dcp = open_dcp(tmp_path / version)
-    assert torch.equal(read(dcp.sharded("weight")), torch.arange(6.0).reshape(2, 3)) and set(dcp.objects) == {"step"}
-    content = load_inert(tmp_path / version / "args.pt")
+    dcp = Dcp(tmp_path / version)
+    assert torch.equal(read(dcp.sharded("weight")), torch.arange(6.0).reshape(2, 3)) and dcp.objects == ["step"]
+    content = load_pt(tmp_path / version / "args.pt")
     assert torch.equal(content["w"].read(), torch.ones(2))
     assert fields(content["args"]).keys() == {"model_type", "flag", "se", "path", "dtype"}

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from common.errors import CheckpointError
+from convert.arguments import Options
 from convert.assemble import read_sharded
 from convert.sources.deepspeed import matches, open_folder
-from convert.sources.options import Options
+from convert.sources.find import open_source
 from convert.sources.source import QKV
 from tests.convert.deepspeed_files import (
     ITERATION,
@@ -27,7 +29,7 @@ from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
 
-refused = partial(checks.refused, open_folder)
+refused = partial(checks.refused, open_source)
 HEADS = Options(num_heads=SMALL.n_head)
 SIZES = replace(HEADS, vocab_size=SMALL.vocab_size)
 MODEL, OPTIMIZER = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -84,7 +86,7 @@ def test_the_version_of_the_qkv_rows_is_recorded_or_given(tmp_path: Path) -> Non
     recorded = write_tag(tmp_path / "b", Run(1, names="megatron"))
     refused(recorded, "--qkv-version is 0", "checkpoint_version is 2", qkv_version=0)
     theirs = write_tag(tmp_path / "c", Run(1))
-    refused(theirs, "--qkv-version 2", num_heads=8, qkv_version=2)
+    refused(theirs, "--qkv-version is 2", num_heads=8, qkv_version=2)
     refused(theirs, "--num-heads")
 
 
@@ -97,30 +99,37 @@ def test_model_files_alone_give_16_bit_weights_and_a_note(tmp_path: Path) -> Non
     assert any("_optim_states.pt" in note for note in source.notes)
 
 
-def test_linear_layers_and_whole_embeddings_under_names_of_transformers(tmp_path: Path) -> None:
-    """nanoGPT's names are those of transformers, its matrices are [out, in]; each tensor rank has the embedding."""
+def test_linear_layers_under_names_of_transformers(tmp_path: Path) -> None:
+    """nanoGPT's names are those of transformers, its matrices are [out, in]."""
     folder = write_tag(tmp_path / "tag", Run(0, tensor=2))
 
     def turn(content: Any) -> None:
-        module, whole = content["module"], truth()["wte.weight"].bfloat16()
-        for key, tensor in module.items():
+        for key, tensor in content["module"].items():
             if ".c_" in key and tensor.dim() == 2:
-                module[key] = tensor.t().contiguous()
-        module["transformer.wte.weight"] = module["lm_head.weight"] = whole
+                content["module"][key] = tensor.t().contiguous()
 
     for path in folder.iterdir():
         edit(path, turn)
     source = open_folder(folder, SIZES)
     assert not source.conv1d
     assert_equal(merged(source), rounded())
-    assert list(source.tensors["wte.weight"].copies) == ["tensor rank 1"]
+
+
+def test_embeddings_that_each_tensor_rank_has_as_a_whole_need_the_size_of_the_vocabulary(tmp_path: Path) -> None:
+    folder = write_tag(tmp_path / "tag", Run(0, tensor=2))
+    whole = dict.fromkeys(("transformer.wte.weight", "lm_head.weight"), truth()["wte.weight"])
+    for path in folder.iterdir():
+        edit(path, lambda content: content["module"].update(whole))
+    with pytest.raises(CheckpointError, match=r"mp_rank_01.*mp_rank_00"):
+        merged(open_folder(folder, HEADS))
+    assert torch.equal(merged(open_folder(folder, SIZES))["wte.weight"], truth()["wte.weight"])
 
 
 @pytest.mark.parametrize(
     ("run", "lost", "parts"),
     [
         (Run(0, tensor=2), "mp_rank_01_model_states.pt", ["mp_rank_01_model_states.pt", "2 mp_rank"]),
-        (Run(2, tensor=2), "*mp_rank_01_optim*", ["mp_rank_01_model_states.pt"]),
+        (Run(2, tensor=2), "*mp_rank_01_optim*", ["zero_pp_rank_0_mp_rank_01_optim_states.pt", "2 mp_rank"]),
         (Run(3), "*optim_states.pt", ["ZeRO 3"]),
         (PIPELINE, "layer_05-model_00-model_states.pt", ["layer_05-model_00-model_states.pt"]),
     ],

@@ -10,7 +10,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from convert.sources.find import open_source
-from convert.sources.options import Options
 from tests.convert.deepspeed_files import Run, write_tag
 from tests.convert.encoded import SMALL
 from tests.convert.sources import checks
@@ -50,31 +49,27 @@ def test_a_run_stands_for_the_checkpoint_that_its_pointer_names(
 ) -> None:
     run = run_with(folder, tmp_path / "run", "iter_0000010", "global_step20", "release", **pointers)
     assert open_source(run).path == run / found
-    assert open_source(run, Options(iteration=10)).path == run / "iter_0000010"
-    assert open_source(run, Options(iteration=20)).path == run / "global_step20"
 
 
 @pytest.mark.parametrize(
-    ("names", "pointers", "iteration", "parts"),
+    ("names", "pointers", "parts"),
     [
-        (("a", "b"), {}, None, ["a, b", "--iteration"]),
-        (("iter_0000010",), {}, 20, ["iteration 20", "iter_0000010"]),
-        (("a",), {"latest": "../a"}, None, ["latest: ", "'../a'"]),
-        (("a",), {"latest": "empty"}, None, ["latest: ", "empty"]),
-        (("a",), {"latest_checkpointed_iteration_txt": "30"}, None, ["iter_0000030"]),
+        (("a", "b"), {}, ["a, b"]),
+        (("a",), {"latest": "../a"}, ["latest: ", "'../a'"]),
+        (("a",), {"latest": "empty"}, ["latest: ", "empty"]),
+        (("a",), {"latest_checkpointed_iteration_txt": "30"}, ["iter_0000030"]),
     ],
 )
 def test_anything_else_is_one_line(
-    folder: Path, tmp_path: Path, names: tuple[str, ...], pointers: dict[str, str], iteration: int, parts: list[str]
+    folder: Path, tmp_path: Path, names: tuple[str, ...], pointers: dict[str, str], parts: list[str]
 ) -> None:
     (tmp_path / "run" / "empty").mkdir(parents=True)
-    refused(run_with(folder, tmp_path / "run", *names, **pointers), *parts, iteration=iteration)
+    refused(run_with(folder, tmp_path / "run", *names, **pointers), *parts)
 
 
 def test_a_single_checkpoint_needs_no_pointer_and_one_of_its_files_does_not_do(folder: Path, tmp_path: Path) -> None:
     assert open_source(run_with(folder, tmp_path / "run", "anything")).path == tmp_path / "run" / "anything"
     refused(folder / "config.json", str(folder))
-    refused(folder, "--iteration", iteration=3)
 
 
 def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from convert.arguments import Options
 from convert.assemble import assemble
-from convert.files.stored import StoredTensor
+from convert.sources.find import open_source
 from convert.sources.huggingface import matches, open_folder
-from convert.sources.options import Options
 from convert.sources.source import QKV, Source
+from convert.stored import StoredTensor
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
 from training.huggingface.origin import Origin, write_origin
 
-refused = partial(checks.refused, open_folder)
+refused = partial(checks.refused, open_source)
 SIZES = {key: getattr(SMALL, key) for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
 CONFIG = {"model_type": "gpt2", **SIZES}
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -172,7 +173,7 @@ def test_a_flag_that_contradicts_the_folder_is_refused(tmp_path: Path) -> None:
     folder = make(tmp_path, theirs(), activation_function="gelu_pytorch_tanh")
     refused(folder, "--num-heads is 4", "n_head 8", num_heads=4)
     refused(folder, "--activation is gelu", "gelu_pytorch_tanh", activation="gelu")
-    refused(folder, "--qkv-version 3", qkv_version=3)
+    refused(folder, "--qkv-version is 3", qkv_version=3)
     assert read(folder, num_heads=8, activation="gelu_new", qkv_version=0).model.n_head == 8
     refused(make(tmp_path, theirs(), n_head=5), "5 heads")
     refused(make(tmp_path, theirs(), n_head=None), "--num-heads")

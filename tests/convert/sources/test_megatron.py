@@ -16,17 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import CheckpointError
+from convert.arguments import Options
 from convert.assemble import HUGGING_FACE, assemble
+from convert.sources.find import open_source
 from convert.sources.megatron import matches, open_folder
-from convert.sources.options import Options
 from convert.sources.source import QKV, Architecture
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.megatron_files import FILE, Layout, recorded_args, write
+from tests.convert.megatron_files import Layout, recorded_args, write
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
 
-refused = partial(checks.refused, open_folder)
+refused = partial(checks.refused, open_source)
 UNRECORDED = Options(num_heads=SMALL.n_head, vocab_size=SMALL.vocab_size, activation="gelu_new")
 """What a 2019 file does not say."""
 PIPELINED = [("transformer", 2.0), ("encoder", 3.0), ("core", 3.0), ("folded", 3.0)]
@@ -95,11 +95,11 @@ def test_a_head_whose_values_differ_is_untied(tmp_path: Path) -> None:
     assert source.model == model and len(source.notes) == 1
 
 
-@pytest.mark.parametrize(("step", "rows"), [(128, 50304), (1000, 52000)])
-def test_gpt2s_vocabulary_is_recognised_by_its_padded_rows(step: int, rows: int, tmp_path: Path) -> None:
-    model = Architecture(n_layer=1, n_head=2, n_embd=8, n_positions=2, n_inner=8, vocab_size=rows - rows % 128)
+def test_gpt2s_vocabulary_is_recognised_by_its_padded_rows(tmp_path: Path) -> None:
+    rows = 50304
+    model = Architecture(n_layer=1, n_head=2, n_embd=8, n_positions=2, n_inner=8, vocab_size=rows)
     layout = Layout("core", 3.0, 2, model=model, dtype=torch.float16)
-    said = recorded_args(layout) | {"vocab_size": None, "make_vocab_size_divisible_by": step}
+    said = recorded_args(layout) | {"vocab_size": None}
 
     def pad(stage: int, rank: int, content: dict[str, Any]) -> None:
         content["model"]["embedding.word_embeddings.weight"] = torch.zeros(rows // 2, 8).half()
@@ -114,7 +114,7 @@ def test_heads_are_64_wide_if_nothing_says_otherwise(tmp_path: Path) -> None:
     assert source.model == model and len(source.notes) == 2  # heads and activation are assumed
     refused(write(tmp_path / "b", Layout()), "--num-heads")
     intact = write(tmp_path / "c", Layout("core", 3.0))
-    refused(intact, "--vocab-size 385", "384 rows", vocab_size=385)
+    refused(intact, "--vocab-size", "385", "384 rows", vocab_size=385)
     assert open_folder(intact, Options(vocab_size=384)).model.vocab_size == 384
 
 
@@ -123,12 +123,10 @@ def test_the_qkv_version_is_recorded_or_given_and_never_guessed(tmp_path: Path) 
     refused(nested, "give --qkv-version")
     assert_equal(merged(open_folder(nested, Options(qkv_version=0))), truth())
     recorded = write(tmp_path / "recorded", Layout("transformer", 1, 2))
-    refused(recorded, f"mp_rank_00/{FILE}", "checkpoint_version is 1", "--qkv-version 0", qkv_version=0)
+    refused(recorded, "checkpoint_version is 1", "--qkv-version is 0", qkv_version=0)
     fork = write(tmp_path / "fork", Layout("2019", 2.0, 2))
     assert_equal(merged(open_folder(fork, replace(UNRECORDED, qkv_version=2))), truth())
-    refused(write(tmp_path / "fourth", Layout("core", 4.0)), "checkpoint_version 4.0")
-    with pytest.raises(CheckpointError, match="--qkv-version 4"):
-        open_folder(fork, Options(qkv_version=4))
+    refused(write(tmp_path / "fourth", Layout("core", 4.0)), "checkpoint_version is 4.0")
 
 
 def test_the_folders_name_says_the_iteration_of_its_files(tmp_path: Path) -> None:
@@ -163,7 +161,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], list[str]]] = [
     (lambda content: content["model"].update({FC2: torch.zeros(33)}), ["'h.3.mlp.c_proj.bias'", "[33]", "[32]"]),
     (lambda content: content["model"].update({FC1: torch.zeros(64).half()}), ["'h.3.mlp.c_fc.bias'", "float16"]),
     (lambda content: content["model"].update({ROUTER: torch.zeros(3)}), [LAST, repr(ROUTER)]),
-    (lambda content: content.update(dict.fromkeys(("model0", "model1"), content.pop("model"))), [LAST, "is 2, but 1"]),
+    (
+        lambda content: content.update(dict.fromkeys(("model0", "model1"), content.pop("model"))),
+        [LAST, "is (2,"],
+    ),
 ]
 
 
@@ -185,7 +186,7 @@ def test_lost_and_foreign_ranks_are_named(tmp_path: Path) -> None:
     shutil.rmtree(folder / "mp_rank_03_000")
     refused(folder, "mp_rank_03_000", "4 tensor ranks")
     shutil.copytree(folder / "mp_rank_02_001", folder / "mp_rank_02")
-    refused(folder, "mp_rank_02 ")
+    refused(folder, "mp_rank_02_000")
     folder = write(tmp_path / "2019", Layout(tensor=4))
     shutil.rmtree(folder / "mp_rank_03")  # shows in the shapes
     refused(folder, "mp_rank_03", "4 tensor ranks", num_heads=8)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convert.sources.options import Options
+from convert.arguments import Options
+from convert.sources.find import open_source
 from convert.sources.source import QKV
 from convert.sources.universal import matches, open_folder
 from tests.convert.deepspeed_files import ITERATION, SAMPLES, STEP, Run
@@ -16,7 +17,7 @@ from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
 from tests.convert.universal_files import write_universal
 
-refused = partial(checks.refused, open_folder)
+refused = partial(checks.refused, open_source)
 HEADS = Options(num_heads=SMALL.n_head)
 ONE = replace(SMALL, n_layer=1)
 REPLICATED = [f"tied_modules.embed.{kind}_embeddings.weight" for kind in ("word", "position")]
@@ -68,7 +69,7 @@ LN_2 = "zero/transformer.h.0.ln_2.weight/fp32.pt"
         (1, WPE, {"cat_dim": 0}, [WPE, "param"]),
         (1, WPE, {"param": torch.zeros(24, 16)}, ["'wpe.weight'", "[24, 16]"]),
         (3, WPE, torch.zeros(5), [WPE, "5 elements"]),
-        (1, WPE.replace("fp32", "step"), torch.tensor(7.0), ["step.pt", "step 7", "118"]),
+        (1, WPE.replace("fp32", "step"), torch.tensor(7.0), ["step.pt", "step is 7", "118"]),
         (1, LN_2, {"param": torch.arange(32.0)}, ["row 31", "'h.0.ln_2.weight'", "round_robin_gradients"]),
     ],
 )

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from convert.files.stored import LoadedTensor
 from convert.sources.zero import cut_group, cut_stage3
 from tests.convert.deepspeed_files import partition
+from tests.convert.helpers import LoadedTensor
 
 
 @given(

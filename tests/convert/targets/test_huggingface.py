@@ -19,9 +19,9 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from common.errors import CheckpointError, InputError
 from common.tokenizer import Tokenizer, TokenizerJson
-from common.tokenizer_json import to_json
+from common.vocabulary import to_json
+from convert.arguments import Options
 from convert.sources.huggingface import open_folder
-from convert.sources.options import Options
 from convert.sources.source import Architecture, Source
 from convert.targets.huggingface import parse_size, split_into_shards, write_folder, write_weights
 from tests.convert.encoded import SMALL, truth

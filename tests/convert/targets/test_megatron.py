@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from common.errors import CheckpointError
 from convert import merge_mp, to_megatron
+from convert.arguments import Options
 from convert.sources.find import open_source
-from convert.sources.options import Options
 from convert.sources.source import Architecture
 from convert.targets import torch_dist
 from convert.targets.huggingface import write_folder
@@ -26,7 +26,8 @@ from convert.targets.megatron import write_2019, write_v3
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.helpers import as_conv1d, merged, source_of
 from tests.convert.megatron_files import Layout, content_of, folder_name, write
-from tests.training.helpers import refusal, run_main
+from tests.helpers import run_main
+from tests.training.helpers import refusal
 
 WRITERS: dict[str, Callable[..., None]] = {"2019": write_2019, "core": write_v3, "torch_dist": torch_dist.write}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from convert.arguments import Options
 from convert.sources.megatron import open_folder
-from convert.sources.options import Options
 from convert.targets.huggingface import write_folder
 from convert.targets.megatron import write_v3
 from tests.convert import megatron_core_job

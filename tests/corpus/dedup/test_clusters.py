@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.settings import DedupSettings
-from corpus.dedup.clusters import write_clusters
-from corpus.dedup.filter import filter_shard
+from corpus.dedup.clusters import filter_shard, write_clusters
 from corpus.dedup.pairs import write_pairs
 from corpus.dedup.segments import write_segments
 from corpus.dedup.signatures import Signatures, write_signatures

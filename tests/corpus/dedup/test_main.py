@@ -1,13 +1,10 @@
 from pathlib import Path
 
-import pytest
-
 from corpus.dedup.__main__ import main
 from corpus.dedup.run import dedup
-from tests.common.commands import here
 from tests.conftest import Command
 from tests.corpus.dedup.test_run import RULES, planted
-from tests.helpers import assert_one_line_error, read_shard, write_shard
+from tests.helpers import assert_one_line_error, called, read_shard, write_shard
 
 
 def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int) -> None:
@@ -27,9 +24,7 @@ def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int) 
         main(["filter", "--input", str(shard), "--clusters", str(work / "all.clusters"), "--output-dir", str(output)])
 
 
-def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp_path: Path, command: Command) -> None:
     documents = planted(4)
     shards = [write_shard(tmp_path / "in" / f"{n:04d}.jsonl.zst", documents[n::3]) for n in range(3)]
     stats = dedup(shards, tmp_path / "run", RULES)
@@ -49,7 +44,7 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(
     for place in range(0, len(whole), len(whole) // 20):
         for damaged in (whole[:place], bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]])):
             clusters.write_bytes(damaged)
-            result = here(capsys, "corpus.dedup", *arguments)
+            result = called("corpus.dedup", *arguments)
             if result.returncode == 0:  # the damage is in what belongs to other shards
                 assert (tmp_path / "1" / first.name).read_bytes() == (tmp_path / "run" / first.name).read_bytes()
                 (tmp_path / "1" / first.name).unlink()

@@ -60,6 +60,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in ("__init__", "core", "metadata"):
         (package / f"{module}.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "trafilatura"]:
+        monkeypatch.delitem(sys.modules, module)  # workers are forked from this process
     return package
 
 

@@ -7,10 +7,9 @@ import pytest
 from common.errors import InputError
 from corpus.index import IndexedDataset, Meta, read_meta
 from corpus.index.layout import pointers
-from tests.common.commands import here
 from tests.conftest import Command
 from tests.corpus.index.helpers import CODES, META, by_hand, contents, files, written
-from tests.helpers import assert_one_line_error
+from tests.helpers import assert_one_line_error, called
 
 SEVERAL = [[[1, 2], [3]], [], [[]], [[4, 5, 6], [], [7]]]  # documents of 2, 0, 1 and 3 sequences
 
@@ -76,14 +75,12 @@ def test_beyond_four_gigabytes_nothing_wraps(tmp_path: Path) -> None:
     assert int(dataset[1][-1]) == 6 and len(dataset[1]) == longest
 
 
-def test_inspect_says_what_is_inside_and_reads_every_token_where_asked(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_what_is_inside_and_reads_every_token_where_asked(tmp_path: Path, command: Command) -> None:
     written(tmp_path / "a", [[1] * 9 + [50256], [2] * 1000, [], [50256]])
     told = command("corpus.index", "inspect", tmp_path / "a", "--verify")
     rows = [line.split() for line in told.stdout.splitlines()]
     for row in (["documents", "4"], ["tokens", "1,011"], ["longest", "1,000", "tokens"], ["verified"]):
         assert row in rows, told
     (tmp_path / "a.bin").write_bytes(bytes(4) + files(tmp_path / "a")[".bin"][4:])
-    assert here(capsys, "corpus.index", "inspect", tmp_path / "a").returncode == 0
-    assert_one_line_error(here(capsys, "corpus.index", "inspect", tmp_path / "a", "--verify"), "a.bin")
+    assert called("corpus.index", "inspect", tmp_path / "a").returncode == 0
+    assert_one_line_error(called("corpus.index", "inspect", tmp_path / "a", "--verify"), "a.bin")

@@ -1,4 +1,5 @@
 import struct
+import tracemalloc
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import read_json
 from corpus.index import IndexedDataset, IndexWriter, token_dtype
-from tests.corpus.index.helpers import by_hand, files, written
+from tests.corpus.index.helpers import META, by_hand, files, written
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 50256), max_size=5), max_size=3), max_size=6)
 
@@ -73,3 +74,19 @@ def test_an_error_leaves_what_was_there_before_and_names_what_does_not_fit(tmp_p
         written(tmp_path / "a", [[3]])
     assert files(tmp_path / "a") == before and len(list(tmp_path.iterdir())) == 3
     assert written(tmp_path / "a", [[3]], meta=None).description is None, "the older vocabulary does not stay"
+
+
+def test_memory_does_not_grow_with_documents(tmp_path: Path) -> None:
+    """200,000 documents: 12 bytes each would be 2.4 MB."""
+    tokens, lengths = np.ones(1000, np.uint16), np.ones(1000, np.int64)
+    with patch("corpus.index.writer.ENTRIES", 1024), patch("corpus.index.layout.ENTRIES", 1024):
+        tracemalloc.start()
+        try:
+            with IndexWriter(tmp_path / "a", np.uint16, META) as index:
+                for _ in range(200):
+                    index.add_documents(tokens, lengths)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert IndexedDataset(tmp_path / "a").n_documents == 200_000
+    assert peak < 600_000

@@ -17,8 +17,9 @@ from tests.rude_server import Behaviour, Server
 HTML = b"<html><body><p>Hello</p></body></html>"
 
 
-def settings_for(server: Server, **changes: Any) -> ScrapeSettings:
-    quick = {"host_delay": 0, "retries": 2, "retry_delay": 0.02, "page_timeout": 0.6, "read_timeout": 0.4}
+def settings_for(server: Server, timeout: float = 60, **changes: Any) -> ScrapeSettings:
+    """Settings without delays. A test of pages that hang gives the seconds after which they fail."""
+    quick = {"host_delay": 0, "retries": 2, "retry_delay": 0.02, "page_timeout": timeout, "read_timeout": timeout}
     return ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
 
 

@@ -1,16 +1,12 @@
 """A small web, and a shard that tests scrape from it repeatedly."""
 
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from common import cli
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.scrape.__main__ import main, scrape
+from corpus.scrape.__main__ import scrape
 from demo.pages import Host, page_html
 from tests import rude_server as rude
 from tests.helpers import prose
@@ -96,13 +92,3 @@ def fresh(tmp_path: Path, server: Server, **changes: Any) -> tuple[bytes, bytes]
         shard.run(server.address, **changes)
         FRESH[str(changes)] = shard.bytes()
     return FRESH[str(changes)]
-
-
-def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """`python -m corpus.scrape ARGUMENTS…` in this process."""
-    capsys.readouterr()
-    try:
-        code = cli.run(lambda: main([str(argument) for argument in arguments]))
-    except SystemExit as leaving:  # options that cannot be parsed
-        code = int(str(leaving.code))
-    return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())

@@ -24,9 +24,9 @@ def page(name: str, requested: str = "") -> FetchedPage:
 def test_responses_are_read_back_unchanged_also_by_other_readers(tmp_path: Path) -> None:
     path = tmp_path / "raw.warc.gz"
     pages = [page("a"), page("b", requested="http://old.example/ä#top")]
-    with Archive(path, 0) as archive:
-        _, first = archive.append(pages[0])
-        assert archive.append(pages[1]) == (first, path.stat().st_size)
+    with Archive(path) as archive:
+        for each in pages:
+            archive.append(each)
     without_chunks = [("Content-Type", "text/html"), ("Content-Encoding", "gzip")]
     for expected, (url, found) in zip(pages, read_pages(path, LIMIT), strict=True):
         assert isinstance(found, FetchedPage) and list(found.headers) == without_chunks
@@ -38,32 +38,36 @@ def test_responses_are_read_back_unchanged_also_by_other_readers(tmp_path: Path)
 
 
 def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Path) -> None:
-    path = tmp_path / "raw.warc.gz"
-    with Archive(path, 0) as archive:
-        end = archive.append(page("a"))
-        later = archive.append(page("b", requested="http://old.example/"))
+    path, old = tmp_path / "raw.warc.gz", "http://old.example/"
+    ends = []
+    with Archive(path) as archive:
+        for name, requested in (("a", ""), ("b", old)):
+            archive.append(page(name, requested))
+            ends.append(path.stat().st_size)
+        written = dict(archive.responses)
+    assert written[old] == (ends[0], True)
     whole = path.read_bytes()
-    expected = [(f"{URL}a", *end, True), ("http://old.example/", *later, True)]
-    for tail in (b"", whole[end[0] : end[1] - 9], b"\x1f", b"\x1f\x8b\x08 torn", bytes(5000), b"no gzip"):
-        for known in (0, end[1]):
-            path.write_bytes(whole + tail)
-            with Archive(path, known) as archive:
-                assert archive.new_responses == expected[1 if known else 0 :]
-            assert path.read_bytes() == whole
-    with Archive(path, later[1]) as archive:
-        found = archive.read(later[0], LIMIT)
-        assert archive.new_responses == [] and found is not None and found[0] == "http://old.example/"
+    for tail in (b"", whole[ends[0] : ends[1] - 9], b"\x1f", b"\x1f\x8b\x08 torn", bytes(5000), b"no gzip"):
+        path.write_bytes(whole + tail)
+        with Archive(path) as archive:
+            assert archive.responses == written
+        assert path.read_bytes() == whole
+    with Archive(path, obey_robots=False) as archive:
+        found = archive.read(old, LIMIT)
+        assert isinstance(found, FetchedPage) and found.requested == old
     path.write_bytes(whole[:-9])
-    with Archive(path, end[1]) as archive:
+    with Archive(path, obey_robots=False) as archive:
         archive.append(page("c"))
     assert [url for url, _ in read_pages(path, LIMIT)] == [f"{URL}a", f"{URL}c"]
+    with Archive(path) as archive:
+        assert [archive.obeyed(f"{URL}{name}") for name in "ac"] == [True, False]
 
 
-def test_files_of_another_kind_or_shorter_than_the_journal_says_are_never_touched(tmp_path: Path) -> None:
+def test_files_of_another_kind_are_never_touched(tmp_path: Path) -> None:
     path = tmp_path / "other.warc.gz"
     one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)
-    for content, known in ((b"a text", 0), (one_stream, 0), (b"short", 6)):
+    for content in (b"a text", one_stream):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"other\.warc\.gz: "):
-            Archive(path, known)
+            Archive(path)
         assert path.read_bytes() == content

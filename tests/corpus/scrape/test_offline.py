@@ -5,8 +5,8 @@ import pytest
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.scrape.offline import extract_archives
-from tests.corpus.scrape.shards import Shard, article, run_command
-from tests.helpers import assert_one_line_error, read_shard
+from tests.corpus.scrape.shards import Shard, article
+from tests.helpers import assert_one_line_error, called, read_shard
 from tests.rude_server import Server
 from tests.warc_records import http, record, write_warc
 
@@ -51,20 +51,18 @@ def test_records_follow_the_files_and_bytes_do_not_depend_on_the_workers(tmp_pat
     assert stats.reasons == {"extract_empty": 6, "duplicate": 1, "private_host": 1, "redirect_refused": 1}
 
 
-def test_the_command_takes_folders_and_locates_damage_in_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_takes_folders_and_locates_damage_in_one_line(tmp_path: Path) -> None:
     folder, output = tmp_path / "warc", tmp_path / "pages.jsonl.zst"
     folder.mkdir()
     write_warc(folder / "1.warc.gz", record("https://one.example/1", http(article(1))))
     cut = write_warc(folder / "2.warc.gz", record("https://one.example/2", http(article(2))))
     arguments = ["--output", output, "--stats", tmp_path / "stats.json", "--warc"]
-    assert run_command(capsys, *arguments, folder).returncode == 0
+    assert called("corpus.scrape", *arguments, folder).returncode == 0
     assert [entry["title"] for entry in read_shard(output)] == ["Story 1", "Story 2"]
     output.unlink()
     dead = write_warc(tmp_path / "dead.warc", record("http://one.example/1", http(status="404 Not Found")))
-    assert_one_line_error(run_command(capsys, *arguments, dead), "dead.warc", "1 http_404")
+    assert_one_line_error(called("corpus.scrape", *arguments, dead), "dead.warc", "1 http_404")
     cut.write_bytes(cut.read_bytes()[:-7])
-    assert_one_line_error(run_command(capsys, *arguments, folder), "2.warc.gz", "byte 0")
-    assert run_command(capsys, *arguments, folder, "--archive", tmp_path / "x").returncode == 2
+    assert_one_line_error(called("corpus.scrape", *arguments, folder), "2.warc.gz", "byte 0")
+    assert called("corpus.scrape", *arguments, folder, "--archive", tmp_path / "x").returncode == 2
     assert not output.exists()

@@ -7,22 +7,20 @@ import pytest
 
 from common.errors import OutageError
 from tests import rude_server as rude
-from tests.corpus.scrape.shards import DOWN, URLS, Shard, article, fresh, run_command
-from tests.helpers import assert_one_line_error
+from tests.corpus.scrape.shards import DOWN, URLS, Shard, article, fresh
+from tests.helpers import assert_one_line_error, called
 from tests.rude_server import Server, reply, rude_server
 
 pytestmark = pytest.mark.usefixtures("quick_extraction")
 
 
-def test_no_response_from_any_host_is_an_outage_and_leaves_no_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server
-) -> None:
+def test_no_response_from_any_host_is_an_outage_and_leaves_no_file(tmp_path: Path, server: Server) -> None:
     shard = Shard(tmp_path)
     for count in (1, len(URLS)):
         with pytest.raises(OutageError):
             shard.run(DOWN, URLS[:count], allow_empty=True, archive=True)
         assert [path.name for path in shard.folder.iterdir()] == ["urls.txt"]
-    result = run_command(capsys, *shard.arguments(DOWN), "--allow-empty", "--archive", shard.warc)
+    result = called("corpus.scrape", *shard.arguments(DOWN), "--allow-empty", "--archive", shard.warc)
     assert_one_line_error(result, "29 URLs of 14 sites", "(25 connection, 4 host_parked)", code=75)
     shard.run(server.address)
     assert shard.bytes() == fresh(tmp_path, server)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, InputError, OutageError
-from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh, run_command
-from tests.helpers import read_shard
+from common.errors import ConfigError, OutageError
+from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
+from tests.helpers import called, read_shard
 from tests.rude_server import Server
 
 pytestmark = pytest.mark.usefixtures("quick_extraction")
@@ -14,7 +14,7 @@ OTHER = ["newspaper3k"]
 
 
 def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_a_fresh_scrape(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server
+    tmp_path: Path, server: Server
 ) -> None:
     shard = Shard(tmp_path)
     lists = [
@@ -28,7 +28,7 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
     for urls in lists:
         server.requested.clear()
         shard.write_list(urls)
-        assert run_command(capsys, *shard.arguments(server.address)).returncode == 0
+        assert called("corpus.scrape", *shard.arguments(server.address)).returncode == 0
         pages = {name for name in server.requested if not name.endswith("robots.txt")}
         now = {name for name in pages if name.split("/")[0] not in ("middle.example", "moved.example")}
         assert not now & asked - {"site1.example/1"}, "the one that redirects lead to"
@@ -43,7 +43,7 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
 
 
 def test_outcomes_count_while_the_recorded_site_is_unchanged_in_whatever_order_it_is_listed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard, site, rglob = Shard(tmp_path), tmp_path / "site", Path.rglob
     site.mkdir()
@@ -53,10 +53,10 @@ def test_outcomes_count_while_the_recorded_site_is_unchanged_in_whatever_order_i
             (site / name).write_text(name)
         monkeypatch.setattr(Path, "rglob", lambda folder, pattern, to=order: sorted(rglob(folder, pattern))[::to])
         server.requested.clear()
-        assert run_command(capsys, *shard.arguments(server.address), "--site", site).returncode == 0
+        assert called("corpus.scrape", *shard.arguments(server.address), "--site", site).returncode == 0
         assert bool(server.requested) is (order == 1)
     (site / "b").write_text("c")
-    assert run_command(capsys, *shard.arguments(DOWN), "--site", site).returncode == 75
+    assert called("corpus.scrape", *shard.arguments(DOWN), "--site", site).returncode == 75
 
 
 def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_pages_are_fetched(
@@ -112,7 +112,7 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
     damaged = bytearray(warc)
     damaged[len(warc) // 2] ^= 0xFF
     shard.warc.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"x\.warc\.gz: .* byte \d+ \(http"):
+    with pytest.raises(ConfigError, match=r"\(1 URLs\).*--archive"):
         shard.run(DOWN, archive=True)
     shard = Shard(tmp_path, "again")
     shard.warc.write_bytes(warc)
@@ -131,7 +131,7 @@ def test_a_stop_before_the_finished_journal_is_written_changes_nothing(
         raise SystemExit
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("corpus.scrape.journal.write_zstd_lines", stop)
+        patch.setattr("corpus.scrape.journal.document_writer", stop)
         shard.run(server.address, archive=True)
     before, warc = shard.bytes(), shard.warc.read_bytes()
     assert shard.journal.exists() and not shard.finished_journal.exists()

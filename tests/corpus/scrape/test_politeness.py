@@ -96,7 +96,7 @@ def test_at_most_one_request_per_host_and_concurrency_in_all_run_at_once(hosts: 
 
     pages = {f"site{n % hosts}.example/{n}": slow for n in range(30)}
     with rude_server(pages) as server:
-        settings = settings_for(server, obey_robots=False, concurrency=6, page_timeout=60, read_timeout=60)
+        settings = settings_for(server, obey_robots=False, concurrency=6)
         outcomes = fetch(settings, *(f"http://{name}" for name in pages))
     assert all(isinstance(page, FetchedPage) for page in outcomes) and busiest == most
 
@@ -117,7 +117,7 @@ def test_robots_txt_is_obeyed_and_fetched_once_per_host() -> None:
     pages = dict.fromkeys([*names, "broken.example/", "hanging.example/", "sent.example/"], OK)
     with rude_server({**pages, **behaviours}) as server:
         urls = [f"https://{name}" for name in pages]
-        outcomes = fetch(settings_for(server, retries=1, contact="me@mail.example"), *urls, *urls)
+        outcomes = fetch(settings_for(server, 2, retries=1, contact="me@mail.example"), *urls, *urls)
         asked = server.requested
     assert all("User-Agent: urls-to-gpt2/0.1 (me@mail.example)" in head for head in server.heads)
     results = ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]

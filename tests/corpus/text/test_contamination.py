@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import DecontaminateSettings
-from corpus.text.contamination import pieces
+from corpus.text.ngrams import pieces
 
 SETTINGS = DecontaminateSettings(cut_characters=10, min_characters=5, max_pieces=3)
 

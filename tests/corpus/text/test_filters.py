@@ -10,21 +10,21 @@ GERMAN = (
 ) * 5
 
 
-def findings(text: str, settings: CleanSettings | None = None) -> dict[str, str]:
-    found = ((rule.name, rule.finding(Text(text))) for rule in filters(settings or CleanSettings()))
-    return {name: finding for name, finding in found if finding is not None}
+def details(text: str, settings: CleanSettings | None = None) -> dict[str, str]:
+    found = ((rule.name, rule.detail(Text(text))) for rule in filters(settings or CleanSettings()))
+    return {name: detail for name, detail in found if detail is not None}
 
 
 def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() -> None:
     assert [rule.name for rule in filters(CleanSettings())] == ["empty", "javascript", "short", "language"]
-    assert findings(prose(1)) == findings("work day house field " * 30, CleanSettings(language="")) == {}
-    assert findings("") == {"empty": "no text", "short": "0 characters", "language": "no letters"}
-    assert findings("JavaScript " + prose(1)[:244])["javascript"] == "255 characters with 'javascript'"
-    assert "javascript" not in findings("JavaScript " + prose(1)[:245])
-    assert findings(prose(1)[:511]) == {"short": "511 characters"}
-    assert findings(prose(1)[:512]) == {}
-    assert findings(GERMAN) == {"language": "de"}
-    assert findings(GERMAN, CleanSettings(language="de")) == findings(GERMAN, CleanSettings(language="")) == {}
+    assert details(prose(1)) == details("work day house field " * 30, CleanSettings(language="")) == {}
+    assert details("") == {"empty": "no text", "short": "0 characters", "language": "no letters"}
+    assert details("JavaScript " + prose(1)[:244])["javascript"] == "255 characters with 'javascript'"
+    assert "javascript" not in details("JavaScript " + prose(1)[:245])
+    assert details(prose(1)[:511]) == {"short": "511 characters"}
+    assert details(prose(1)[:512]) == {}
+    assert details(GERMAN) == {"language": "de"}
+    assert details(GERMAN, CleanSettings(language="de")) == details(GERMAN, CleanSettings(language="")) == {}
 
 
 # A text at the threshold of a rule, which is kept, and one beyond it.
@@ -53,5 +53,5 @@ EDGES = [
 def test_each_of_gophers_rules_has_its_threshold(rule: str, kept: str, dropped: str) -> None:
     rules = GopherSettings(enabled=True, max_words=100)
     settings = CleanSettings(language="", min_characters=0, gopher=rules)
-    assert findings(kept, settings) == {}
-    assert findings(dropped, settings).keys() == {f"gopher_{rule}"}
+    assert details(kept, settings) == {}
+    assert details(dropped, settings).keys() == {f"gopher_{rule}"}

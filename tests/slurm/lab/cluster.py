@@ -18,7 +18,7 @@ from tests.slurm.lab.config import SYSTEM_FOLDER, ports, write_config
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "squeue", "unshare", "nsenter")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # Debian installs the daemons in /usr/sbin
-PATIENCE = 60  # seconds for a daemon to answer; alone on the machine all of them need 1 to 5
+PATIENCE = 300  # seconds for a daemon or a training to get there; alone on the machine they need 1 to 20
 
 
 def missing() -> str:

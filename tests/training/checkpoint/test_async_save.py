@@ -9,6 +9,7 @@ import torch
 
 from common.errors import CheckpointError, TrainingError
 from common.files import read_json
+from tests.helpers import run_main
 from tests.training.checkpoint.planted import flip_a_bit
 from tests.training.helpers import (
     Session,
@@ -16,7 +17,6 @@ from tests.training.helpers import (
     launch,
     make_run,
     make_session,
-    run_main,
     save_checkpoint,
     step_batches,
 )
@@ -36,8 +36,8 @@ def open_tiny(folder: Path, **train: object) -> Session:
 
 
 def tensor_files(path: Path) -> dict[str, Any]:
-    """What the manifest says of all files but .metadata, which has a random number."""
-    return {name: digest for name, digest in read_json(path / "manifest.json")["files"].items() if "distcp" in name}
+    """What the manifest says of the files of tensors."""
+    return {name: digest for name, digest in read_json(path / "manifest.json")["files"].items() if "rank" in name}
 
 
 def names(folder: Path) -> list[str]:
@@ -109,8 +109,8 @@ def test_copies_that_drifted_apart_are_named_and_a_full_disk_ends_all_ranks_in_o
     manifest = read_json(folder / "iter_0000001" / "manifest.json")
     assert manifest["replicas"]["drifted"] == pytest.approx({"h.1.ln_2.bias": 0.5})
     assert len(manifest["replicas"]["compared"]) == 28
-    assert (manifest["vocab_size"], manifest["padded_vocab_size"]) == (257, 384)
-    assert f"{folder}/iter_0000002.tmp/__1_" in error and "iter_0000001" in error
+    assert (manifest["model"]["vocab_size"], manifest["padded_vocab_size"]) == (257, 384)
+    assert f"{folder}/iter_0000002.tmp/rank_1_" in error and "iter_0000001" in error
     assert names(folder) == ["1"]
     assert (folder / "latest").read_text() == "iter_0000001\n"
     found = checkpoint.newest(folder)
@@ -142,7 +142,7 @@ def test_a_damaged_checkpoint_does_not_count_as_one_that_is_kept(saved: Session,
     if damage == "no manifest":
         (folder / "manifest.json").unlink()
     else:
-        flip_a_bit(next(folder.glob("*.distcp")))
+        flip_a_bit(next(folder.glob("*.safetensors")))
     with checkpoint_writer(saved, tmp_path / "run") as saver:
         saver.save(Progress(10, 80))
     assert names(tmp_path / "run") == ["10", "8", "6", "4"]

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from torch.distributed.checkpoint import FileSystemReader
 
 from common.config import load_settings
 from common.errors import CheckpointError
+from common.files import read_json, write_json
 from common.settings import Experiment
 from tests.training.checkpoint.planted import flip_a_bit
 from tests.training.helpers import (
@@ -29,10 +30,10 @@ from tests.training.helpers import (
     write_corpus,
 )
 from training import checkpoint
-from training.checkpoint import Manifest, Progress, storage
+from training.checkpoint import Manifest, Progress, parts
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
-from training.run_plan import Plan, make_plan
+from training.planning.run import Plan, make_plan
 from training.step import train_step
 
 
@@ -51,21 +52,20 @@ def save(session: Session, folder: Path, iteration: int = 2, **state: Any) -> Ma
     return checkpoint.read_manifest(path)
 
 
-def check_fits(manifest: Manifest, plan: Plan) -> str:
-    return checkpoint.check_fits(manifest, name=plan.name, experiment=plan.experiment, data=plan.data.train)
+def check_fits(manifest: Manifest, plan: Plan) -> None:
+    checkpoint.check_fits(manifest, name=plan.name, experiment=plan.experiment, data=plan.data.train)
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["one file", "several files, tensors read into their targets"])
+@pytest.mark.parametrize("large", [False, True], ids=["one file", "several files"])
 def test_weights_moments_and_position_come_back_bit_for_bit(
     session: Session, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(storage, "_MIN_FILE", 1 << 15)
-        monkeypatch.setattr(storage, "_MIN_RAW", 1 << 12)
+        monkeypatch.setattr(parts, "_MIN_FILE", 1 << 15)
     memory = {"losses": [5.5, 5.25], "skipped": 1, "loss_scale": {"scale": 65536.0}}
     manifest = save(session, tmp_path / "run", guard=memory)
     assert manifest.progress == Progress(2, 16, memory)
-    assert (len(list(manifest.path.glob("*.distcp"))) > 4) == large
+    assert (len(list(manifest.path.glob("*.safetensors"))) > 4) == large
     for name, entry in manifest.files.items():
         data = (manifest.path / name).read_bytes()
         assert entry == {"size": len(data), "xxh3": xxhash.xxh3_128_hexdigest(data)}
@@ -79,8 +79,43 @@ def test_weights_moments_and_position_come_back_bit_for_bit(
         for key, value in session.optimizer.state[mine].items():
             assert torch.equal(value, other.optimizer.state[theirs][key]), (name, key)
     assert torch.equal(checkpoint.load_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
-    stored = FileSystemReader(manifest.path).read_metadata().state_dict_metadata
-    assert {stored[f"{part}.wte.weight"].size for part in ("model", "exp_avg", "exp_avg_sq")} == {torch.Size((257, 32))}
+    stored = read_json(manifest.path / "tensors.json")
+    assert [stored[f"{part}.wte.weight"]["shape"] for part in ("model", "exp_avg", "exp_avg_sq")] == [[257, 32]] * 3
+
+
+def test_a_checkpoint_is_plain_data_and_an_index_that_was_changed_is_refused_in_one_line(
+    session: Session, tmp_path: Path
+) -> None:
+    manifest = save(session, tmp_path / "run")
+    assert {path.suffix for path in manifest.path.iterdir()} == {".json", ".safetensors"}  # no pickle
+    index = read_json(manifest.path / "tensors.json")
+    changes = [("file", "../other.safetensors"), ("file", "manifest.json"), ("shape", [1, 1]), ("offset", [0, -1])]
+    for key, value in [*changes, ("offset", [1, 0]), ("parts", []), ("parts", "x")]:
+        changed = deepcopy(index)
+        entry = changed["model.wpe.weight"]
+        (entry if key == "parts" else entry["parts"][0])[key] = value
+        write_json(manifest.path / "tensors.json", changed)
+        for use in (checkpoint.load_weights, lambda it: checkpoint.load(it, session.parameters, session.optimizer)):
+            with pytest.raises(CheckpointError, match=r"iter_0000002/(tensors\.json|rank_0_0.*): [^\n]*\Z"):
+                use(manifest)
+
+
+def test_a_newer_format_stops_a_run_even_if_it_has_an_older_checkpoint(session: Session, tmp_path: Path) -> None:
+    save(session, tmp_path, 2)
+    newer = save(session, tmp_path, 4).path
+    write_json(newer / "manifest.json", read_json(newer / "manifest.json") | {"format": 3})
+    for path in (newer, tmp_path):
+        with pytest.raises(CheckpointError, match=r"iter_0000004/manifest\.json: format 3"):
+            checkpoint.resolve(path)
+
+
+def test_a_damaged_manifest_gives_one_line(session: Session, tmp_path: Path) -> None:
+    folder = save(session, tmp_path).path
+    without_a_key = (folder / "manifest.json").read_text().replace('"n_layer": 2,', "")
+    for text in ("[]", "{", "", '{"format": "1"}', "\xff", '{"format": 2, "iteration": "x"}', without_a_key):
+        (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(CheckpointError, match=r"manifest\.json[^\n]*\Z"):
+            checkpoint.read_manifest(folder)
 
 
 def test_every_byte_is_on_the_disk_and_the_manifest_written_last_before_a_checkpoint_gets_its_name(
@@ -120,7 +155,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
 ) -> None:
     save(session, tmp_path, 2)
     newest = save(session, tmp_path, 4).path
-    file = next(newest.glob("*.distcp"))
+    file = next(newest.glob("*.safetensors"))
     if damage == "no manifest":
         (newest / "manifest.json").unlink()
     elif damage == "file missing":
@@ -146,8 +181,8 @@ def test_each_rank_verifies_a_share_of_the_files_and_what_breaks_later_is_one_li
     checkpoint.verify(manifest, slice(0, None, 2))
     with pytest.raises(CheckpointError, match=second):
         checkpoint.verify(manifest, slice(1, None, 2))
-    next(manifest.path.glob("*.distcp")).unlink()
-    with pytest.raises(CheckpointError, match=r"iter_0000002: [^\n]*\Z"):
+    next(manifest.path.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match=r"iter_0000002/[^\n]*\Z"):
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
 
@@ -167,7 +202,7 @@ def test_a_moved_model_folder_still_has_its_vocabulary(session: Session, tmp_pat
 
 def test_other_model_settings_are_refused_by_key(session: Session, tmp_path: Path) -> None:
     manifest = save(session, tmp_path)
-    assert check_fits(manifest, session.plan) == ""
+    check_fits(manifest, session.plan)
     for section, key, value in (("model", "n_layer", 3), ("train", "seed", 7), ("train", "split", "1,1,1")):
         run = session.plan.experiment.model_dump()
         was, run[section][key] = run[section][key], value
@@ -185,7 +220,7 @@ def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
     plan = make_plan(settings_of(config), "tiny")
     manifest = save(open_session(plan, ALONE), tmp_path / "run")
-    assert check_fits(manifest, make_plan(settings_of(config), "tiny")) == ""
+    check_fits(manifest, make_plan(settings_of(config), "tiny"))
     shutil.copytree(prefix.parent, tmp_path / "elsewhere")
     moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
     check_fits(manifest, replace(plan, data=plan.data._replace(train=Blend([moved], [1]))))

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import CheckpointError
+from tests.helpers import run_main
 from tests.training.checkpoint.planted import flip_a_bit
-from tests.training.helpers import make_run, run_main
+from tests.training.helpers import make_run
 from training import checkpoint
 from training.model_folder import checkpoint_folders
 from training.train import main
@@ -36,7 +37,7 @@ def spoil(folder: Path, damage: str) -> None:
     if damage == "no manifest":
         (folder / "manifest.json").unlink()
     else:
-        flip_a_bit(next(folder.glob("*.distcp")))
+        flip_a_bit(next(folder.glob("*.safetensors")))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -75,7 +76,7 @@ def test_a_run_starts_after_its_first_save_was_killed(tmp_path: Path) -> None:
     for name in ("iter_0000002.tmp", "iter_0000002.0123456789ab.tmp", "iter_0000002"):
         (run / name).mkdir(parents=True)
         if name.endswith("tmp"):
-            (run / name / "__0_0.distcp").write_bytes(b"half")
+            (run / name / "rank_0_0.safetensors").write_bytes(b"half")
     assert run_main(main, "--config", config, "--model", "tiny") == 0
     assert [path.name for path in run.glob("iter_*") if any(path.iterdir())] == ["iter_0000004"]
     assert not list(run.glob("*.tmp"))

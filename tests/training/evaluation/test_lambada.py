@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from common.files import read_json
-from tests.training.helpers import Capsys, run_main
+from tests.helpers import run_main
+from tests.training.helpers import Capsys
 from tests.training.reference import SEQ_LEN, write_reference
 from training.evaluate import main
 

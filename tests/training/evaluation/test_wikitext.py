@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel
 
 from common.files import read_json
-from tests.training.helpers import Capsys, run_main
+from tests.helpers import run_main
+from tests.training.helpers import Capsys
 from tests.training.reference import SEQ_LEN, write_reference
 from training.evaluate import main
 from training.evaluation.scoring import sliding_windows

@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel
 from common.files import read_rows
 from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch_ok, make_run, settings_of, train_tiny
 from tests.training.reference import random_gpt2
-from training.run_plan import make_plan
+from training.planning.run import make_plan
 
 SIZES = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 24, "bos_token_id": 256, "eos_token_id": 256}
 TRAIN = {"iterations": 1, "lr": 1e-9, "min_lr": 0.0}

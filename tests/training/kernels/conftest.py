@@ -11,7 +11,6 @@ import torch
 from common.errors import KernelError
 from training.kernels import library
 from training.kernels.build import FOLDER_VARIABLE, Compiler, build, host_compiler, nvcc
-from training.kernels.choice import KERNELS
 
 CACHE = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / f"urls-to-gpt2-tests-{os.getuid()}")
 """Where the next session finds the libraries."""
@@ -22,7 +21,7 @@ def built(find_compiler: Callable[[], Compiler]) -> Path:
     try:
         compiler = find_compiler()
     except KernelError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"no compiler: {error}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(CACHE))
         return build(compiler)
@@ -37,7 +36,7 @@ def host_library() -> Path:
 @pytest.fixture(scope="session")
 def cuda_library() -> Path:
     """The kernels, compiled for the GPU."""
-    return built(lambda: nvcc([library.capability()]))
+    return built(lambda: nvcc(library.capability()))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -48,7 +47,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     else:
         library.use_host_library(request.getfixturevalue("host_library"))
     torch.use_deterministic_algorithms(True)  # fills uninitialised memory
-    with library.using(KERNELS):
+    with library.using(library.KERNELS):
         yield torch.device(request.param)
     torch.use_deterministic_algorithms(False)
     run_backwards(False)

@@ -15,10 +15,7 @@ ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Half a unit in the last place of each dtype, relative, with room for float32 arithmetic in between."""
 
 NVCC = """#!/bin/sh
-case "$1" in
---version) echo "fake 1.0"; exit;;
---list-gpu-arch) printf 'compute_75\\ncompute_80\\ncompute_90\\n'; exit;;
-esac
+if [ "$1" = --version ]; then echo "fake 1.0"; exit; fi
 echo "$$ $@" >> "{calls}"
 while [ "$1" != -o ]; do shift; done
 echo partial > "$2"

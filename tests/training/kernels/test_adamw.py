@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.training.kernels.helpers import DTYPES, assert_margins_untouched, assert_near, draw, place
-from training.kernels.adamw import CHUNK, adamw_, reference_adamw_, reference_sum_of_squares, sum_of_squares
+from training.kernels.adamw import CHUNK, Hyper, adamw_, reference_adamw_, reference_sum_of_squares, sum_of_squares
 
 # one element, nothing, tails, a whole chunk, a chunk and a tail
 SHAPES = ((1,), (0,), (3, 5), (4, 8), (CHUNK,), (CHUNK + 7,), (33, 2))
@@ -51,9 +51,9 @@ def test_adamw_agrees_with_float64(dtype: torch.dtype, device: torch.device) -> 
     for step in (1, 2, 1000):
         adamw_(
             parameters, gradients, exp_avgs, exp_avg_sqs,
-            **HYPER, weight_decays=decays, step=step, factor=factor.to(device),
+            decays, factor.to(device), Hyper(**HYPER, step=step),
         )  # fmt: skip
-        reference_adamw_(*exact, **HYPER, weight_decays=decays, step=step, factor=factor.double())
+        reference_adamw_(*exact, decays, factor.double(), Hyper(**HYPER, step=step))
     for found, expected in zip((parameters, gradients, exp_avgs, exp_avg_sqs), exact, strict=True):
         for mine, other in zip(found, expected, strict=True):
             assert_near(mine, other)
@@ -74,7 +74,7 @@ def test_adamw_is_pytorchs(weight_decay: float, device: torch.device) -> None:
         with torch.no_grad():
             adamw_(
                 start, gradients, *moments,
-                **HYPER, weight_decays=[weight_decay] * 4, step=step, factor=torch.tensor(0.5, device=device),
+                [weight_decay] * 4, torch.tensor(0.5, device=device), Hyper(**HYPER, step=step),
             )  # fmt: skip
     for index, (found, expected) in enumerate(zip(start, peers, strict=True)):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

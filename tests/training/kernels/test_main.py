@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.helpers import run_main
+from tests.helpers import run_main
 from tests.training.kernels.helpers import write_nvcc
 from training.kernels import library
 from training.kernels.__main__ import main
@@ -30,8 +30,8 @@ def test_build_compiles_once_and_a_failure_is_one_line(
         assert capsys.readouterr().out.startswith(f"{built}: ")
     assert len(calls.read_text().splitlines()) == 1
 
-    write_nvcc(tmp_path, monkeypatch, "echo 'x.cu(7): error: no such type'; exit 1")
-    assert run_main(main, "build", "--architectures", "80") == 2
+    write_nvcc(tmp_path / "broken", monkeypatch, "echo 'x.cu(7): error: no such type'; exit 1")
+    assert run_main(main, "build") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "x.cu(7)" in error
     write_nvcc(tmp_path / "another", monkeypatch, "echo 'x.cu(7): error: no such type'; exit 1")

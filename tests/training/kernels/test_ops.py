@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.training.helpers import Session, make_run, open_session, settings_of, step_batches
-from tests.training.kernels.test_choice import SMALL
-from training.kernels import choice, library
+from tests.training.kernels.test_cases import SMALL
+from training.kernels import library
 from training.kernels.cases import cases, runner
-from training.parallel.process_group import World
-from training.run_plan import make_plan
+from training.launch.process_group import World
+from training.planning.run import make_plan
 from training.step import train_step
 
 
@@ -40,7 +40,7 @@ def test_steps_with_all_kernels_are_the_steps_without(tmp_path: Path, device: to
     with library.using(()):
         expected, plain = steps(tmp_path / "plain", device)
     assert not called
-    with library.using(choice.KERNELS):
+    with library.using(library.KERNELS):
         found, ours = steps(tmp_path / "ours", device)
     assert {"cross_entropy_backward", "causal_softmax_backward", "bias_gelu_backward"} < called
     assert {"add_dropout", "add_dropout_norm", "sum_of_squares", "adamw"} < called
@@ -50,7 +50,7 @@ def test_steps_with_all_kernels_are_the_steps_without(tmp_path: Path, device: to
 
 
 def test_a_recomputed_layer_draws_the_same_mask(tmp_path: Path, device: torch.device) -> None:
-    with library.using(set(choice.KERNELS) - {"causal_softmax"}):
+    with library.using(set(library.KERNELS) - {"causal_softmax"}):
         plain, _ = steps(tmp_path / "plain", device, dropout=0.1)
         again, _ = steps(tmp_path / "again", device, dropout=0.1, recompute="full")
     assert again == plain
@@ -60,7 +60,7 @@ def test_an_op_runs_its_own_kernel_where_it_is_selected_and_takes_its_type(
     device: torch.device, called: set[str]
 ) -> None:
     for case in cases(SMALL, device):
-        for names, uses in ({case.kernel}, True), (set(choice.KERNELS) - {case.kernel}, False):
+        for names, uses in ({case.kernel}, True), (set(library.KERNELS) - {case.kernel}, False):
             called.clear()
             with library.using(names):
                 runner(case, case.forward)()

@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 from common.files import read_json
-from tests.training.helpers import Capsys, Job, make_run, wait_for
+from tests.helpers import wait_for
+from tests.training.helpers import Capsys, Job, make_run
 from training.monitoring.heartbeat import Heartbeat, describe
 
 

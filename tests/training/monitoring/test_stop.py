@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import LOCK_LOST, RESUME_ME
 from common.files import read_json, read_rows
-from tests.training.helpers import Capsys, Job, Patch, copy_run, course, launch_ok, make_run, train_tiny, wait_for
-from training.leaving import RESUME_ME, TAKEN_OVER
+from tests.helpers import wait_for
+from tests.training.helpers import Capsys, Job, Patch, copy_run, course, launch_ok, make_run, train_tiny
 from training.model_folder import stopped_mark
-from training.monitoring.run_claim import RunClaim
+from training.monitoring.run_lock import RunLock
 from training.monitoring.stop import SIGNALS
 
 LONG = {"iterations": 100_000, "save_interval": 100_000, "eval_interval": 100_000}
@@ -71,9 +72,9 @@ def test_a_second_interrupt_ends_the_process_at_once_and_an_ignored_signal_does_
 def test_a_job_whose_folder_was_taken_over_ends_without_saving(
     tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
-    monkeypatch.setattr("training.monitoring.run_claim._INTERVAL", 0.01)
+    monkeypatch.setattr("training.monitoring.run_lock._INTERVAL", 0.01)
     config, folder = make_run(tmp_path, train=LONG), tmp_path / "models/tiny"
-    assert interrupted(config, RunClaim(folder, 0, "slurm-77.0-1").take) == TAKEN_OVER
+    assert interrupted(config, RunLock(folder, 0, "slurm-77.0-1").take) == LOCK_LOST
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "job slurm-77.0-1 (process " in error
     assert not list(folder.glob("iter_*"))

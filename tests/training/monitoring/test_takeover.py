@@ -3,9 +3,10 @@
 import signal
 from pathlib import Path
 
+from common.errors import LOCK_LOST
 from common.files import read_json, read_rows
-from tests.training.helpers import Job, course, launch_ok, make_run, wait_for
-from training.leaving import TAKEN_OVER
+from tests.helpers import wait_for
+from tests.training.helpers import Job, course, launch_ok, make_run
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
@@ -23,7 +24,7 @@ def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path) -> None
         with Job(ranks, *command) as newer:
             newer.wait_until_said("resumed from")
             older.signal(signal.SIGCONT)
-            assert [result.returncode for result in older.wait()] == [TAKEN_OVER] * ranks
+            assert [result.returncode for result in older.wait()] == [LOCK_LOST] * ranks
             assert [result.returncode for result in newer.wait()] == [0] * ranks, newer.said(0, "err")
         said = older.said(0, "err")
     assert said.count("\n") == 1

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.helpers import launch_ok, make_run, open_session, settings_of
 from tests.training.memory_worker import PRECISIONS, RECOMPUTE, STAGES, course, in_precision
-from training.run_plan import make_plan
+from training.planning.run import make_plan
 
 WIDTH, LAYERS, LENGTH = 80, 4, 24  # no activation, shard or pair of matrices has the shape of another matrix
 ROOT = (384 + LENGTH) * WIDTH  # elements of both embeddings, the vocabulary padded

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.parallel.stages import bubble_share, stage_layers
-from training.parallel.vocabulary import padded_vocab_size
+from training.parallel.sizes import bubble_share, padded_vocab_size, stage_layers
 
 
 @given(st.integers(1, 60), st.integers(1, 12))

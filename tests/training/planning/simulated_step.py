@@ -29,12 +29,12 @@ from tests.training.helpers import ALONE
 from training import trainer
 from training.dataset.batches import Batch
 from training.kernels import cross_entropy
+from training.launch.process_group import World
 from training.optimizer import take_step
 from training.parallel import layout
 from training.parallel.dtensor import local_shard
 from training.parallel.gradients import sync_gradients
 from training.parallel.pipeline import Stage
-from training.parallel.process_group import World
 from training.step import run_micro_batches
 
 # meshes read the values of their tensors

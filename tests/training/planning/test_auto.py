@@ -9,11 +9,10 @@ import pytest
 from common.config import validate, write_settings
 from common.errors import ConfigError
 from common.settings import Settings
-from training.planning.auto import prepare, resolve
-from training.planning.layout import Layout
+from training.planning.fit import prepare, resolve
+from training.planning.layout import Layout, PlanRequest, Workload
 from training.planning.machines import machine
-from training.planning.search import Question, search, smallest
-from training.planning.workload import Workload
+from training.planning.search import search, smallest
 
 H100 = machine("h100", {}, 8)
 MODEL = {"n_layer": 8, "n_head": 8, "n_embd": 512}
@@ -36,7 +35,7 @@ def test_the_planners_first_choice_becomes_the_layout(tmp_path: Path) -> None:
     given = settings(tmp_path)
     chosen = resolve(given, "m", H100, 8)
     experiment = chosen.models["m"]
-    best = search(Workload.of(experiment, H100), H100, Question(8, 64))[0]
+    best = search(Workload.of(experiment, H100), H100, PlanRequest(8, 64))[0]
     assert Layout.of(experiment) == best.layout and not experiment.parallel.auto
     assert (experiment.world_size, experiment.train.global_batch_size) == (8, 64)
     assert validate(chosen.model_dump(mode="json"), "written") == chosen
@@ -60,7 +59,7 @@ def test_a_run_that_goes_on_otherwise_is_planned_again(tmp_path: Path) -> None:
 
 def test_where_nothing_fits_the_error_names_the_key_that_starts_it_anyway(tmp_path: Path) -> None:
     given = settings(tmp_path)
-    least = smallest(Workload.of(given.models["m"], H100), H100, Question(2, 64))
+    least = smallest(Workload.of(given.models["m"], H100), H100, PlanRequest(2, 64))
     assert least is not None
     small = replace(H100, memory=int(least.memory_bytes / 1.2))
     with pytest.raises(ConfigError, match=r"2 GPUs.*train\.allow_tight"):

@@ -11,11 +11,9 @@ from common.config import validate
 from common.errors import ConfigError
 from common.settings import Settings
 from common.yaml_text import with_overrides
-from training.planning import this_machine
-from training.planning.auto import prepare
-from training.planning.check import check_fits, gib, predict
-from training.planning.machines import GIB, Machine, machine
-from training.planning.this_machine import available_memory, machine_of_job
+from training.planning import machines
+from training.planning.fit import check_fits, gib, predict, prepare
+from training.planning.machines import GIB, Machine, available_memory, machine, machine_of_job
 
 MODEL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "vocab_size": 2048}
 TRAIN = {"iterations": 1000, "micro_batch_size": 8, "global_batch_size": 512}
@@ -101,8 +99,8 @@ def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypat
     (tmp_path / "a/b/memory.max").write_text("max\n")
     (tmp_path / "a/memory.max").write_text("7000\n")
     (tmp_path / "memory/c/memory.limit_in_bytes").write_text("5000\n")
-    assert sorted(this_machine._cgroup_limits(tmp_path, own)) == [5000, 7000]
-    monkeypatch.setattr(this_machine, "_cgroup_limits", lambda: [2**62])
+    assert sorted(machines._cgroup_limits(tmp_path, own)) == [5000, 7000]
+    monkeypatch.setattr(machines, "_cgroup_limits", lambda: [2**62])
     whole = available_memory({})
     job = {"SLURM_JOB_ID": "1"}
     assert whole > GIB and available_memory({"SLURM_MEM_PER_NODE": "5"}) == whole, "no job"

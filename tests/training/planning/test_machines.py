@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from training.planning.machines import GIB, gpu_of_device, known_gpus, machine
+from training.planning.machines import GIB, gpu_of_device, known_gpus, machine, this_gpu
 
 NAMES = {  # names that drivers give, which look like each other
     "NVIDIA H200": "h200",
@@ -30,9 +30,10 @@ def test_each_name_of_a_driver_matches_one_kind() -> None:
         assert gpu_of_device(name, {}) == (kind, known_gpus()[kind])
 
 
-def test_a_machine_has_its_kinds_memory_and_usual_node_and_options_replace_them() -> None:
+def test_a_machine_has_its_kinds_memory_and_usual_node() -> None:
     h100s = machine("h100", {})
     assert (h100s.per_node, h100s.device, h100s.precision) == (8, "cuda", "bfloat16")
     assert (h100s.memory, h100s.peak_flops("bfloat16")) == (pytest.approx(79.2 * GIB, abs=1), 989e12)
-    given = machine("h100", {}, 8, memory_bytes=60 * GIB, peak_tflops=800)
-    assert (given.memory, given.peak_flops("bfloat16"), given.peak_flops("float32")) == (60 * GIB, 800e12, 67e12)
+    assert machine("h100", {}, 4).per_node == 4
+    seen = this_gpu("NVIDIA H100 80GB HBM3", 60 * GIB, {}, 8)
+    assert (seen.name, seen.memory, seen.peak_flops("float32")) == ("h100", 60 * GIB, 67e12)

@@ -6,11 +6,9 @@ import pytest
 
 from common.settings import GpuSettings, ModelSettings
 from training.planning import search as module
-from training.planning.layout import Layout
+from training.planning.layout import Layout, PlanRequest, Term, Workload
 from training.planning.machines import GIB, Machine, cpu_machine, machine
-from training.planning.search import Prediction, Question, fewest_gpus, layouts, nearest, search
-from training.planning.terms import Term
-from training.planning.workload import Workload
+from training.planning.search import Prediction, fewest_gpus, layouts, nearest, search
 
 MODEL = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024)
 WORKLOAD = Workload(MODEL, "bfloat16", compiled=True)
@@ -51,26 +49,26 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "speed_terms", speed)
 
 
-def best_of_all(workload: Workload, machine: Machine, question: Question) -> Prediction | None:
-    every = (Prediction(workload, layout, machine) for layout in layouts(workload, machine, question))
+def best_of_all(workload: Workload, machine: Machine, request: PlanRequest) -> Prediction | None:
+    every = (Prediction(workload, layout, machine) for layout in layouts(workload, machine, request))
     fitting = [prediction for prediction in every if prediction.fits and not prediction.layout.offload]
     return min(fitting, key=lambda prediction: prediction.rank, default=None)
 
 
 @pytest.mark.parametrize("memory", [0.2, 0.5, 1.2, 3.0, 40.0])
 def test_the_search_finds_the_best_of_all_layouts(simple: None, memory: float) -> None:
-    question = Question(16, 96)
-    best = best_of_all(WORKLOAD, gpus(memory), question)
-    found = search(WORKLOAD, gpus(memory), question)
+    request = PlanRequest(16, 96)
+    best = best_of_all(WORKLOAD, gpus(memory), request)
+    found = search(WORKLOAD, gpus(memory), request)
     assert found[0] == best
     order = [(prediction.verdict == "tight", -float(f"{prediction.tokens_per_second:.4g}")) for prediction in found]
     assert order == sorted(order)
 
 
 def test_the_predictions_prune_without_losing_the_best() -> None:
-    where, question = machine("a100-40g", {}), Question(8, 512)
-    best = best_of_all(WORKLOAD, where, question)
-    assert best is not None and search(WORKLOAD, where, question)[0].layout == best.layout
+    where, request = machine("a100-40g", {}), PlanRequest(8, 512)
+    best = best_of_all(WORKLOAD, where, request)
+    assert best is not None and search(WORKLOAD, where, request)[0].layout == best.layout
 
 
 def test_a_layout_is_tight_from_80_and_too_large_from_92_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,36 +80,36 @@ def test_a_layout_is_tight_from_80_and_too_large_from_92_per_cent(monkeypatch: p
 
 
 def test_offload_is_the_last_resort_and_needs_a_gpu(simple: None) -> None:
-    assert not any(prediction.layout.offload for prediction in search(WORKLOAD, gpus(1.2), Question(2, 2)))
-    found = search(WORKLOAD, gpus(0.16), Question(2, 2))
+    assert not any(prediction.layout.offload for prediction in search(WORKLOAD, gpus(1.2), PlanRequest(2, 2)))
+    found = search(WORKLOAD, gpus(0.16), PlanRequest(2, 2))
     assert found and all(prediction.layout.offload for prediction in found)
     laptop = replace(cpu_machine(2, 2 * int(0.16 * GIB), 1e11), per_node=8)
-    assert search(WORKLOAD, laptop, Question(2, 2)) == []
+    assert search(WORKLOAD, laptop, PlanRequest(2, 2)) == []
 
 
 def test_layouts_are_all_that_may_differ_and_tensor_ranks_never_leave_their_node() -> None:
-    stages = {(layout.pipeline > 1, layout.zero_stage) for layout in layouts(WORKLOAD, gpus(80), Question(8, 64))}
+    stages = {(layout.pipeline > 1, layout.zero_stage) for layout in layouts(WORKLOAD, gpus(80), PlanRequest(8, 64))}
     assert stages == {(piped, stage) for piped in (False, True) for stage in (0, 1, 2, 3)} - {(True, 2)}
-    found = list(layouts(WORKLOAD, gpus(80, per_node=4), Question(24, 48)))
+    found = list(layouts(WORKLOAD, gpus(80, per_node=4), PlanRequest(24, 48)))
     assert {layout.tensor for layout in found} == {1, 2, 4}
-    found = [layout for layout in layouts(WORKLOAD, gpus(80), Question(1, 90)) if layout.recompute == "none"]
+    found = [layout for layout in layouts(WORKLOAD, gpus(80), PlanRequest(1, 90)) if layout.recompute == "none"]
     assert [layout.micro_batch_size for layout in found] == [1, 2, 3, 5, 6, 9, 10, 15, 18, 30, 45, 90]
-    only = list(layouts(WORKLOAD, gpus(80), Question(2, 90, micro_batch_size=5)))
+    only = list(layouts(WORKLOAD, gpus(80), PlanRequest(2, 90, micro_batch_size=5)))
     assert only and all(layout.micro_batch_size == 5 for layout in only)
 
 
 def test_a_largest_batch_that_nothing_divides_is_used_as_far_as_possible() -> None:
-    assert {layout.data for layout in layouts(WORKLOAD, gpus(80), Question(16, 509))} == {1}
-    found = list(layouts(WORKLOAD, gpus(80), Question(16, 509, at_most=True)))
+    assert {layout.data for layout in layouts(WORKLOAD, gpus(80), PlanRequest(16, 509))} == {1}
+    found = list(layouts(WORKLOAD, gpus(80), PlanRequest(16, 509, at_most=True)))
     assert max(layout.global_batch_size for layout in found if layout.data == 16) == 496  # 16 x 31
 
 
 def test_the_nearest_layout_changes_the_fewest_keys_and_the_fewest_gpus_are_the_first_doubling(simple: None) -> None:
     given = Prediction(WORKLOAD, Layout(data=8, micro_batch_size=1, accumulation=8), gpus(1.3))
-    near = nearest(given, Question(8, 64))
+    near = nearest(given, PlanRequest(8, 64))
     assert not given.fits and near is not None
     assert near.layout == given.layout._replace(zero_stage=3)  # 1/12 + 1 of 1.3
-    where, question = gpus(0.1), Question(2, 64)
-    enough = fewest_gpus(WORKLOAD, where, question)
-    assert enough is not None and search(WORKLOAD, where, replace(question, gpus=enough))
-    assert not search(WORKLOAD, where, replace(question, gpus=enough // 2))
+    where, request = gpus(0.1), PlanRequest(2, 64)
+    enough = fewest_gpus(WORKLOAD, where, request)
+    assert enough is not None and search(WORKLOAD, where, replace(request, gpus=enough))
+    assert not search(WORKLOAD, where, replace(request, gpus=enough // 2))

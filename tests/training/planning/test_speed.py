@@ -4,12 +4,11 @@ import pytest
 
 from benchmarks.planning import RUNS, predict
 from common.settings import ModelSettings
-from training.parallel.stages import bubble_share
-from training.planning.layout import Layout
+from training.parallel.sizes import bubble_share
+from training.planning.layout import Layout, Workload, by_part
 from training.planning.machines import machine
-from training.planning.speed import links, speed_terms
-from training.planning.terms import by_part
-from training.planning.workload import Workload
+from training.planning.search import Prediction
+from training.planning.speed import speed_terms
 
 GPT2_345M = Workload(ModelSettings(n_layer=24, n_head=16, n_embd=1024), "bfloat16", compiled=True)
 H100S = machine("h100", {})
@@ -31,16 +30,16 @@ def test_the_bubble_is_that_of_its_formula_where_ranks_are_equal() -> None:
     assert terms["pipeline bubble"] / pipelined == pytest.approx(bubble_share(8, 2, 16), rel=0.03)
 
 
+def links(layout: Layout) -> tuple[float, float]:
+    return Prediction(GPT2_345M, layout, H100S).links
+
+
 def test_ring_bytes_are_counted_by_the_link_that_they_take() -> None:
     layers = 12 * 1024**2 + 13 * 1024
-    held = 24 * layers + 50304 * 1024
-    inside, between = links(GPT2_345M, Layout(data=8), H100S)
-    assert (inside, between) == (pytest.approx(2 * 7 / 8 * 4 * held), 0)
-    inside, between = links(GPT2_345M, Layout(data=16, zero_stage=1), H100S)
-    assert (inside, between) == (0, pytest.approx(15 / 16 * (2 + 4) * held))
-    layout = Layout(tensor=8, data=2, micro_batch_size=4, accumulation=2)
-    inside, between = links(GPT2_345M, layout, H100S)
-    assert inside == pytest.approx(2 * (4 * 24 + 2) * 2 * 7 / 8 * 2 * 4 * 1024 * 1024)
-    assert between == pytest.approx(4 * (24 * layers + 51200 * 1024) / 8)
-    inside, between = links(GPT2_345M, Layout(pipeline=2, accumulation=8), H100S)
-    assert (inside, between) == (pytest.approx(2 * 8 * 2 * 1024 * 1024 + 4 * 50304 * 1024), 0)
+    held = 24 * layers + (50304 + 1024 + 2) * 1024
+    assert links(Layout(data=8)) == (pytest.approx(2 * 7 / 8 * 4 * held), 0)
+    assert links(Layout(data=16, zero_stage=1)) == (0, pytest.approx(15 / 16 * (2 + 4) * held))
+    inside, between = links(Layout(tensor=8, data=2, micro_batch_size=4, accumulation=2))
+    assert inside == pytest.approx(2 * 4 * 24 * 2 * 7 / 8 * 2 * 4 * 1024 * 1024)
+    assert between == pytest.approx(4 * (24 * layers + 51200 * 1024) / 8, rel=0.05)
+    assert links(Layout(pipeline=2, accumulation=8)) == (pytest.approx(2 * 8 * 2 * 1024 * 1024), 0)

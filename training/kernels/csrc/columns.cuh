@@ -11,26 +11,6 @@
 constexpr int WIDE = 8;  // columns per thread
 constexpr int TILE_WIDTH = 32, TILE_HEIGHT = 8, TILE_THREADS = TILE_WIDTH * TILE_HEIGHT;
 
-// The types of a pair: S, and B, which is S or a 16-bit type beside float32.
-#define DISPATCH_PAIR(wide, narrow, ...)                     \
-    if ((wide) == (narrow)) {                                \
-        DISPATCH(wide, {                                     \
-            using S = T;                                     \
-            using B = T;                                     \
-            __VA_ARGS__;                                     \
-        })                                                   \
-    } else if ((wide) == 0 && (narrow) == 1) {               \
-        using S = float;                                     \
-        using B = __half;                                    \
-        __VA_ARGS__;                                         \
-    } else if ((wide) == 0 && (narrow) == 2) {               \
-        using S = float;                                     \
-        using B = __nv_bfloat16;                             \
-        __VA_ARGS__;                                         \
-    } else {                                                 \
-        return cudaErrorInvalidValue;                        \
-    }
-
 // Whether all rows of all tensors begin at 16 bytes; a null pointer does.
 template <typename... P>
 bool wide(int64_t columns, const P*... data) {
@@ -67,10 +47,10 @@ DEVICE void write_partial(const float (&sums)[N], float* partial, int64_t column
     partial[blockIdx.x * columns + column] = sum;
 }
 
-// partial (count, width) float32 -> up to three outputs (columns,) of type T, from one row's `columns` numbers each.
+// partial (count, width) float32 -> one or two outputs (columns,) of type T, from one row's `columns` numbers each.
 template <typename T>
 __global__ void __launch_bounds__(1024)
-    sum_partial(const float* __restrict__ partial, T* first, T* second, T* third, int64_t count, int64_t width,
+    sum_partial(const float* __restrict__ partial, T* first, T* second, int64_t count, int64_t width,
                 int64_t columns) {
     __shared__ float all[32][32];
     const int64_t column = int64_t{blockIdx.x} * 32 + threadIdx.x;
@@ -82,15 +62,14 @@ __global__ void __launch_bounds__(1024)
     __syncthreads();
     if (threadIdx.y != 0 || column >= columns) return;
     for (int y = 1; y < 32; ++y) sum += all[y][threadIdx.x];
-    T* out = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
-    from_float(sum, out[column]);
+    from_float(sum, (blockIdx.y == 0 ? first : second)[column]);
 }
 
 template <typename T>
-int launch_sum_partial(const void* partial, void* first, void* second, void* third, int64_t count, int64_t width,
-                       int64_t columns, void* stream) {
-    const int outputs = (first != nullptr) + (second != nullptr) + (third != nullptr);
+int launch_sum_partial(const void* partial, void* first, void* second, int64_t count, int64_t width, int64_t columns,
+                       void* stream) {
+    const int outputs = second == nullptr ? 1 : 2;
     return launch(sum_partial<T>, dim3(blocks(columns, 32), outputs), dim3(32, 32), 0, stream,
                   static_cast<const float*>(partial), static_cast<T*>(first), static_cast<T*>(second),
-                  static_cast<T*>(third), count, width, columns);
+                  count, width, columns);
 }

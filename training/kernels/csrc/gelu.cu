@@ -1,5 +1,4 @@
-// gelu(x + bias) in its tanh form, and its gradients; see gelu.py. x is (rows, columns) of type B, bias (columns,) of
-// type S.
+// gelu(x + bias) in its tanh form, and its gradients; see gelu.py. x is (rows, columns), bias (columns,).
 
 #include "columns.cuh"
 
@@ -11,9 +10,9 @@ constexpr float CUBIC = 0.0713548162726009f;   // 2 sqrt(2 / pi) 0.044715
 
 DEVICE float sigmoid_of_2u(float v) { return __fdividef(1.0f, 1.0f + __expf(-v * (SLOPE + CUBIC * v * v))); }
 
-template <typename S, typename B, int N>
+template <typename T, int N>
 __global__ void __launch_bounds__(TILE_THREADS)
-    gelu_forward(const B* __restrict__ x, const S* __restrict__ bias, B* __restrict__ out, int64_t rows,
+    gelu_forward(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ out, int64_t rows,
                  int64_t columns) {
     const int64_t column = tile_column<N>();
     if (column >= columns) return;
@@ -31,10 +30,10 @@ __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-template <typename S, typename B, int N>
+template <typename T, int N>
 __global__ void __launch_bounds__(TILE_THREADS)
-    gelu_backward(const B* __restrict__ gradient, const B* __restrict__ x, const S* __restrict__ bias,
-                  B* __restrict__ d_x, float* __restrict__ partial, int64_t rows, int64_t columns) {
+    gelu_backward(const T* __restrict__ gradient, const T* __restrict__ x, const T* __restrict__ bias,
+                  T* __restrict__ d_x, float* __restrict__ partial, int64_t rows, int64_t columns) {
     const int64_t column = tile_column<N>();
     float sums[N] = {};
     if (column < columns) {
@@ -56,28 +55,28 @@ __global__ void __launch_bounds__(TILE_THREADS)
     write_partial<N>(sums, partial, columns);
 }
 
-extern "C" int bias_gelu(const void* x, const void* bias, void* out, int64_t rows, int64_t columns, int bias_dtype,
-                         int dtype, void* stream) {
-    DISPATCH_PAIR(bias_dtype, dtype, {
+extern "C" int bias_gelu(const void* x, const void* bias, void* out, int64_t rows, int64_t columns, int dtype,
+                         void* stream) {
+    DISPATCH(dtype, {
         const bool fast = wide(columns, x, bias, out);
-        const auto kernel = fast ? gelu_forward<S, B, WIDE> : gelu_forward<S, B, 1>;
+        const auto kernel = fast ? gelu_forward<T, WIDE> : gelu_forward<T, 1>;
         const dim3 grid = tiles(blocks(rows, TILE_HEIGHT * FORWARD_ROWS), columns, fast ? WIDE : 1);
-        return launch(kernel, grid, dim3(TILE_WIDTH, TILE_HEIGHT), 0, stream, static_cast<const B*>(x),
-                      static_cast<const S*>(bias), static_cast<B*>(out), rows, columns);
+        return launch(kernel, grid, dim3(TILE_WIDTH, TILE_HEIGHT), 0, stream, static_cast<const T*>(x),
+                      static_cast<const T*>(bias), static_cast<T*>(out), rows, columns);
     })
 }
 
 extern "C" int bias_gelu_backward(const void* gradient, const void* x, const void* bias, void* d_x, void* d_bias,
-                                  void* partial, int64_t rows, int64_t columns, int64_t strips, int bias_dtype,
-                                  int dtype, void* stream) {
-    DISPATCH_PAIR(bias_dtype, dtype, {
+                                  void* partial, int64_t rows, int64_t columns, int64_t strips, int dtype,
+                                  void* stream) {
+    DISPATCH(dtype, {
         const bool fast = wide(columns, gradient, x, bias, d_x);
-        const auto kernel = fast ? gelu_backward<S, B, WIDE> : gelu_backward<S, B, 1>;
+        const auto kernel = fast ? gelu_backward<T, WIDE> : gelu_backward<T, 1>;
         const int error = launch(kernel, tiles(strips, columns, fast ? WIDE : 1), dim3(TILE_WIDTH, TILE_HEIGHT), 0,
-                                 stream, static_cast<const B*>(gradient), static_cast<const B*>(x),
-                                 static_cast<const S*>(bias), static_cast<B*>(d_x), static_cast<float*>(partial), rows,
+                                 stream, static_cast<const T*>(gradient), static_cast<const T*>(x),
+                                 static_cast<const T*>(bias), static_cast<T*>(d_x), static_cast<float*>(partial), rows,
                                  columns);
         if (error != cudaSuccess) return error;
-        return launch_sum_partial<S>(partial, d_bias, nullptr, nullptr, strips, columns, columns, stream);
+        return launch_sum_partial<T>(partial, d_bias, nullptr, strips, columns, columns, stream);
     })
 }

@@ -1,6 +1,4 @@
-// x + dropout(branch + bias) with the LayerNorm that follows, and the gradients; see residual.py.
-//
-// All are (rows, columns). x, the sum, biases and weights are of type S; the branch and the normed rows of type B.
+// x + dropout(branch) with the LayerNorm that follows, and the gradients; see residual.py. All are (rows, columns).
 
 #include "columns.cuh"
 
@@ -18,19 +16,18 @@ DEVICE void round_to(float (&values)[N]) {
 }
 
 // One block takes one row at a time, and each thread 8 of its columns, which stay in registers.
-template <typename S, typename B>
+template <typename T>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_forward(const S* __restrict__ x, const B* __restrict__ branch, const S* __restrict__ bias,
-                 const int64_t* __restrict__ seed, const S* __restrict__ weight, const S* __restrict__ norm_bias,
-                 S* __restrict__ sum, B* __restrict__ normed, float* __restrict__ mean, float* __restrict__ rstd,
+    norm_forward(const T* __restrict__ x, const T* __restrict__ branch, const int64_t* __restrict__ seed,
+                 const T* __restrict__ weight, const T* __restrict__ norm_bias,
+                 T* __restrict__ sum, T* __restrict__ normed, float* __restrict__ mean, float* __restrict__ rstd,
                  int64_t rows, int64_t columns, int64_t kept, float eps) {
     const Dropout dropout(seed, kept);
     const int64_t column = int64_t{threadIdx.x} * WIDE;
     const bool mine = column < columns;
     const float share = 1.0f / static_cast<float>(columns);
-    float shift[WIDE] = {}, scale[WIDE], norm_shift[WIDE];
+    float scale[WIDE], norm_shift[WIDE];
     if (mine) {
-        if (bias != nullptr) load<WIDE>(bias + column, shift);
         load<WIDE>(weight + column, scale);
         load<WIDE>(norm_bias + column, norm_shift);
     }
@@ -41,13 +38,11 @@ __global__ void __launch_bounds__(NORM_THREADS)
             float added[WIDE];
             load<WIDE>(x + index, values);
             load<WIDE>(branch + index, added);
-#pragma unroll
-            for (int i = 0; i < WIDE; ++i) added[i] += shift[i];
             dropout.apply<WIDE>(added, index);
 #pragma unroll
             for (int i = 0; i < WIDE; ++i) values[i] += added[i];
             store<WIDE>(sum + index, values);
-            round_to<S>(values);  // the norm is that of the sum as it is returned
+            round_to<T>(values);  // the norm is that of the sum as it is returned
 #pragma unroll
             for (int i = 0; i < WIDE; ++i) local += values[i];
         }
@@ -74,11 +69,11 @@ __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 // The same for any number of columns and any alignment: a thread's columns are read again from memory.
-template <typename S, typename B>
+template <typename T>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_forward_any(const S* __restrict__ x, const B* __restrict__ branch, const S* __restrict__ bias,
-                     const int64_t* __restrict__ seed, const S* __restrict__ weight, const S* __restrict__ norm_bias,
-                     S* sum, B* __restrict__ normed, float* __restrict__ mean, float* __restrict__ rstd, int64_t rows,
+    norm_forward_any(const T* __restrict__ x, const T* __restrict__ branch, const int64_t* __restrict__ seed,
+                     const T* __restrict__ weight, const T* __restrict__ norm_bias,
+                     T* sum, T* __restrict__ normed, float* __restrict__ mean, float* __restrict__ rstd, int64_t rows,
                      int64_t columns, int64_t kept, float eps) {
     const Dropout dropout(seed, kept);
     const float share = 1.0f / static_cast<float>(columns);
@@ -87,10 +82,9 @@ __global__ void __launch_bounds__(NORM_THREADS)
         float local = 0.0f;
         for (int64_t column = threadIdx.x; column < columns; column += blockDim.x) {
             float value[1] = {to_float(branch[start + column])};
-            if (bias != nullptr) value[0] += to_float(bias[column]);
             dropout.apply<1>(value, start + column);
             value[0] += to_float(x[start + column]);
-            round_to<S>(value);
+            round_to<T>(value);
             store<1>(sum + start + column, value);
             local += value[0];
         }
@@ -126,23 +120,23 @@ DEVICE Pair block_sums(float a, float b) { return block_reduce(Pair{a, b}, Pair{
 
 // With g = normed gradient * weight and h = (sum - mean) * rstd, the sum's gradient is
 //     sum_gradient + rstd * (g - mean of g - h * mean of g h).
-// A block's row of `partial` (gridDim.x, 3, columns) has its rows' sums for weight, norm_bias and bias. sum_gradient
+// A block's row of `partial` (gridDim.x, 2, columns) has its rows' sums for weight and norm_bias. sum_gradient
 // may be null: zero. d_branch may be null: it is d_x. The next row is fetched before this one is reduced: a block waits
 // at barriers and few blocks fit, so that the memory would have too little to do.
-template <typename S, typename B>
+template <typename T>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_backward(const S* __restrict__ sum_gradient, const B* __restrict__ normed_gradient, const S* __restrict__ sum,
+    norm_backward(const T* __restrict__ sum_gradient, const T* __restrict__ normed_gradient, const T* __restrict__ sum,
                   const float* __restrict__ mean, const float* __restrict__ rstd, const int64_t* __restrict__ seed,
-                  const S* __restrict__ weight, S* __restrict__ d_x, B* __restrict__ d_branch,
+                  const T* __restrict__ weight, T* __restrict__ d_x, T* __restrict__ d_branch,
                   float* __restrict__ partial, int64_t rows, int64_t columns, int64_t kept) {
     const Dropout dropout(seed, kept);
     const int64_t column = int64_t{threadIdx.x} * WIDE;
     const bool mine = column < columns;
     const float share = 1.0f / static_cast<float>(columns);
-    float scale[WIDE], d_weight[WIDE] = {}, d_norm_bias[WIDE] = {}, d_bias[WIDE] = {};
+    float scale[WIDE], d_weight[WIDE] = {}, d_norm_bias[WIDE] = {};
     if (mine) load<WIDE>(weight + column, scale);
-    Packs<S, WIDE> next_sum, next_out = {};
-    Packs<B, WIDE> next_g;
+    Packs<T, WIDE> next_sum, next_out = {};
+    Packs<T, WIDE> next_g;
     float next_mean = 0.0f, next_rstd = 0.0f;
     const auto fetch = [&](int64_t row) {
         if (!mine || row >= rows) return;
@@ -180,30 +174,27 @@ __global__ void __launch_bounds__(NORM_THREADS)
             store<WIDE>(d_x + index, out);
             dropout.apply<WIDE>(out, index);
             if (d_branch != nullptr) store<WIDE>(d_branch + index, out);
-#pragma unroll
-            for (int i = 0; i < WIDE; ++i) d_bias[i] += out[i];
         }
     }
     if (!mine) return;
-    float* totals = partial + blockIdx.x * 3 * columns + column;
+    float* totals = partial + blockIdx.x * 2 * columns + column;
     store<WIDE>(totals, d_weight);
     store<WIDE>(totals + columns, d_norm_bias);
-    store<WIDE>(totals + 2 * columns, d_bias);
 }
 
 // The same for any number of columns and any alignment; the block's row of `partial` holds the sums so far.
-template <typename S, typename B>
+template <typename T>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_backward_any(const S* __restrict__ sum_gradient, const B* __restrict__ normed_gradient,
-                      const S* __restrict__ sum, const float* __restrict__ mean, const float* __restrict__ rstd,
-                      const int64_t* __restrict__ seed, const S* __restrict__ weight, S* __restrict__ d_x,
-                      B* __restrict__ d_branch, float* partial, int64_t rows, int64_t columns, int64_t kept) {
+    norm_backward_any(const T* __restrict__ sum_gradient, const T* __restrict__ normed_gradient,
+                      const T* __restrict__ sum, const float* __restrict__ mean, const float* __restrict__ rstd,
+                      const int64_t* __restrict__ seed, const T* __restrict__ weight, T* __restrict__ d_x,
+                      T* __restrict__ d_branch, float* partial, int64_t rows, int64_t columns, int64_t kept) {
     const Dropout dropout(seed, kept);
     const float share = 1.0f / static_cast<float>(columns);
-    float* d_weight = partial + blockIdx.x * 3 * columns;
-    float *d_norm_bias = d_weight + columns, *d_bias = d_norm_bias + columns;
+    float* d_weight = partial + blockIdx.x * 2 * columns;
+    float* d_norm_bias = d_weight + columns;
     for (int64_t column = threadIdx.x; column < columns; column += blockDim.x)
-        d_weight[column] = d_norm_bias[column] = d_bias[column] = 0.0f;
+        d_weight[column] = d_norm_bias[column] = 0.0f;
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         const int64_t start = row * columns;
         const float middle = mean[row], inverse = rstd[row];
@@ -226,7 +217,6 @@ __global__ void __launch_bounds__(NORM_THREADS)
             store<1>(d_x + start + column, value);
             dropout.apply<1>(value, start + column);
             if (d_branch != nullptr) store<1>(d_branch + start + column, value);
-            d_bias[column] += value[0];
         }
     }
 }
@@ -239,38 +229,36 @@ bool in_registers(int64_t columns, const P*... data) {
 
 inline unsigned row_threads(int64_t columns) { return blocks(columns, WIDE * 32) * 32; }
 
-extern "C" int add_dropout_norm(const void* x, const void* branch, const void* bias, const void* seed,
-                                const void* weight, const void* norm_bias, void* sum, void* normed, void* mean,
+extern "C" int add_dropout_norm(const void* x, const void* branch, const void* seed, const void* weight, const void* norm_bias, void* sum, void* normed, void* mean,
                                 void* rstd, int64_t rows, int64_t columns, int64_t kept, float eps, int dtype,
-                                int branch_dtype, void* stream) {
-    DISPATCH_PAIR(dtype, branch_dtype, {
-        const bool fast = in_registers(columns, x, branch, bias, weight, norm_bias, sum, normed);
-        return launch(fast ? norm_forward<S, B> : norm_forward_any<S, B>,
+                                void* stream) {
+    DISPATCH(dtype, {
+        const bool fast = in_registers(columns, x, branch, weight, norm_bias, sum, normed);
+        return launch(fast ? norm_forward<T> : norm_forward_any<T>,
                       static_cast<unsigned>(rows < NORM_BLOCKS ? rows : NORM_BLOCKS),
-                      fast ? row_threads(columns) : NORM_THREADS, 0, stream, static_cast<const S*>(x),
-                      static_cast<const B*>(branch), static_cast<const S*>(bias), static_cast<const int64_t*>(seed),
-                      static_cast<const S*>(weight), static_cast<const S*>(norm_bias), static_cast<S*>(sum),
-                      static_cast<B*>(normed), static_cast<float*>(mean), static_cast<float*>(rstd), rows, columns,
+                      fast ? row_threads(columns) : NORM_THREADS, 0, stream, static_cast<const T*>(x),
+                      static_cast<const T*>(branch), static_cast<const int64_t*>(seed),
+                      static_cast<const T*>(weight), static_cast<const T*>(norm_bias), static_cast<T*>(sum),
+                      static_cast<T*>(normed), static_cast<float*>(mean), static_cast<float*>(rstd), rows, columns,
                       kept, eps);
     })
 }
 
-// sum_gradient, d_branch and d_bias may be null.
+// sum_gradient and d_branch may be null.
 extern "C" int add_dropout_norm_backward(const void* sum_gradient, const void* normed_gradient, const void* sum,
                                          const void* mean, const void* rstd, const void* seed, const void* weight,
-                                         void* d_x, void* d_branch, void* d_weight, void* d_norm_bias, void* d_bias,
-                                         void* partial, int64_t rows, int64_t columns, int64_t blocks, int64_t kept,
-                                         int dtype, int branch_dtype, void* stream) {
-    DISPATCH_PAIR(dtype, branch_dtype, {
+                                         void* d_x, void* d_branch, void* d_weight, void* d_norm_bias, void* partial, int64_t rows, int64_t columns, int64_t blocks, int64_t kept,
+                                         int dtype, void* stream) {
+    DISPATCH(dtype, {
         const bool fast = in_registers(columns, sum_gradient, normed_gradient, sum, weight, d_x, d_branch);
-        const int error = launch(fast ? norm_backward<S, B> : norm_backward_any<S, B>, static_cast<unsigned>(blocks),
+        const int error = launch(fast ? norm_backward<T> : norm_backward_any<T>, static_cast<unsigned>(blocks),
                                  fast ? row_threads(columns) : NORM_THREADS, 0, stream,
-                                 static_cast<const S*>(sum_gradient), static_cast<const B*>(normed_gradient),
-                                 static_cast<const S*>(sum), static_cast<const float*>(mean),
+                                 static_cast<const T*>(sum_gradient), static_cast<const T*>(normed_gradient),
+                                 static_cast<const T*>(sum), static_cast<const float*>(mean),
                                  static_cast<const float*>(rstd), static_cast<const int64_t*>(seed),
-                                 static_cast<const S*>(weight), static_cast<S*>(d_x), static_cast<B*>(d_branch),
+                                 static_cast<const T*>(weight), static_cast<T*>(d_x), static_cast<T*>(d_branch),
                                  static_cast<float*>(partial), rows, columns, kept);
         if (error != cudaSuccess) return error;
-        return launch_sum_partial<S>(partial, d_weight, d_norm_bias, d_bias, blocks, 3 * columns, columns, stream);
+        return launch_sum_partial<T>(partial, d_weight, d_norm_bias, blocks, 2 * columns, columns, stream);
     })
 }

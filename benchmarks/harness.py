@@ -1,0 +1,286 @@
+"""One harness for all benchmarks: contenders that take turns, each in its own process, and the tables of their rows.
+
+A case compares contenders on the same inputs. A contender's `work` prepares (imports, reading, a small run to warm up)
+and returns a function; only calls of that function are timed. A dict that it returns has further columns for the row.
+Rounds are interleaved, figures are medians over the rounds, and a ratio compares runs of the same round, so that other
+load on the machine affects all contenders alike. `bar` is the ratio that a claim in docs/benchmarks.md promises.
+"""
+
+import argparse
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple, Self
+
+from tabulate import tabulate
+
+from common import cli
+from common.errors import JobError
+
+Row = Mapping[str, Any]
+"""A line of a table: column -> a number, a text, or None. Rows with other columns begin a new table."""
+Timed = Callable[[], object]
+
+
+class Contender(NamedTuple):
+    """One row of a comparison."""
+
+    label: str
+    work: Callable[..., Timed]
+    arguments: tuple[Any, ...] = ()
+    peer: str = ""
+    """The contender that its ratio refers to; the first one by default."""
+    bar: float | None = None
+    """The ratio that is claimed."""
+    cores: int = 0
+    """The cores that it is confined to; 0: all."""
+    ranks: int = 1
+    """Its processes, which train together."""
+    times: int = 1
+    """How many times the work of the others it does in a run."""
+
+
+class Run(NamedTuple):
+    """One timed call."""
+
+    wall: float
+    cpu: float
+    """Seconds of the process and its finished children."""
+    peak: int
+    """Peak resident memory of the process, or of its largest child, in bytes."""
+    columns: dict[str, Any]
+
+
+class Process:
+    """The processes of a contender, prepared for timed calls. Raises JobError if one fails."""
+
+    def __init__(self, contender: Contender, method: str = "spawn", limit: float | None = None) -> None:
+        """`method`: how multiprocessing starts a process. `limit`: seconds that an answer may take."""
+        context = get_context(method)
+        self._label, self._limit = contender.label, limit
+        self._pipes, self._tasks = [], []
+        for rank in range(contender.ranks):
+            ours, theirs = context.Pipe()
+            task = context.Process(target=_serve, args=(theirs, contender, rank))  # type: ignore[attr-defined]
+            task.start()
+            theirs.close()  # so that the end of the process is noticed
+            self._pipes.append(ours)
+            self._tasks.append(task)
+
+    def __enter__(self) -> Self:
+        try:
+            self._answers()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def run(self) -> Run:
+        """A timed call; of several processes the slowest."""
+        for pipe in self._pipes:
+            pipe.send(True)
+        runs: list[Run] = self._answers()
+        return max(runs, key=lambda run: run.wall)
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for pipe in self._pipes:
+            try:
+                if not pipe.poll(self._limit):
+                    raise JobError(f"{self._label}: ended after {self._limit:.0f} s without an answer")
+                answers.append(pipe.recv())
+            except (EOFError, OSError):
+                raise JobError(f"{self._label}: its process ended; what it printed says why") from None
+            if isinstance(answers[-1], JobError):
+                raise answers[-1]
+        return answers
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # ends a process that waits for the next call
+        for task in self._tasks:
+            task.join(5)
+            task.kill()
+            task.join()
+
+
+def _serve(pipe: Any, contender: Contender, rank: int) -> None:
+    """In a process of its own: prepare, then run as often as the pipe asks for it."""
+    if contender.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: contender.cores])
+    if contender.ranks > 1:  # how the trainer recognises its ranks
+        job = contender.label.replace(" ", "_")
+        environment = {"JOB_ID": job, "NTASKS": contender.ranks, "GLOBALID": rank, "LOCALID": rank}
+        os.environ |= {f"SUBMITIT_LOCAL_{key}": str(value) for key, value in environment.items()}
+        os.environ["SUBMITIT_EXECUTOR"] = "local"
+    try:
+        run = contender.work(*contender.arguments)
+        pipe.send(None)
+        while pipe.recv():
+            pipe.send(timed(run))
+    except EOFError:
+        return  # the parent has ended
+    except Exception as error:
+        trace = "\n".join(traceback.format_exc().splitlines()[-25:])
+        pipe.send(JobError(f"{contender.label}: {type(error).__name__}: {error}\n{trace}"))
+
+
+def timed(run: Timed) -> Run:
+    """Call a function once."""
+    wall, cpu = time.perf_counter(), _cpu_seconds()
+    answer = run()
+    taken = time.perf_counter() - wall, _cpu_seconds() - cpu
+    return Run(*taken, peak_memory(), answer if isinstance(answer, dict) else {})
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def peak_memory() -> int:
+    """Peak resident memory of this process, in bytes. getrusage's value would include the parent's at the fork."""
+    own = 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+    return max(own, 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+
+def _once(contender: Contender) -> Run:
+    with Process(contender) as process:
+        return process.run()
+
+
+def compare(
+    title: str,
+    contenders: Sequence[Contender],
+    rounds: int,
+    count: float,
+    unit: str,
+    clock: Literal["wall", "cpu"] = "wall",
+    where: Literal["fresh", "kept", "here"] = "fresh",
+    before: Callable[[str], None] = lambda label: None,
+) -> list[Row]:
+    """A row per contender, for `count` documents, bytes or tokens; `clock` gives speed and ratio.
+
+    `where`: in new processes each round, in processes that are kept because preparing takes long, or in this process.
+    `before` is called before each run, for example to remove what the one before has written.
+    """
+    runs: dict[str, list[Run]] = {contender.label: [] for contender in contenders}
+    with ExitStack() as stack:
+        runners: dict[str, Callable[[], Run]] = {}
+        kept = {each.label: stack.push(Process(each)) for each in contenders if where == "kept"}  # start together
+        for each in contenders:
+            if where == "here":
+                runners[each.label] = partial(timed, each.work(*each.arguments))
+            elif where == "kept":
+                runners[each.label] = kept[each.label].__enter__().run
+            else:
+                runners[each.label] = partial(_once, each)
+        for _ in range(rounds):
+            for label, run in runners.items():
+                before(label)
+                runs[label].append(run())
+    rows: list[Row] = []
+    for contender in contenders:
+        own, peer, done = runs[contender.label], runs[contender.peer or contenders[0].label], count * contender.times
+        taken, theirs = [[getattr(run, clock) for run in each] for each in (own, peer)]
+        rows.append(
+            {
+                title: contender.label,
+                unit: done,
+                "s": median(run.wall for run in own),
+                "CPU s": median(run.cpu for run in own),
+                f"{unit}/{'CPU s' if clock == 'cpu' else 's'}": done / median(taken),
+                "ratio": median(contender.times * other / mine for mine, other in zip(taken, theirs, strict=True)),
+                "bar": contender.bar,
+                "peak MB": max(run.peak for run in own) / 1e6,
+                **own[-1].columns,
+            }
+        )
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ commands and tables
+
+
+class Case(NamedTuple):
+    """A benchmark of a command: `python -m benchmarks.AREA NAME`."""
+
+    summary: str
+    """What it compares, in a line."""
+    measure: Callable[[argparse.Namespace], Iterable[Row]]
+    options: Mapping[str, Any]
+    """The options that it takes, of `_OPTIONS`, and their defaults."""
+
+
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, pages or shards"},
+    "large": {"type": cli.positive_int, "metavar": "N", "help": "also measure a larger input"},
+    "length": {"type": cli.positive_int, "metavar": "N", "help": "mean tokens per document, or MB of a file"},
+    "rounds": {"type": cli.positive_int, "metavar": "N", "help": "rounds per row"},
+    "size": {"metavar": "NAME", "help": "size of the model"},
+    "texts": {"type": cli.input_path, "nargs": "+", "metavar": "DIR", "help": "real texts or pages"},
+    "folder": {"type": cli.output_folder, "metavar": "DIR", "help": "where to write (default: a temporary folder)"},
+}
+
+
+def main(area: str, doc: str | None, cases: Mapping[str, Case], argv: Sequence[str] | None) -> int:
+    """`python -m benchmarks.AREA NAME`: print the tables of a case, each as soon as it is complete."""
+    parser = cli.parser(f"benchmarks.{area}", doc)
+    verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, case in cases.items():
+        verb = verbs.add_parser(name, help=case.summary, description=case.summary)
+        for option, default in case.options.items():
+            words = dict(_OPTIONS[option])
+            words["help"] += f" (default {default})" if default else ""
+            verb.add_argument(f"--{option}", default=default, **words)
+    arguments = parser.parse_args(argv)
+    for rows in grouped(cases[arguments.name].measure(arguments)):
+        print(f"{table(rows)}\n", flush=True)
+    print(machine())
+    return 0
+
+
+def grouped(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Consecutive rows with the same columns: those of a table."""
+    return (list(same) for _, same in groupby(rows, key=list))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows with equal columns as a Markdown table, without columns that have no value."""
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    cells = [{name: cell(row[name]) for name in columns} for row in rows]
+    return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
+
+
+def cell(value: Any) -> str:
+    """A value as a person reads it: 204,123 or 12.3 or 0.0456, `-` for what is not known."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def machine() -> str:
+    """`2 x AMD EPYC 9554, Python 3.11.7, 2026-11-20`."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} x {name}, Python {platform.python_version()}, {datetime.now(UTC).date()}"
+
+
+def run_command(*words: object) -> None:
+    """Run `python -m WORDS` without its output."""
+    subprocess.run([sys.executable, "-m", *map(str, words)], check=True, stdout=subprocess.DEVNULL)

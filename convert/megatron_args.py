@@ -1,0 +1,229 @@
+"""Megatron's `args` (2020 to today): what they say about a model, and those that Megatron-LM reads from a checkpoint.
+
+See `check_checkpoint_args` and `load_args_from_checkpoint` in its megatron/training/checkpointing.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from common.errors import CheckpointError
+from convert.arguments import Options
+from convert.pt import enum_member
+from convert.sources.ranks import GPT2_VOCABULARY
+from convert.sources.source import Recorded, Source
+from convert.unpickling import Placeholder
+
+# settings that change the arithmetic, and the values of a GPT-2; a setting that is not recorded is not checked
+_GPT2: Mapping[str, tuple[Any, ...]] = {
+    "swiglu": (False, None),
+    "geglu": (False, None),
+    "quick_geglu": (False, None),
+    "glu_activation": (None,),
+    "squared_relu": (False, None),
+    "position_embedding_type": ("learned_absolute", "absolute", None),
+    "add_position_embedding": (True, None),
+    "use_rotary_position_embeddings": (False, None),
+    "normalization": ("LayerNorm", None),
+    "apply_layernorm_1p": (False, None),
+    "layernorm_zero_centered_gamma": (False, None),
+    "apply_residual_connection_post_layernorm": (False, None),
+    "embed_layernorm": (False, None),
+    "qk_layernorm": (False, None),
+    "multi_latent_attention": (False, None),
+    "window_size": (None,),
+    "softmax_type": ("vanilla", None),
+    "add_bias_linear": (True, None),
+}
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+"""Names of the tanh form of GELU."""
+ROWS = 128
+"""Megatron's make_vocab_size_divisible_by: the embedding has a multiple of this times the tensor ranks."""
+_SIZES = {
+    "n_layer": ("num_layers", "encoder_num_layers"),
+    "n_embd": ("hidden_size",),
+    "n_inner": ("ffn_hidden_size",),
+    "n_positions": ("max_position_embeddings",),
+}
+
+
+def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
+    """The settings in `args` (`fields` of the recorded Namespace; empty if there is none) and in `options`.
+
+    Raises CheckpointError naming the setting if the model is no GPT-2.
+    """
+    for name, accepted in _GPT2.items():
+        value = _plain(args.get(name))
+        if value not in accepted:
+            raise CheckpointError(f"args.{name} is {value!r}: the model is no GPT-2, which has {accepted[0]!r}")
+    if (number(args, "num_experts") or 0) > 1:
+        raise CheckpointError(f"args.num_experts is {args['num_experts']}: a mixture of experts is no GPT-2")
+    n_head, n_embd = number(args, "num_attention_heads"), number(args, "hidden_size")
+    if None not in (n_head, options.num_heads) and n_head != options.num_heads:
+        raise CheckpointError(f"--num-heads is {options.num_heads}, but args.num_attention_heads is {n_head}")
+    n_head = n_head or options.num_heads
+    groups, channels = number(args, "num_query_groups"), number(args, "kv_channels")
+    if args.get("group_query_attention") and groups != n_head:
+        raise CheckpointError(f"args.group_query_attention with {groups} groups: the model is no GPT-2")
+    if channels and n_head and n_embd and channels * n_head != n_embd:
+        raise CheckpointError(
+            f"args.kv_channels is {channels}: {n_head} heads of that size are no GPT-2 of width {n_embd}"
+        )
+    sizes: dict[str, tuple[str, int]] = {
+        field: (f"args.{names[0]}", size) for field, names in _SIZES.items() if (size := number(args, *names))
+    }
+    untied = _plain(args.get("untie_embeddings_and_output_weights"))
+    if isinstance(untied, bool):
+        sizes["tied"] = "tied (not args.untie_embeddings_and_output_weights)", not untied
+    activation, notes = _activation(args, options)
+    dropout = _float(args, 0.1, "hidden_dropout")
+    if (attention := _float(args, dropout, "attention_dropout")) != dropout:
+        notes += (f"dropout {dropout} is that of the hidden states; the attention's was {attention}",)
+    tokens = number(args, "vocab_size")
+    if tokens and args.get("tokenizer_type") == "NullTokenizer":
+        tokens += 1  # its end of text comes after the tokens that its --vocab-size counts
+    return Recorded(
+        n_head=n_head,
+        vocab_size=options.vocab_size or tokens,
+        tied=not untied if isinstance(untied, bool) else None,
+        sizes=sizes,
+        constants={
+            "activation": activation,
+            "layer_norm_epsilon": _float(args, 1e-5, "norm_epsilon", "layernorm_epsilon"),
+            "dropout": dropout,
+        },
+        tensor=number(args, "tensor_model_parallel_size", "model_parallel_size"),
+        pipeline=number(args, "pipeline_model_parallel_size"),
+        consumed_samples=number(args, "consumed_train_samples"),
+        notes=notes,
+    )
+
+
+def padded_rows(source: Source, tp: int) -> int:
+    """Rows of the embedding over all tensor ranks."""
+    return -(-source.model.vocab_size // (ROWS * tp)) * ROWS * tp
+
+
+def check_split(source: Source, tp: int, pp: int) -> None:
+    """Raises CheckpointError naming the size that the ranks do not divide."""
+    model = source.model
+    for flag, parts, what, whole in (
+        ("--tp", tp, "heads", model.n_head),
+        ("--tp", tp, "columns of the MLP", model.n_inner),
+        ("--pp", pp, "layers", model.n_layer),
+    ):
+        if whole % parts:
+            raise CheckpointError(f"{flag} {parts} does not divide the {whole} {what} of {source.path}")
+
+
+def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dict[str, Any]:
+    """The arguments of a training of this model over `tp` tensor ranks and `pp` pipeline stages.
+
+    Raises CheckpointError if Megatron-LM has no such activation.
+    """
+    model, dtype = source.model, source.tensors["wte.weight"].blocks[0].tensor.dtype
+    if model.activation not in (*TANH_GELU, "gelu"):
+        raise CheckpointError(f"{source.path}: Megatron-LM's GPT-2 has no activation {model.activation}, only GELU")
+    return {
+        # sizes
+        "num_layers": model.n_layer,
+        "encoder_num_layers": model.n_layer,
+        "hidden_size": model.n_embd,
+        "ffn_hidden_size": model.n_inner,
+        "num_attention_heads": model.n_head,
+        "kv_channels": model.n_embd // model.n_head,
+        "group_query_attention": False,
+        "num_query_groups": 1,
+        "max_position_embeddings": model.n_positions,
+        "seq_length": model.n_positions,
+        "encoder_seq_length": model.n_positions,
+        "vocab_size": model.vocab_size,
+        "padded_vocab_size": padded_rows(source, tp),
+        "make_vocab_size_divisible_by": ROWS,
+        "tokenizer_type": "GPT2BPETokenizer" if model.vocab_size == GPT2_VOCABULARY else None,
+        # GPT-2's arithmetic
+        "position_embedding_type": "learned_absolute",
+        "add_position_embedding": True,
+        "use_rotary_position_embeddings": False,
+        "normalization": "LayerNorm",
+        "layernorm_epsilon": model.layer_norm_epsilon,
+        "norm_epsilon": model.layer_norm_epsilon,
+        "apply_layernorm_1p": False,
+        "apply_residual_connection_post_layernorm": False,
+        "apply_query_key_layer_scaling": False,
+        "add_bias_linear": True,
+        "add_qkv_bias": True,
+        "bias_gelu_fusion": model.activation in TANH_GELU,
+        "openai_gelu": False,
+        "swiglu": False,
+        "squared_relu": False,
+        "num_experts": None,
+        "untie_embeddings_and_output_weights": not model.tied,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.dropout,
+        # the files
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "virtual_pipeline_model_parallel_size": None,
+        "num_layers_per_virtual_pipeline_stage": None,
+        "expert_model_parallel_size": 1,
+        "ckpt_format": ckpt_format,
+        "transformer_impl": "local",
+        "use_mcore_models": True,
+        "params_dtype": dtype,
+        "fp16": dtype == torch.float16,
+        "bf16": dtype == torch.bfloat16,
+        "no_save_optim": True,
+        "no_save_rng": True,
+        # the training
+        "iteration": source.iteration or 0,
+        "consumed_train_samples": source.consumed_samples or 0,
+        "consumed_valid_samples": 0,
+        "data_parallel_random_init": False,
+        "phase_transition_iterations": None,
+    }
+
+
+def number(args: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these arguments that is a count; None if none is recorded."""
+    return next((value for name in names if type(value := args.get(name)) is int and value > 0), None)
+
+
+def json_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are numbers, words or truth values, for a report; no paths."""
+    return {
+        name: value
+        for name in sorted(args)
+        if isinstance(value := args[name], bool | int)
+        or (isinstance(value, float) and math.isfinite(value))
+        or (isinstance(value, str) and "/" not in value)
+    }
+
+
+def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[str, ...]]:
+    """Megatron's fused GELU and its openai_gelu are the tanh form; only without both is it PyTorch's erf form."""
+    if options.activation:
+        return options.activation, ()
+    if args.get("openai_gelu") is True or args.get("bias_gelu_fusion"):
+        return "gelu_new", ()
+    if args.get("bias_gelu_fusion") is not False and "openai_gelu" not in args:
+        return "gelu_new", ("activation is not recorded: gelu_new (tanh) assumed (--activation decides)",)
+    return "gelu", (
+        "activation is gelu (erf), because args.bias_gelu_fusion and args.openai_gelu are off (--activation decides)",
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A setting; the member's value for that of an enumeration, which is read as a placeholder."""
+    if not isinstance(value, Placeholder):
+        return value
+    # Megatron-DeepSpeed's PositionEmbeddingType: rotary 1, absolute 2, alibi 3
+    if value.name.endswith("PositionEmbeddingType") and value.args == (2,):
+        return "absolute"
+    return enum_member(value) or (value.args[0] if len(value.args) == 1 else f"a {value.name}")
+
+
+def _float(args: Mapping[str, Any], default: float, *names: str) -> float:
+    return next((float(value) for name in names if isinstance(value := args.get(name), int | float)), default)

@@ -1,0 +1,229 @@
+"""Read .pt files that anybody may have made: nothing in them is executed, and tensors stay on the disk.
+
+    since torch 1.6    zip archive, not compressed: data.pkl, and data/KEY for each storage, each with a CRC32 (or 0)
+    before             pickles: magic number, 1001, sizes of C types, the object, the keys of its storages in order;
+                       then for each key the number of elements (little-endian int64) and the data
+
+A storage in the pickle is a persistent id: ("storage", type, key, location, elements; before torch 1.6 a view, too).
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from io import BytesIO, IOBase
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any, cast
+from zipfile import ZIP_STORED, ZipFile
+
+import torch
+from torch.distributed.checkpoint.utils import _ReaderView
+from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
+
+from common.errors import CheckpointError
+from convert.stored import StoredTensor
+from convert.unpickling import Placeholder, load_plain
+
+MAX_PICKLE = 64 << 20  # bytes; those of a model of 10,000 tensors take 2 MB
+_CHUNK = 1 << 20  # bytes per read
+_DTYPES = {
+    f"torch.{name}Storage": dtype
+    for name, dtype in {
+        "Float": torch.float32,
+        "Half": torch.float16,
+        "BFloat16": torch.bfloat16,
+        "Double": torch.float64,
+        "Long": torch.int64,
+        "Int": torch.int32,
+        "Short": torch.int16,
+        "Char": torch.int8,
+        "Byte": torch.uint8,
+        "Bool": torch.bool,
+    }.items()
+}
+
+_Storages = Callable[[str, int, int], int]
+"""Key, elements and bytes of a storage -> where it begins in the file."""
+
+
+def fields(value: Any) -> Mapping[str, Any]:
+    """The attributes of an object that was not constructed (a Namespace) or the items of a dict; else empty."""
+    state = value.state if isinstance(value, Placeholder) else value
+    return state if isinstance(state, Mapping) else {}
+
+
+def enum_member(value: Any) -> str | None:
+    """The name of an Enum's member, which Python 3.11 before 3.11.4 pickles as `getattr(CLASS, NAME)`."""
+    is_member = isinstance(value, Placeholder) and value.name == "builtins.getattr" and len(value.args) == 2
+    return str(value.args[1]) if is_member else None
+
+
+def once(compare: Callable[[Path], None], path: Path) -> Callable[[], None]:
+    """A check that all tensors of a file share: the first call runs `compare`, and other threads wait for it."""
+    lock, done = Lock(), False
+
+    def check() -> None:
+        nonlocal done
+        with lock:
+            if not done:
+                compare(path)
+                done = True
+
+    return check
+
+
+def load_pt(path: Path) -> Any:
+    """The content of a .pt file: tensors as `StoredTensor`, objects of any class as `Placeholder`.
+
+    Raises CheckpointError if the file is no .pt file, damaged or cut off; damage in the tensors' data is found when the
+    first of them is read.
+    """
+    try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
+            file.seek(0)
+            if is_zip:
+                return load_record(path, file, check=once(_check_file, path))
+            return _load_legacy(path, file)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except Exception as error:  # whatever a damaged pickle leads to
+        problem = (str(error).splitlines() or [""])[0][:150]
+        raise CheckpointError(f"{path}: damaged or cut off ({type(error).__name__}: {problem})") from None
+
+
+def part_of(file: IO[bytes], start: int, length: int) -> IO[bytes]:
+    """A range of a file as a file."""
+    return cast(IO[bytes], _Part(cast(IOBase, file), start, length))
+
+
+def load_record(
+    path: Path, file: IO[bytes], start: int = 0, check: Callable[[], None] | None = None, record: str = ""
+) -> Any:
+    """The content of an archive of torch.save that begins at byte `start` of `path`; errors as `check_archive`."""
+
+    def load(archive: ZipFile) -> Any:
+        members = {name.partition("/")[2]: archive.getinfo(name) for name in archive.namelist()}
+
+        def begin(name: str) -> int:
+            file.seek(members[name].header_offset + 26)  # the lengths of the local header's name and extra field
+            return file.tell() + 4 + sum(int.from_bytes(file.read(2), "little") for _ in range(2))
+
+        def content(name: str) -> bytes:  # zipfile would compare it with a CRC32 that was not computed, too
+            file.seek(begin(name))
+            return file.read(members[name].file_size)
+
+        def place(key: str, _count: int, size: int) -> int:
+            if members[f"data/{key}"].file_size < size:
+                raise ValueError(f"data/{key} is smaller than its tensors, {size} bytes")
+            return start + begin(f"data/{key}")
+
+        if "byteorder" in members and content("byteorder") != b"little":
+            raise ValueError("big-endian")
+        return _load_object(path, BytesIO(content("data.pkl")), place, check)
+
+    return _in_archive(path, file, record, load, tensors=False)
+
+
+def check_archive(path: Path, file: IO[bytes], record: str = "") -> None:
+    """Compare the members of an archive of torch.save with their CRC32.
+
+    `record` names the archive if it is a part of the file `path`. Raises CheckpointError naming the file and the
+    member that is damaged, compressed, or larger than a checkpoint's pickle.
+    """
+    _in_archive(path, file, record, lambda archive: None, tensors=True)
+
+
+def _check_file(path: Path) -> None:
+    with path.open("rb") as file:
+        check_archive(path, file)
+
+
+def _in_archive(path: Path, file: IO[bytes], record: str, act: Callable[[ZipFile], Any], *, tensors: bool) -> Any:
+    """`act` on an archive after its members, or those without tensor data, were compared with their CRC32."""
+    name = "archive"
+    try:
+        with ZipFile(file) as archive:
+            for member in archive.infolist():
+                name, is_tensor = member.filename, "/data/" in member.filename
+                if member.compress_type != ZIP_STORED:
+                    raise CheckpointError("is compressed; unpack the file, and save it again with torch.save")
+                if not is_tensor and member.file_size > MAX_PICKLE:
+                    raise CheckpointError(f"has {member.file_size:,} bytes, a checkpoint's at most {MAX_PICKLE:,}")
+                if member.CRC and (tensors or not is_tensor):
+                    with archive.open(member) as content:
+                        while content.read(_CHUNK):
+                            pass
+            name = "data.pkl"
+            return act(archive)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {record}{name} {error}") from None
+    except Exception as error:  # whatever a damaged archive leads to
+        problem = (str(error).splitlines() or [type(error).__name__])[0].partition(" for file ")[0][:150]
+        raise CheckpointError(f"{path}: damaged or cut off ({record}{name}: {problem}); copy it again") from None
+
+
+def _load_legacy(path: Path, file: IO[bytes]) -> Any:
+    """The object is read twice: the first time tells the sizes of the storages, which lie after it."""
+    if load_plain(file, ()) != MAGIC_NUMBER or load_plain(file, ()) != PROTOCOL_VERSION:
+        raise CheckpointError(f"{path}: not a .pt file")
+    if not load_plain(file, ())["little_endian"]:
+        raise CheckpointError(f"{path}: written on a big-endian machine")
+    begin, sizes, places = file.tell(), dict[str, tuple[int, int]](), dict[str, int]()
+    _load_object(path, file, lambda key, *size: sizes.setdefault(key, size)[0] * 0, None)
+    for key in load_plain(file, ()):
+        count, size = sizes[key]
+        if int.from_bytes(file.read(8), "little") != count:
+            raise CheckpointError(f"{path}: damaged or cut off (a storage of another size than its tensor)")
+        places[key] = file.tell()
+        if file.seek(size, os.SEEK_CUR) > os.fstat(file.fileno()).st_size:
+            raise CheckpointError(f"{path}: cut off (the data of its last tensors is missing)")
+    file.seek(begin)
+    return _load_object(path, file, lambda key, *_: places[key], None)
+
+
+def _load_object(path: Path, file: IO[bytes], place: _Storages, check: Callable[[], None] | None) -> Any:
+    """The object of a pickle whose storages lie at `place`."""
+
+    def storage(saved: Any) -> tuple[int, int, torch.dtype | None]:
+        _kind, kind, key, _location, count, *view = saved
+        if view and view[0] is not None:
+            raise CheckpointError(f"{path}: storages that are views, as torch 0.x wrote them; save it again with torch")
+        dtype = _DTYPES.get(kind.name)  # None if untyped: the elements are bytes
+        size = count * (dtype.itemsize if dtype else 1)
+        return place(key, count, size), size, dtype
+
+    def rebuild(
+        stored: Any, first: int, shape: Any, stride: Any, *_flags: Any, dtype: torch.dtype | None = None
+    ) -> StoredTensor:
+        begin, size, kind = stored
+        kind = dtype or kind
+        span = 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+        if min(first, *shape, *stride, 0) < 0 or (math.prod(shape) and (first + span) * kind.itemsize > size):
+            raise ValueError("a tensor outside of its storage")
+        return StoredTensor(path, begin + first * kind.itemsize, kind, tuple(shape), tuple(stride), check)
+
+    def rebuild_untyped(
+        stored: Any, first: int, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: torch.dtype, *_: Any
+    ) -> StoredTensor:
+        return rebuild(stored, first, shape, stride, dtype=dtype)
+
+    known: dict[str, Callable[..., Any]] = {
+        "torch._utils._rebuild_tensor": rebuild,
+        "torch._utils._rebuild_tensor_v2": rebuild,
+        "torch._utils._rebuild_tensor_v3": rebuild_untyped,
+        "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+        "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
+        "torch._tensor._rebuild_from_type_v2": lambda make, _kind, args, _state: make(*args),
+        "collections.defaultdict": lambda *_: {},
+    }
+    return load_plain(file, None, known, storage)
+
+
+class _Part(_ReaderView):
+    """A range of a file; zipfile looks for the end, which torch's class puts in a wrong place."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return super().seek(offset + self.len) if whence == os.SEEK_END else super().seek(offset, whence)

@@ -1,0 +1,125 @@
+"""Do the files of a checkpoint belong together: is each rank's there once, of one save, and no copy of another's?
+
+Optimizer files do not say which iteration they are of, and DeepSpeed itself mixes up weights: under
+round_robin_gradients its param_slice_mappings, and so its universal checkpoints, are in another order than the data.
+One row of each tensor tells whether float32 weights are those that were rounded to the 16-bit ones beside them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from common.errors import CheckpointError
+from convert.sources.source import Sharded
+from convert.stored import Stored, StoredPieces, row_bands, same_values
+
+CURE = "copy every file of the save"
+_ROUNDING = 2.0**-6  # bfloat16 has 8 significant bits; one more for stochastic rounding, one to be sure
+_SMALLEST = 1e-6  # float16 has few bits, or none, for weights below 6e-5
+
+Grid = list[list[Path]]
+"""The files of one kind by row and column, such as pipeline stage and tensor rank."""
+
+
+def file_error(path: Path, problem: object) -> CheckpointError:
+    """One line that names the file."""
+    return CheckpointError(f"{path}: {problem}")
+
+
+def grid(paths: Iterable[Path], pattern: re.Pattern[str], *, sparse: bool = False) -> Grid:
+    """The paths whose names match, by the numbers of the groups `row` and `column` (0 if absent).
+
+    Raises CheckpointError naming a file that is missing (in `sparse` rows whole ones may be) or twice there.
+    """
+    found: dict[tuple[int, int], Path] = {}
+    for path in sorted(paths):
+        if match := pattern.fullmatch(path.name):
+            place = int(match["row"] or 0), int(match["column"] or 0)
+            if place in found:
+                raise file_error(path, f"is of the same rank as {found[place].name}; remove that of the other save")
+            found[place] = path
+    if not found:
+        return []
+    example = next(iter(found.values()))
+    rows, columns = sorted({row for row, _ in found}), range(1 + max(column for _, column in found))
+    rows = rows if sparse else list(range(rows[-1] + 1))
+    for row in rows:
+        for column in columns:
+            if (row, column) not in found:
+                raise file_error(_sibling(example, pattern, row, column), f"missing; {CURE}")
+    return [[found[row, column] for column in columns] for row in rows]
+
+
+def check_count(
+    files: Grid, pattern: re.Pattern[str], axis: Literal["row", "column"], expected: int | None, what: str
+) -> None:
+    """Raises CheckpointError naming a file unless there are as many rows or columns as was recorded."""
+    count = len(files) if axis == "row" else len(files[0])
+    row, column = (min(count, expected or 0), 0) if axis == "row" else (0, min(count, expected or 0))
+    if expected is not None and expected > count:
+        raise file_error(_sibling(files[0][0], pattern, row, column), f"missing of {expected} {what}; {CURE}")
+    if expected is not None and expected < count:
+        raise file_error(files[row][column], f"the save has {expected} {what}; remove this file of another save")
+
+
+def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
+    """Raises CheckpointError naming a file that differs from the first in what all files of a save share."""
+    first: tuple[Path, Mapping[str, Any]] | None = None
+    for path, said in files:
+        first = first or (path, said)
+        for what, expected in first[1].items():
+            if said[what] != expected:
+                raise file_error(
+                    path,
+                    f"{what} is {said[what]}, but {expected} in {first[0]}; the files do not belong together: {CURE}, "
+                    "and of no other",
+                )
+
+
+def check_agreement(low: Mapping[str, Sharded], high: Mapping[str, Sharded], cure: str) -> None:
+    """Raises CheckpointError if a tensor of `high` does not round to that of `low`; each in its first block."""
+    for name in low.keys() & high.keys():
+        first, second = low[name].blocks[0].tensor, high[name].blocks[0].tensor
+        last = min(first.shape[0], second.shape[0])
+        rows = [tensor.rows(last - 1, last).read().flatten().float() for tensor in (first, second)]
+        width = min(map(len, rows))  # a tensor rank's part of a row, if one side is merged
+        rounded, exact = (row[:width] for row in rows)
+        if not rounded.any():
+            continue  # a placeholder
+        if not torch.allclose(rounded, exact, rtol=_ROUNDING, atol=_SMALLEST, equal_nan=True):
+            difference = float((rounded - exact).abs().max())
+            raise CheckpointError(
+                f"row {last - 1} of tensor {name!r} differs by {difference:.1e} from the 16-bit weights of the model "
+                f"files, more than rounding explains; {cure}"
+            )
+
+
+def check_distinct(parts: Iterable[Stored]) -> None:
+    """Raises CheckpointError if two parts of the weights are equal and not constant: a rank's file was copied."""
+    seen: dict[tuple[float, ...], Stored] = {}
+    for part in parts:
+        start = part.rows(0, 1 if len(part.shape) > 1 else min(part.shape[0], 4096)).read()
+        other = seen.setdefault(tuple(start.flatten().tolist()), part)
+        if other is not part and same_values(other, part) and any(band.min() != band.max() for band in row_bands(part)):
+            raise CheckpointError(
+                f"the weights in {_file(part)} are those in {_file(other)}: one file was copied over another rank's; "
+                "copy each from the run again"
+            )
+
+
+def _sibling(path: Path, pattern: re.Pattern[str], row: int, column: int) -> Path:
+    """The file of another rank."""
+    match, name = pattern.fullmatch(path.name), path.name
+    assert match is not None
+    for key, number in sorted({"row": row, "column": column}.items(), key=lambda item: -match.start(item[0])):
+        start, end = match.span(key)
+        name = name if start < 0 else f"{name[:start]}{number:0{end - start}d}{name[end:]}"
+    return path.with_name(name)
+
+
+def _file(part: Stored) -> str:
+    first = part.pieces[0] if isinstance(part, StoredPieces) else part
+    return str(getattr(first, "path", "memory"))

@@ -1,0 +1,89 @@
+"""Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
+
+`StoredTensor` is such a range of one file.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from training.checkpoint.files import StoredTensor as StoredTensor
+
+_ELEMENTS = 4 << 20  # per band of rows
+
+
+class Stored(Protocol):
+    """A tensor that can be read, in whole or by rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type in the file."""
+
+    def read(self) -> Tensor:
+        """A new contiguous tensor. Raises OSError naming the file if that ends early or cannot be read."""
+
+    def rows(self, first: int, last: int) -> "Stored":
+        """The rows from `first` to before `last` (of dimension 0)."""
+
+    def __getitem__(self, row: int) -> "Stored":
+        """One row, with a dimension less: a layer of a stacked tensor."""
+
+
+@dataclass(frozen=True)
+class StoredPieces:
+    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[Stored, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type in the files."""
+        return self.pieces[0].dtype
+
+    def read(self) -> Tensor:
+        """A new contiguous tensor."""
+        whole = torch.empty(math.prod(self.shape), dtype=self.dtype)
+        start = 0
+        for piece in self.pieces:
+            whole[start : start + piece.shape[0]] = piece.read()
+            start += piece.shape[0]
+        return whole.view(self.shape)
+
+    def rows(self, first: int, last: int) -> "StoredPieces":
+        """The rows from `first` to before `last` (of dimension 0)."""
+        width = math.prod(self.shape[1:])
+        begin, end, position = first * width, last * width, 0
+        kept: list[Stored] = []
+        for piece in self.pieces:
+            low, high = max(begin - position, 0), min(end - position, piece.shape[0])
+            if low < high:
+                kept.append(piece.rows(low, high))
+            position += piece.shape[0]
+        return StoredPieces((last - first, *self.shape[1:]), tuple(kept))
+
+    def __getitem__(self, row: int) -> "StoredPieces":
+        """One row, with a dimension less."""
+        return StoredPieces(self.shape[1:], self.rows(row, row + 1).pieces)
+
+
+def row_bands(stored: Stored) -> Iterator[Tensor]:
+    """A tensor's rows, a few million elements at a time."""
+    rows = max(1, _ELEMENTS // max(1, math.prod(stored.shape[1:])))
+    for start in range(0, stored.shape[0], rows):
+        yield stored.rows(start, min(start + rows, stored.shape[0])).read()
+
+
+def same_values(one: Stored, other: Stored) -> bool:
+    """Whether two tensors are equal; they are read only if they are not the same bytes of a file."""
+    if one == other:
+        return True
+    return tuple(one.shape) == tuple(other.shape) and all(map(torch.equal, row_bands(one), row_bands(other)))

@@ -1,0 +1,71 @@
+import orjson
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.settings import BlacklistSettings
+from corpus.blacklist import CheckedUrls, check_lines
+from corpus.urls.hosts import registered_domain
+from corpus.urls.rules import UrlRules
+
+HOSTS = (
+    "example.org www.example.org Example.ORG example.org. www.youtube.com m.facebook.co.uk a.org 10.0.0.1 8.8.8.8 1.2 "
+    "printer.local localhost nodomain a..org -a.org a_b.org bücher.example example.org:80 example.org:81 [::1] u@a.org"
+).split()
+SETTINGS = (
+    BlacklistSettings(),
+    BlacklistSettings(min_length=30, extra_suffixes=["a.org"]),
+    BlacklistSettings(extra_patterns=["b{2}"], allow_private_hosts=True),
+)
+PATHS = st.text("ab/.-%7eE é?&=#", max_size=12) | st.sampled_from(["x/../a", "./a", "%2e%2E/a", "a/.", ".a/..b"])
+ENDINGS = ["", ".jpg", ".HTML", "?utm_source=x&a=1", "?a=1&&fbclid", "#part", "%C3%a9", "\x0b", "\r"]
+
+
+@st.composite
+def urls(draw: st.DrawFn) -> str:
+    scheme = draw(st.sampled_from(["http://", "https://", "HTTP://", "ftp://", "http:/", "mailto:", ""]))
+    host, start, ending = (draw(st.sampled_from(each)) for each in (HOSTS, ["", "/", "?"], ENDINGS))
+    return f"{scheme}{host}{start}{draw(PATHS)}{ending}"
+
+
+def check(block: bytes) -> CheckedUrls:
+    return check_lines(SETTINGS[0], UrlRules(SETTINGS[0]), block)
+
+
+@settings(max_examples=60)
+@given(st.lists(urls(), min_size=1, max_size=20), st.sampled_from(SETTINGS))
+def test_the_fast_path_and_the_slow_path_agree(lines: list[str], settings: BlacklistSettings) -> None:
+    rules = UrlRules(settings, 7)
+    checked = check_lines(settings, rules, "\n".join(lines).encode())
+    expected = CheckedUrls()
+    for line in lines:
+        url, reason = rules.check(line)
+        expected.urls.append(line.strip() if url is None or reason else url.text)
+        expected.verdicts.append(
+            reason if url is None or reason else xxhash.xxh3_64_intdigest(registered_domain(url.host).encode()) % 7
+        )
+        if url is not None and reason is None:
+            expected.hashes.append(xxhash.xxh3_64_intdigest(url.canonical.encode()))
+    assert checked == expected
+
+
+def test_the_fields_of_a_submission_decide_and_may_be_booleans_numbers_or_strings() -> None:
+    values: dict[tuple[str, int | str], tuple[object, ...]] = {
+        ("score", 0): (3, 3.0, " 12 "),
+        ("score", "score"): (2, 2.9, "2", "-7"),
+        ("score", "malformed"): (None, "many", "nan", "1_000", True, [9]),
+        ("over_18", 0): (False, "false", 0, "0", None, ""),
+        ("over_18", "over_18"): (True, "True", 1, "1", "yes"),
+        ("is_self", "self_post"): (True, "true", "1"),
+        ("url", "malformed"): (None, "[deleted]"),
+        ("url", "domain"): ("/r/pics/comments/1/a_crosspost/",),
+    }
+    usual = {"url": "http://a.example/page", "score": 3, "over_18": False, "is_self": False}
+    for (field, verdict), all_given in values.items():
+        for value in all_given:
+            assert check(orjson.dumps({**usual, field: value})).verdicts == [verdict], (field, value)
+    checked = check(b"http://a.example/1\n\xffhttp://a.example/2\r\n\n# no entry\n{broken\n")
+    assert checked.urls == ["http://a.example/1", "\ufffdhttp://a.example/2", "{broken"]
+    assert checked.verdicts == [0, "malformed", "malformed"]
+    escaped = {**usual, "url": "", "url_overridden_by_dest": "http://a.example/?x=1&amp;copy=2&copy=3"}
+    assert check(orjson.dumps(escaped)).urls == ["http://a.example/?x=1&copy=2&copy=3"]

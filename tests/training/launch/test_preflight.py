@@ -1,0 +1,71 @@
+"""Before the first step, every node is checked, and a bad one is named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import RESUME_ME
+from tests.training.helpers import launch, make_run
+from training.launch.preflight import Report, find_error, find_warnings
+
+GB = 10**9
+
+
+def rank(number: int, **different: object) -> Report:
+    """A report of eight ranks on each node."""
+    sizes = {"memory_free": 70 * GB, "memory_total": 80 * GB, "disk_free": 100 * GB}
+    report = Report(number, f"node{number // 8 + 1}", "H100", 4, 8, **sizes)
+    return replace(report, **different)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("different", "other", "says"),
+    [
+        ({"device": "A100"}, {}, "A100"),
+        ({"memory_free": 34 * GB}, {"memory_free": 35 * GB}, "34.0 GB"),
+        ({"threads": 9}, {"threads": 8}, "9 threads"),
+    ],
+    ids=["device", "memory", "threads"],
+)
+def test_what_is_odd_is_one_warning_that_names_the_node(
+    different: dict[str, object], other: dict[str, object], says: str
+) -> None:
+    reports = [rank(number) for number in range(24)]
+    reports[8] = rank(8, **other)  # not yet odd
+    assert find_warnings(reports) == []
+    reports[8] = rank(8, **different)
+    (found,) = find_warnings(reports)
+    assert found.startswith("node2: ") and says in found
+    assert find_error(reports, Path("run"), GB) == ""
+
+
+def test_a_disk_without_space_for_a_checkpoint_is_an_error_that_names_a_node() -> None:
+    reports = [rank(number, disk_free=2 * GB) for number in range(16)]
+    found = find_error(reports, Path("run"), 2 * GB + 10**7)
+    assert found.startswith("preflight: node1: run: ") and "2.000 GB" in found and "2.010 GB" in found
+    assert find_error(reports, Path("run"), 2 * GB) == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "codes", "begins", "says"),
+    [
+        ("odd", [0, 0], "warning: ", "node2: 1000000000 threads"),
+        ("full", [2, 2], "error: ", "preflight: node2: {folder}: 0.000 GB free"),
+        ("blind", [2, 2], "error: ", "preflight: node2: {folder}: "),
+        ("silent", [RESUME_ME, RESUME_ME], "error: ", "rank 1 on node2"),
+    ],
+)
+def test_the_ranks_of_a_job_find_the_bad_node(
+    tmp_path: Path, fault: str, codes: list[int], begins: str, says: str
+) -> None:
+    config = make_run(tmp_path, parallel={"data": 2})
+    folder = tmp_path / "models/tiny"
+    results = launch(2, "tests.training.preflight_worker", config, fault)
+    assert [result.returncode for result in results] == codes, results
+    error = results[0].stderr
+    assert error.startswith(begins) and says.format(folder=folder) in error and error.count("\n") == 1
+    if fault != "silent":
+        assert [line.split()[0] for line in results[0].stdout.splitlines()] == ["preflight", "node", "node1", "node2"]
+        assert results[1].stderr == "" == results[1].stdout
+        assert not list(folder.iterdir())

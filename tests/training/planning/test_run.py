@@ -1,0 +1,74 @@
+"""The plan shows what a run will do with which data; wrong data are refused before anything is computed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from common.errors import ToolkitError
+from corpus.index import IndexWriter, Meta
+from tests.training.helpers import byte_documents, make_run, settings_of, write_corpus
+from training.planning.run import Plan, make_plan
+
+
+def blended(folder: Path, *data: tuple[str, float], **train: object) -> Plan:
+    """The plan of a model that is trained on these of a folder's corpora."""
+    config = make_run(folder, train=train)
+    raw = yaml.safe_load(config.read_text())
+    raw["models"]["tiny"]["data"] = [{"prefix": str(folder / name), "weight": weight} for name, weight in data]
+    config.write_text(yaml.safe_dump(raw))
+    return make_plan(settings_of(config), "tiny")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of corpora."""
+    write_corpus(tmp_path / "books", byte_documents(40))
+    write_corpus(tmp_path / "web", byte_documents(200), vocab_size=None)
+    write_corpus(tmp_path / "short", [np.array([1, 2, 256], np.uint16)])
+    with IndexWriter(tmp_path / "other", np.uint16, Meta(257, 3)) as writer:
+        for document in byte_documents(40):
+            writer.add_document(np.append(document[:-1], 3))
+    return tmp_path
+
+
+def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
+    plan = blended(folder, ("books", 0.75), ("web", 0.25), iterations=1000, split="90,5,5")
+    rows = [line.split() for line in str(plan).splitlines()]
+    train = [row for row in rows if "train" in row[:2]]
+    others = [row[:4] for row in rows if row[1:2] != ["train"]]
+    lengths = [len(document) for document in byte_documents(200)]
+    uses = (("books", "75.0%", 36, 6000), ("web", "25.0%", 180, 2000))
+    for row, (name, share, documents, taken) in zip(train, uses, strict=True):
+        tokens = sum(lengths[:documents])
+        samples = (tokens - 1) // 16
+        numbers = [documents, tokens, samples, taken]
+        assert row == [str(folder / name), "train", share, *(f"{n:,}" for n in numbers), f"{taken / samples:.2f}"]
+    assert others[-4:] == [
+        [str(folder / name), part, share, documents]
+        for part in ("valid", "test")
+        for name, share, documents in (("books", "75.0%", "2"), ("web", "25.0%", "10"))
+    ]
+    # the test part is the last documents in their own order; validation ends before a corpus is seen twice
+    valid, test = plan.data.valid, plan.data.test
+    assert test is not None
+    assert np.array_equal(test.parts[0].sample(0), np.concatenate(byte_documents(40)[-2:])[:17])
+    assert valid.taken(valid.per_epoch, 0) <= valid.parts[0].per_epoch < valid.taken(valid.per_epoch + 2, 0)
+    without = blended(folder, ("books", 1), split="90,10,0")
+    assert without.data.test is None and "no test part: train.split 90,10,0" in str(without)
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "names"),
+    [
+        ([("books", 1), ("books", 2)], {}, "books is named twice"),
+        ([("books", 1), ("short", 1)], {"split": "1,0,0"}, "short: .* 3 tokens in 1 documents"),
+        ([("books", 1), ("other", 1)], {}, "books with token 256 and .*other with token 3"),
+    ],
+)
+def test_corpora_that_do_not_fit_stop_before_anything_is_computed(
+    folder: Path, data: list[tuple[str, float]], train: dict[str, object], names: str
+) -> None:
+    with pytest.raises(ToolkitError, match=names):
+        blended(folder, *data, **train)

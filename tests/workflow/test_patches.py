@@ -1,0 +1,139 @@
+"""What Snakemake does otherwise in our workflow: records and lock of a run, results that exist, failed jobs."""
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import yaml
+
+from tests.helpers import wait_for
+
+COPIED = """
+from workflow import snakefile
+settings = snakefile.read_settings(workflow)
+RUN = settings.run
+onstart:
+    snakefile.prepare_run(settings)
+rule all:
+    input: RUN / "b.txt", RUN / "changed.txt", RUN / "unknown.txt"
+rule b:
+    input: RUN / "a.txt"
+    output: RUN / "b.txt"
+    shell: "cp {input:q} {output:q}"
+rule a:
+    output: RUN / "a.txt"
+    params: f"{RUN}/other.txt"
+    shell: "head -c 200000 /dev/zero > {output:q}"
+rule changed:
+    output: RUN / "changed.txt"
+    params: settings.clean.min_characters
+    shell: "touch {output:q}"
+rule unknown:
+    output: RUN / "unknown.txt"
+    shell: "touch {output:q}"
+"""
+
+FAILING = """
+from workflow import snakefile
+settings = snakefile.read_settings(workflow)
+rule all:
+    input: "results/x/bad.txt", "results/x/again.txt"
+rule bad:
+    output: "results/x/bad.txt"
+    retries: 3
+    shell: "echo >> ran_bad; exit 2"
+rule again:
+    output: "results/x/again.txt"
+    retries: 3
+    shell: "echo >> ran_again; [ $(wc -l < ran_again) = 2 ] || exit 3; echo new > {output:q}"
+"""
+LOCKED = """
+from workflow import snakefile
+settings = snakefile.read_settings(workflow)
+rule all:
+    output: "results/x/x"
+    shell: "echo $$ >> runs; until [ -e go ]; do sleep 0.1; done; touch {output}"
+"""
+
+
+def snakemake(folder: Path, run: str, characters: int, *arguments: str) -> set[str]:
+    """The rules that Snakemake runs or plans, with a run's name and a setting on which `changed` depends."""
+    config = {"run": run, "urls": ["urls.txt"], "clean": {"min_characters": characters}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    line = [sys.executable, "-m", "snakemake", "--cores", "1", *arguments]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return set(re.findall(r"^(?:local)?rule (\w+):", done.stdout + done.stderr, re.MULTILINE)) - {"all"}
+
+
+def test_a_copied_run_is_planned_by_what_it_was_made_with(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(COPIED)
+    (tmp_path / "urls.txt").write_text("http://site.example/\n")
+    assert snakemake(tmp_path, "results/x", 5) == {"a", "b", "changed", "unknown"}
+    shutil.rmtree(tmp_path / ".snakemake")
+    copy = tmp_path / "results" / "y"
+    shutil.copytree(tmp_path / "results/x", copy)
+    os.utime(copy / "b.txt", (1, 1))  # as if it was copied before a.txt
+    (copy / "records/metadata" / base64.urlsafe_b64encode(b"unknown.txt").decode()).unlink()
+    assert snakemake(tmp_path, "results/y", 6, "-n") == {"changed", "unknown"}
+
+
+def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(FAILING)
+    (tmp_path / "config.yaml").write_text("run: results/x\nurls: [urls.txt]\n")
+    (tmp_path / "urls.txt").write_text("http://site.example/\n")
+    results = [tmp_path / "results/x" / name for name in ("bad.txt", "again.txt")]
+    results[0].parent.mkdir(parents=True)
+    for result in results:
+        result.write_text("old\n")
+    line = [sys.executable, "-m", "snakemake", "--cores", "1", "--keep-going", "--forceall"]
+    assert subprocess.run(line, cwd=tmp_path, capture_output=True, timeout=200, check=False).returncode == 1
+    assert (tmp_path / "ran_bad").read_text() == "\n" and results[0].read_text() == "old\n"
+    assert (tmp_path / "ran_again").read_text() == "\n\n" and results[1].read_text() == "new\n", "tried again"
+    marked = (tmp_path / "results/x/records/incomplete").rglob("*")
+    assert not [path for path in marked if path.is_file()], "it is as complete as before"
+
+
+def start(folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """Kill Snakemake alone, then the jobs that it left."""
+    jobs = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    for job in jobs:
+        try:
+            job.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.communicate()  # jobs have its pipe open, too
+
+
+def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(LOCKED)
+    (tmp_path / "config.yaml").write_text("run: results/x\nurls: [urls.txt]\n")
+    (tmp_path / "urls.txt").write_text("http://site.example/\n")
+    runs = tmp_path / "runs"
+    first = start(tmp_path)
+    try:
+        wait_for(runs.exists, 100)
+    finally:
+        kill(first)
+    runs.unlink()
+    both = [start(tmp_path), start(tmp_path)]
+    wait_for(lambda: runs.exists() and any(process.poll() is not None for process in both), 100)
+    (refused,) = [process for process in both if process.poll() is not None]
+    (live,) = [process for process in both if process is not refused]
+    (tmp_path / "go").touch()
+    ends = [process.communicate(timeout=200)[1] for process in (live, refused)]
+    assert live.returncode == 0 and refused.returncode == 1, ends
+    assert f"results/x is locked: process {live.pid} on " in ends[1], ends
+    assert len(runs.read_text().split()) == 1, ends

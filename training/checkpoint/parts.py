@@ -1,0 +1,227 @@
+"""The tensors of a checkpoint as the parts that its ranks hold, write and read.
+
+tensors.json says of each tensor its shape and its parts: rectangles that tile it, each a tensor of the same name in a
+safetensors file. A part that several ranks hold is written by one of them.
+
+    {"model.wpe.weight": {"shape": [1024, 768], "parts": [
+        {"file": "rank_0_0.safetensors", "offset": [0, 0], "shape": [512, 768]}, …]}, …}
+
+A checkpoint has the true vocabulary rows only: padding belongs to a layout.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
+from torch import Tensor
+
+from common.errors import CheckpointError
+from common.files import digest, write_json
+from training.checkpoint.files import THREADS, StoredTensor, read_file, write_file
+from training.checkpoint.manifest import Manifest
+from training.parallel.collectives import all_gather
+from training.parallel.dtensor import local_shard, shard_place, true_shape
+
+TENSORS = "tensors.json"
+_MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
+_MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
+
+
+class Part(NamedTuple):
+    """A rectangle of a tensor."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class StoredPart(BaseModel):
+    """A part in a file."""
+
+    file: str
+    offset: tuple[NonNegativeInt, ...]
+    shape: tuple[NonNegativeInt, ...]
+
+
+class Entry(BaseModel):
+    """A tensor in tensors.json."""
+
+    shape: tuple[NonNegativeInt, ...]
+    parts: list[StoredPart]
+
+
+_INDEX = TypeAdapter(dict[str, Entry])
+
+
+def unpadded_shape(key: str, tensor: Tensor, vocab_size: int) -> tuple[int, ...]:
+    """The shape of a tensor in a checkpoint."""
+    return tuple(true_shape(key.partition(".")[2], tensor, vocab_size))
+
+
+def held_part(key: str, tensor: Tensor, vocab_size: int) -> Part:
+    """This rank's shard of a tensor, without vocabulary padding; it may be empty."""
+    shape, offset = shard_place(tensor)
+    true = unpadded_shape(key, tensor, vocab_size)
+    if true != tuple(tensor.shape):
+        shape = (max(0, min(shape[0], true[0] - offset[0])), *shape[1:])
+    return Part(offset, shape)
+
+
+def choose_parts(parts: Mapping[str, Part], group: Any = None) -> dict[str, Part]:
+    """Those of its parts that this rank writes: each rank about as many bytes (a collective call)."""
+    holders: dict[tuple[str, Part], list[int]] = {}
+    for rank, held in enumerate(all_gather({key: part for key, part in parts.items() if math.prod(part.shape)}, group)):
+        for item in held.items():
+            holders.setdefault(item, []).append(rank)
+    me, written, mine = dist.get_rank(group) if dist.is_initialized() else 0, Counter[int](), {}
+    for (key, part), ranks in sorted(holders.items(), key=lambda item: -math.prod(item[0][1].shape)):
+        writer = min(ranks, key=written.__getitem__)
+        written[writer] += math.prod(part.shape)
+        if writer == me:
+            mine[key] = part
+    return mine
+
+
+def write_parts(
+    folder: Path, rank: int, tensors: Mapping[str, Tensor], parts: Mapping[str, Part], copies: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, StoredPart]]:
+    """Write `parts` of `tensors`, or of their `copies`; returns the files' manifest entries, and where each part is.
+
+    Several threads write; each copies one tensor at a time to the CPU. Raises OSError when a file cannot be written.
+    """
+
+    def shard(key: str) -> Tensor:
+        held = copies[key] if copies else local_shard(tensors[key].detach())
+        return held[: parts[key].shape[0]] if held.dim() else held
+
+    def write(number: int, keys: list[str]) -> tuple[str, dict[str, Any]]:
+        name = f"rank_{rank}_{number}.safetensors"
+        described = {key: (tensors[key].dtype, parts[key].shape) for key in keys}
+        return name, write_file(folder / name, described, map(shard, keys))
+
+    files = _split_into_files({key: tensors[key].itemsize * math.prod(part.shape) for key, part in parts.items()})
+    with ThreadPoolExecutor(THREADS) as pool:
+        written = list(pool.map(write, range(len(files)), files))
+    places = {
+        key: StoredPart(file=name, offset=parts[key].offset, shape=parts[key].shape)
+        for (name, _), keys in zip(written, files, strict=True)
+        for key in keys
+    }
+    return dict(written), places
+
+
+def write_index(folder: Path, of_ranks: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], Any]]) -> dict[str, Any]:
+    """Write tensors.json from what all ranks wrote: shapes, files and parts. Returns the manifest's entries."""
+    index: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for shapes, entries, parts in of_ranks:
+        files |= entries
+        for key, part in parts.items():
+            index.setdefault(key, {"shape": shapes[key], "parts": []})["parts"].append(part.model_dump())
+    write_json(folder / TENSORS, dict(sorted(index.items())), indent=False)
+    return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
+
+
+def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
+    """The tensors of each file, largest first, so that the threads finish at about the same time."""
+    limit = max(_MIN_FILE, sum(sizes.values()) // _MAX_FILES)
+    files: list[list[str]] = []
+    room = 0
+    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if not files or sizes[key] > room:
+            files.append([])
+            room = limit
+        files[-1].append(key)
+        room -= sizes[key]
+    return files
+
+
+def read_index(manifest: Manifest) -> dict[str, Entry]:
+    """The tensors of a checkpoint. Raises CheckpointError unless tensors.json names files of the checkpoint."""
+    path = manifest.path / TENSORS
+    try:
+        index = _INDEX.validate_json(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: damaged ({error.errors()[0]['msg']})") from None
+    for key, entry in index.items():
+        for part in entry.parts:
+            if part.file not in manifest.files:
+                raise CheckpointError(f"{path}: {key!r} is in {part.file!r}, which is no file of this checkpoint")
+    return index
+
+
+def stored_tensors(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], StoredTensor]]]]:
+    """The shape of each tensor, and where its parts lie, with their offsets."""
+    index = read_index(manifest)
+    files = {part.file for entry in index.values() for part in entry.parts}
+    opened = {file: read_file(manifest.path / file) for file in files}
+    return {
+        key: (
+            entry.shape,
+            [(part.offset, _part_of(manifest.path, opened[part.file], key, part)) for part in entry.parts],
+        )
+        for key, entry in index.items()
+    }
+
+
+def _part_of(folder: Path, opened: Mapping[str, StoredTensor], key: str, part: StoredPart) -> StoredTensor:
+    if key not in opened or opened[key].shape != part.shape:
+        raise CheckpointError(
+            f"{folder / part.file}: has no {key!r} of shape {list(part.shape)}, but {TENSORS} says so"
+        )
+    return opened[key]
+
+
+def read_parts(manifest: Manifest, targets: Mapping[str, tuple[tuple[int, ...], Part, Tensor]]) -> None:
+    """Fill tensors in place; each target is the shape of the whole tensor, the part that is wanted, and its memory.
+
+    Raises CheckpointError for a tensor that is missing or has another shape, OSError for a file that cannot be read.
+    """
+    index = read_index(manifest)
+    by_file: dict[str, list[tuple[str, StoredPart]]] = {}
+    for key, (shape, wanted, _) in targets.items():
+        if key not in index or index[key].shape != shape:
+            raise CheckpointError(f"{manifest.path / TENSORS}: no {key!r} of shape {list(shape)}")
+        count = 0
+        for part in index[key].parts:
+            if size := math.prod(end - start for start, end in _overlap(part, wanted)):
+                by_file.setdefault(part.file, []).append((key, part))
+                count += size
+        if count != math.prod(wanted.shape):
+            raise CheckpointError(f"{manifest.path / TENSORS}: the parts of {key!r} do not make it up")
+
+    def read(file: str) -> None:
+        opened = read_file(manifest.path / file)
+        for key, part in by_file[file]:
+            _, wanted, target = targets[key]
+            _copy_overlap(_part_of(manifest.path, opened, key, part), part, wanted, target)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(read, by_file):
+            pass
+
+
+def _overlap(part: StoredPart, wanted: Part) -> list[tuple[int, int]]:
+    """Start and end of what two rectangles share, along each dimension of the whole tensor."""
+    both = zip(part.offset, part.shape, wanted.offset, wanted.shape, strict=True)
+    return [(max(a, b), max(a, b, min(a + m, b + n))) for a, m, b, n in both]
+
+
+def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Part, target: Tensor) -> None:
+    """Read what `part` and `wanted` share: whole rows of the part, from which columns are cut in memory."""
+    shared = _overlap(part, wanted)
+    inside = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, wanted.offset, strict=True))
+    if shared:
+        stored = stored.rows(shared[0][0] - part.offset[0], shared[0][1] - part.offset[0])
+    columns = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, part.offset, strict=True))[1:]
+    region = target[inside]
+    if region.shape == stored.shape:
+        stored.read_into(region)
+    else:
+        region.copy_(stored.read()[(slice(None), *columns)])

@@ -1,0 +1,236 @@
+"""Checks every node of a job before its first step, prints one table, and names the node where something is wrong.
+
+    preflight(world, mesh, folder, needed)         # in a job; raises JobError
+    run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
+
+    node   device          threads  memory free      disk free
+    node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
+    node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
+
+Each rank looks at its device, its memory and the model folder, and reports to rank 0 through the store, so that a rank
+that does not answer is named, too. Rank 0 prints one row per node, with the worst of its ranks.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import psutil
+
+from common.console import say, warn
+from common.errors import JobError, LostRankError
+from common.files import write_text
+from common.settings import ModelSettings, ParallelSettings, Settings
+from common.tables import text_table
+from common.workers import available_cpus
+from training.launch.process_group import World, monitored, process_group
+from training.launch.rank import check_world_size, node_name, read_launch
+from training.launch.rendezvous import remove_stale
+from training.parallel.collectives import all_gather, run_on_rank0
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_PATIENCE = 60.0  # seconds to wait for a rank's answer
+_VISIBLE = 5.0  # seconds until a file must be seen on another node: network file systems cache folders
+
+
+@dataclass
+class Report:
+    """What one rank has seen of its node; sizes in bytes."""
+
+    rank: int
+    node: str
+    device: str
+    threads: int
+    cores: int
+    memory_free: int
+    memory_total: int
+    disk_free: int | None = None
+    """None: the file system does not say."""
+    problem: str = ""
+    """Why the model folder cannot be used from here."""
+
+
+def checkpoint_bytes(model: ModelSettings) -> int:
+    """The size of one checkpoint, whatever the layout: float32 weights and AdamW's two moments."""
+    return 4 * 3 * model.parameters
+
+
+def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, needed: int) -> None:
+    """Check all nodes and print the table (a collective call).
+
+    Raises JobError on all ranks if a node does not see the model folder, cannot write to it, or has less space than
+    `needed`, the bytes of a checkpoint. Unequal nodes are warnings.
+    """
+    shared = folder / f"preflight-{world.job}"
+    if world.rank == 0:
+        remove_stale(folder, "preflight-*")
+        write_text(shared, world.job)
+    try:
+        all_gather(None)  # the file is there
+        reports = _gather(world, _look(world, folder, shared))
+    finally:
+        if world.rank == 0:
+            shared.unlink(missing_ok=True)
+    run_on_rank0(lambda: _judge(reports, folder, needed), world.rank)
+    _connect_axes(world, mesh)
+
+
+def _gather(world: World, report: Report) -> list[Report]:
+    """All reports on rank 0, nothing elsewhere. Raises LostRankError that names a rank that does not answer."""
+    if world.store is None:
+        return [report]
+    world.store.set(f"preflight/{world.rank}", json.dumps(asdict(report)))
+    if world.rank != 0:
+        return []
+    keys = [f"preflight/{rank}" for rank in range(world.size)]
+    deadline = time.monotonic() + _PATIENCE
+    while not world.store.check(keys):  # its wait() would print a warning of its own
+        time.sleep(0.005)
+        if time.monotonic() < deadline:
+            continue
+        missing = next((rank for rank, key in enumerate(keys) if not world.store.check([key])), 0)
+        node = world.store.get(f"here/{missing}").decode()
+        raise LostRankError(
+            f"preflight: rank {missing} on {node} has not answered for {_PATIENCE:.0f} s; its log or its heartbeat "
+            "may say why"
+        )
+    return [Report(**json.loads(text)) for text in world.store.multi_get(keys)]
+
+
+def _look(world: World, folder: Path, shared: Path) -> Report:
+    """What this rank sees of its node."""
+    import torch
+
+    device, memory = "CPU", psutil.virtual_memory()
+    free, total = memory.available, memory.total
+    if world.device.type == "cuda":
+        device = torch.cuda.get_device_name(world.device)
+        free, total = torch.cuda.mem_get_info(world.device)
+    report = Report(world.rank, node_name(), device, torch.get_num_threads(), available_cpus(), free, total)
+    if not _is_visible(shared, world.job):
+        report.problem = "does not see the file that rank 0 wrote"
+        return report
+    own = shared.with_name(f"{shared.name}-{world.rank}")
+    try:
+        usage = os.statvfs(folder)
+        report.disk_free = usage.f_bavail * usage.f_frsize if usage.f_blocks else None
+        own.write_text(world.job, encoding="utf-8")
+        own.unlink()
+    except OSError as error:
+        report.problem = f"cannot write there: {error.strerror}"
+    return report
+
+
+def _is_visible(path: Path, text: str) -> bool:
+    """Whether rank 0's file arrives here with its text."""
+    deadline = time.monotonic() + _VISIBLE
+    while True:
+        with suppress(OSError):
+            if path.read_text(encoding="utf-8") == text:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+
+
+def _connect_axes(world: World, mesh: "DeviceMesh | None") -> None:
+    """One small all-reduce over each axis of the mesh: a network that does not work shows here, not in a step."""
+    import torch
+    import torch.distributed as dist
+
+    for axis in (mesh.mesh_dim_names or ()) if mesh is not None else ():
+        assert mesh is not None
+        dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
+
+
+# -------------------------------------------------------------------------------------------------- rank 0's judgement
+
+
+def _judge(reports: Sequence[Report], folder: Path, needed: int) -> None:
+    """Print the table and the warnings. Raises JobError for a node that cannot run the job."""
+    say(f"preflight\n{describe(reports)}")
+    for warning in find_warnings(reports):
+        warn(warning)
+    if error := find_error(reports, folder, needed):
+        raise JobError(error)
+
+
+def _by_node(reports: Sequence[Report]) -> Mapping[str, list[Report]]:
+    nodes: dict[str, list[Report]] = {}
+    for report in reports:
+        nodes.setdefault(report.node, []).append(report)
+    return nodes
+
+
+def _gigabytes(size: float | None) -> str:
+    return "-" if size is None else f"{size / 1e9:.1f} GB"
+
+
+def describe(reports: Sequence[Report]) -> str:
+    """The table: one row per node, each cell the worst of its ranks."""
+    rows = [("node", "device", "threads", "memory free", "disk free")]
+    for node, ranks in _by_node(reports).items():
+        first, fullest = ranks[0], min(ranks, key=lambda report: report.memory_free)
+        disk = min((report.disk_free for report in ranks if report.disk_free is not None), default=None)
+        memory = f"{fullest.memory_free / 1e9:.1f} of {_gigabytes(fullest.memory_total)}"
+        threads = f"{first.threads} of {first.cores}"
+        rows.append((node, f"{len(ranks)} x {first.device}", threads, memory, _gigabytes(disk)))
+    return text_table(rows)
+
+
+def find_warnings(reports: Sequence[Report]) -> list[str]:
+    """What is odd on a node, one line per kind and node; training continues."""
+    found = []
+    usual = Counter(report.device for report in reports).most_common(1)[0][0]
+    free = median(report.memory_free for report in reports)
+    for node, ranks in _by_node(reports).items():
+        if other := next((report.device for report in ranks if report.device != usual), ""):
+            found.append(f"{node}: device {other}, elsewhere {usual}")
+        if (worst := min(report.memory_free for report in ranks)) < free / 2:
+            found.append(f"{node}: {_gigabytes(worst)} of memory free, elsewhere {_gigabytes(free)}")
+        if ranks[0].threads > ranks[0].cores:
+            found.append(f"{node}: {ranks[0].threads} threads per process on {ranks[0].cores} cores")
+    return found
+
+
+def find_error(reports: Sequence[Report], folder: Path, needed: int) -> str:
+    """Why the job cannot run, with the name of the first node that says so; empty if it can."""
+    for report in reports:
+        problem = report.problem
+        if not problem and report.disk_free is not None and report.disk_free < needed:
+            free, size = f"{report.disk_free / 1e9:.3f} GB", f"{needed / 1e9:.3f} GB"
+            problem = f"{free} free, a checkpoint has {size}; free space, or change `run`"
+        if problem:
+            return f"preflight: {report.node}: {folder}: {problem}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------- on its own
+
+
+def run_preflight(settings: Settings, name: str) -> int:
+    """Check the nodes of this job for the model `name`, without its data; returns the exit code.
+
+    Every process of the job calls this. Raises ToolkitError for what a person has to cure.
+    """
+    launch, folder = read_launch(), settings.model_folder(name)
+    with monitored(launch, folder, settings.cluster.interface) as job:
+        experiment = settings.experiment(name)
+        check_world_size(launch, experiment.parallel, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with process_group(job, settings.cluster) as world:
+            from training.parallel.layout import make_mesh
+
+            parallel = ParallelSettings(data=world.size) if experiment.parallel.auto else experiment.parallel
+            mesh = make_mesh(parallel, world.device.type)
+            preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
+    return 0

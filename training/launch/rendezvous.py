@@ -1,0 +1,195 @@
+"""Lets the ranks of a job find each other: a shared store, and the connections that report failures.
+
+No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model folder, whose name
+contains the job id and restart count. `cluster.interface` names the interface (ib0, eth1); without it, processes on
+one node use loopback, and rank 0 of several nodes publishes its name in Slurm's node list, or its host name.
+"""
+
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from common.errors import ConfigError, JobError, LostRankError
+from common.files import write_text
+from training.launch.failure_monitor import FailureMonitor, Hub
+from training.launch.rank import Launch, node_name
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+START_TIMEOUT = 300.0  # seconds for all ranks to meet: slow nodes import torch from a cold network file system
+_LOOPBACK = "127.0.0.1"
+
+
+def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float = START_TIMEOUT) -> "Store":
+    """Returns a store shared by all ranks of the job, served by rank 0 on a port chosen by the system.
+
+    Rank 0 writes "host:port" to a file in `folder` and the others wait for it; once all have joined, the file is
+    removed. In the store, here/RANK is the name of that rank's node. Raises JobError after `timeout` seconds.
+    """
+    from torch.distributed import DistNetworkError, DistStoreError
+
+    meeting = folder / f"meeting-{launch.key}"
+    deadline = time.monotonic() + timeout
+    store = None
+    try:
+        store = _serve(launch, meeting, interface, timeout) if launch.rank == 0 else _join(meeting, deadline)
+        store.set(f"here/{launch.rank}", node_name())
+        if launch.rank == 0:
+            store.wait([f"here/{rank}" for rank in range(launch.world_size)], timedelta(seconds=timeout))
+    except (DistStoreError, DistNetworkError, TimeoutError):
+        raise JobError(
+            f"{meeting}: the {launch.world_size} processes of the job did not meet within {timeout:.0f} s "
+            f"(rank {launch.rank} on {node_name()} waited{_missing(launch, store)}); did they all start, and do they "
+            "see the same folder?"
+        ) from None
+    finally:
+        if launch.rank == 0:
+            meeting.unlink(missing_ok=True)
+    return store
+
+
+def _missing(launch: Launch, store: "Store | None") -> str:
+    """Which ranks have not come, as far as rank 0 knows."""
+    if store is None or launch.rank != 0:
+        return ""
+    absent = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+    return f" for rank {', '.join(map(str, absent[:9]))}{', …' if len(absent) > 9 else ''}"
+
+
+def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "Store":
+    """Rank 0: listen on a free port, then publish it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    own = listening_address(launch, interface)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((own, 0))
+    listener.listen(launch.world_size)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        own or _LOOPBACK,  # for rank 0's own connection
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),  # the store owns the socket now
+    )
+    remove_stale(meeting.parent, "meeting-*")
+    write_text(meeting, f"{published_host(launch, interface)}:{port}\n")
+    return store
+
+
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove the files of starts that were killed: those older than any start takes."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > 2 * START_TIMEOUT:
+                path.unlink()
+
+
+def _join(meeting: Path, deadline: float) -> "Store":
+    """Ranks 1 and up: wait for the address. One left behind by a killed start refuses connections and is read again."""
+    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
+
+    while time.monotonic() < deadline:
+        try:
+            host, _, port = meeting.read_text(encoding="utf-8").strip().rpartition(":")
+            attempt = timedelta(seconds=2)  # how long to try an address that may be stale
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=attempt)
+            store.set_timeout(timedelta(seconds=START_TIMEOUT))
+            return store
+        except (FileNotFoundError, DistNetworkError):
+            time.sleep(0.05)
+    raise TimeoutError
+
+
+def start_monitor(launch: Launch, store: "Store", interface: str = "") -> FailureMonitor:
+    """Connect to the hub, which rank 0 starts; the store passes its address on."""
+    if launch.rank == 0:
+        own = listening_address(launch, interface)
+        hub = Hub(own, launch.world_size)
+        store.set("hub", f"{published_host(launch, interface)} {hub.port}")
+        return FailureMonitor(0, own or _LOOPBACK, hub.port, hub)
+    from torch.distributed import DistNetworkError, DistStoreError
+
+    host = "?"
+    try:
+        host, port = store.get("hub").decode().split()
+        monitor = FailureMonitor(launch.rank, host, int(port))
+    except (OSError, DistNetworkError, DistStoreError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise LostRankError(f"rank {launch.rank}: no connection to rank 0 on {host} ({reason})") from None
+    if launch.rank == launch.world_size - 1:
+        store.set("rank 0's address", monitor.hub_address)
+    return monitor
+
+
+# ------------------------------------------------------------------------------------------ addresses and interfaces
+
+
+def _addresses() -> list[tuple[str, str]]:
+    """(interface, IPv4 address) of this node."""
+    found = psutil.net_if_addrs()
+    return [(name, entry.address) for name in found for entry in found[name] if entry.family == socket.AF_INET]
+
+
+def _address_of(interface: str) -> str:
+    """The IPv4 address of an interface of this node; empty if there is none, which `set_interface` refuses."""
+    return next((address for name, address in _addresses() if name == interface), "")
+
+
+def published_host(launch: Launch, interface: str) -> str:
+    """The name or address by which the other ranks reach this one (rank 0).
+
+    A name rather than an address as seen from itself: Debian resolves a machine's own name to 127.0.1.1.
+    """
+    if address := _address_of(interface):
+        return address
+    if launch.nodes == 1:
+        return _LOOPBACK
+    if launch.launcher == "slurm" and _resolve(node_name()):  # a cluster may have names that only Slurm knows
+        return node_name()
+    return socket.gethostname()
+
+
+def listening_address(launch: Launch, interface: str) -> str:
+    """The address that rank 0 binds its ports to; empty for all of them."""
+    return _address_of(interface) or (_LOOPBACK if launch.nodes == 1 else "")
+
+
+def _resolve(name: str) -> str:
+    """The IPv4 address of a host; empty if its name is unknown."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return ""
+
+
+def set_interface(launch: Launch, interface: str, store: "Store", monitor: FailureMonitor) -> None:
+    """Tell gloo and NCCL which interface to use, before the process group is made.
+
+    gloo's default is the address of the host's own name. Where that is loopback although the job has several nodes, it
+    gets the interface over which this rank reaches the others. NCCL avoids loopback by itself. Raises ConfigError if
+    this node lacks the `interface` of the settings.
+    """
+    if interface:
+        if not _address_of(interface):
+            existing = ", ".join(f"{name} ({address})" for name, address in _addresses())
+            raise ConfigError(
+                f"cluster.interface: {node_name()} has no {interface!r} with an IPv4 address, only {existing}"
+            )
+        os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"] = interface, f"={interface}"  # =: no prefix
+    elif launch.nodes == 1:
+        if "lo" in (name for _, name in socket.if_nameindex()):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a laptop's host name often does not resolve
+    elif (_resolve(socket.gethostname()) or _LOOPBACK).startswith("127."):
+        own = store.get("rank 0's address").decode() if launch.rank == 0 else monitor.own_address
+        names = [name for name, address in _addresses() if address == own]
+        if names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])

@@ -1,0 +1,53 @@
+"""How a layout divides a model: layers over pipeline stages, padded vocabulary, logits in parts. Needs no torch."""
+
+from common.settings import ModelSettings
+
+CHUNKS = 8  # parts of a chunked loss: an eighth of the logits, and products that are still large
+
+
+def stage_layers(n_layer: int, stages: int) -> list[range]:
+    """The layers of each stage, spread evenly; earlier stages get the remainder, because the last one has the head."""
+    edges = [-(-n_layer * stage // stages) for stage in range(stages + 1)]
+    return [range(edges[stage], edges[stage + 1]) for stage in range(stages)]
+
+
+def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> float:
+    """The share of a step's time that a process waits: (p - 1) / (v m + p - 1), equal for GPipe and 1F1B."""
+    return (pipeline - 1) / (virtual_stages * micro_batches + pipeline - 1)
+
+
+def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
+    """Vocabulary rows, rounded up so that each tensor-parallel rank holds a multiple of 128 of them.
+
+    The checkpoints know the true vocabulary only, and no padding row reaches the loss's softmax (`training.loss`).
+    """
+    multiple = 128 * tensor_parallel
+    return -(-vocab_size // multiple) * multiple
+
+
+def with_padded_vocabulary(model: ModelSettings, tensor_parallel: int) -> ModelSettings:
+    """The settings of a model that carries the padding rows of a layout."""
+    return model.model_copy(update={"vocab_size": padded_vocab_size(model.vocab_size, tensor_parallel)})
+
+
+def peak_bytes(tokens: int, width: int, rows: int, element: int, chunks: int, compiled: bool) -> int:
+    """Bytes that the loss of a micro-batch holds at its peak, beside `x` and the weight.
+
+    `rows` of the vocabulary are local; `element` is the size of a number in the type of the products. Whole: the
+    logits, and compiled their gradient, too. In parts: the logits of one part, and the gradients of the weight, in
+    float32 and as the product gives it, and of `x`.
+    """
+    logits = tokens * rows * element
+    if chunks == 1:
+        return 2 * logits if compiled else logits
+    return logits // chunks + rows * width * (4 + element * (element < 4)) + tokens * width * element
+
+
+def loss_parts(loss: str, logits: int, memory: int | None) -> int:
+    """The number of parts in which `train.loss` is computed, with logits of so many bytes.
+
+    `memory` is the GPU's, in bytes; None on a CPU.
+    """
+    if loss == "auto":
+        loss = "chunked" if memory is not None and 2 * logits > memory / 4 else "whole"
+    return CHUNKS if loss == "chunked" else 1

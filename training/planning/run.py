@@ -1,0 +1,182 @@
+"""What a run will do: its settings and data, checked and printed before it starts."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
+from common.tables import text_table
+from training.dataset.blend import Splits, open_splits
+from training.huggingface.config import check_finetune
+from training.launch.device import threads_of
+from training.launch.rank import Launch
+from training.model_folder import checkpoint_folders, newest_iteration
+from training.parallel.collectives import run_on_rank0
+from training.parallel.sizes import bubble_share, stage_layers, with_padded_vocabulary
+from training.planning.fit import check_fits, gib, predict, resolve
+from training.planning.layout import by_part
+from training.planning.machines import Machine, this_cpu, this_gpu
+from training.planning.search import Prediction
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.launch.process_group import World
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model's settings, its data, and how the data were tokenized."""
+
+    name: str
+    experiment: Experiment
+    tokenize: TokenizeSettings
+    data: Splits
+    start_note: str = ""
+    """A remark on the weights that training starts from."""
+    machine: Machine | None = None
+    """What the job runs on, once that is known: the plan then says what it will take."""
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, done: int = 0, consumed_samples: int = 0) -> str:
+        """The plan of a run that resumes after `done` iterations with so many samples, or starts."""
+        experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
+        padded = with_padded_vocabulary(model, experiment.parallel.tensor)
+        left = train.iterations - done
+        samples = consumed_samples + left * train.global_batch_size
+        start = f"random weights, seed {train.seed}"
+        if done:
+            start = f"checkpoint of iteration {done:,}, {consumed_samples:,} samples consumed"
+        elif experiment.finetune:
+            start = f"weights of {experiment.finetune}{f'; {self.start_note}' * bool(self.start_note)}"
+        rows = {
+            "model": f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
+            f"sequence {model.seq_len}",
+            "parameters": f"{model.parameters:,} (vocabulary {model.vocab_size:,}; "
+            f"{padded.parameters:,} padded to {padded.vocab_size:,})",
+            "start": start,
+            "layout": experiment.parallel.factors + self._layout_notes(),
+            "batch": f"{train.micro_batch_size} micro x {experiment.accumulation} accumulation "
+            f"x {experiment.parallel.data} data = {train.global_batch_size} samples "
+            f"= {train.global_batch_size * model.seq_len:,} tokens",
+            "run": f"{train.iterations:,} iterations{f', {left:,} left' * bool(done)}, {samples:,} samples, "
+            f"{samples * model.seq_len:,} tokens",
+        }
+        if self.machine:
+            rows |= _predicted_rows(predict(experiment, self.machine), left)
+        return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
+
+    def as_dict(self, done: int = 0, consumed_samples: int = 0) -> dict[str, Any]:
+        """The plan for plan.json: its `text`, the layout, and what the whole run is predicted to take."""
+        layout = self.experiment.parallel.factors + self._layout_notes()
+        figures: dict[str, Any] = {}
+        if self.machine:
+            prediction = predict(self.experiment, self.machine)
+            figures["memory"] = {part: round(value) for part, value in by_part(prediction.memory).items()}
+            figures |= {"memory_bytes": round(prediction.memory_bytes), "machine_bytes": self.machine.memory}
+            if self.machine.timed:
+                figures["seconds"] = self.experiment.train.iterations * prediction.step_seconds
+                figures["tokens_per_second"] = prediction.tokens_per_second
+        epoch = {"samples_per_epoch": self.data.train.per_epoch}
+        return {"text": self.text(done, consumed_samples), "layout": layout, **epoch, **figures}
+
+    def _layout_notes(self) -> str:
+        """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""
+        experiment, parallel = self.experiment, self.experiment.parallel
+        notes = []
+        if parallel.tensor > 1 and parallel.sequence_parallel:
+            notes.append("sequence parallel")
+        if parallel.data > 1:
+            same = " (as ZeRO 1: a pipeline scatters gradients once per step)"
+            notes.append(
+                f"ZeRO {parallel.zero_stage}{same if parallel.zero_stage == 2 and parallel.pipeline > 1 else ''}"
+            )
+        if parallel.pipeline > 1:
+            layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
+            idle = bubble_share(parallel.pipeline, parallel.virtual_stages, experiment.accumulation)
+            each = "+".join(str(len(stage)) for stage in layers)
+            notes.append(f"{parallel.schedule}, {each} layers, idle {idle:.1%} of the time")
+        if experiment.train.recompute != "none":
+            notes.append(f"{experiment.train.recompute} recompute")
+        return "".join(f"; {note}" for note in notes)
+
+    def _data_table(self, samples: int) -> str:
+        """One line for each split of each corpus; `samples` are those of the whole run."""
+        table: list[tuple[str, ...]] = [
+            ("data", "part", "share", "documents", "tokens", "samples", "of the run", "epochs")
+        ]
+        for part, blend in self.data._asdict().items():
+            for corpus, split in enumerate(blend.parts if blend else ()):
+                share = f"{blend.weights[corpus] / blend.period:.1%}"
+                sizes = (f"{size:,}" for size in (split.documents, split.tokens, split.per_epoch))
+                taken = blend.taken(samples, corpus)
+                use = (f"{taken:,}", f"{taken / split.per_epoch:.2f}") if part == "train" else ("", "")
+                table.append((str(split.corpus.prefix), part, share, *sizes, *use))
+        lines = text_table(table, "ll" + "r" * 6)
+        if self.data.test is None:
+            lines += f"\nno test part: train.split {self.experiment.train.split} leaves no sample"
+        return lines
+
+
+def _predicted_rows(prediction: Prediction, iterations: int) -> dict[str, str]:
+    """The rows of a run's plan: memory per process, and the time of `iterations`."""
+    machine = prediction.machine
+    parts = ", ".join(f"{part} {gib(value)}" for part, value in by_part(prediction.memory).items())
+    unit = "process" if machine.device == "cpu" else "GPU"
+    rows = {"memory": f"predicted {gib(prediction.memory_bytes)} GiB of {gib(machine.memory)} per {unit}: {parts}"}
+    rows["time"] = "not predicted"
+    if machine.timed:
+        total = duration(iterations * prediction.step_seconds)
+        speed = f"{prediction.tokens_per_second:,.0f} tokens per second, MFU {prediction.mfu:.0%}"
+        rows["time"] = f"predicted {total} at {speed}{', uncalibrated' * bool(prediction.uncalibrated)}"
+    return rows
+
+
+def duration(seconds: float) -> str:
+    """`about 41 years`."""
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:,.0f} {unit}"
+    return f"about {max(1, round(seconds))} s"
+
+
+def make_plan(settings: Settings, name: str) -> Plan:
+    """Open the corpora of the model `name` and check that they, and the weights it starts from, fit its settings.
+
+    Raises InputError or ConfigError. Skips the check of the weights if a checkpoint exists, even a damaged one.
+    """
+    experiment, datasets = settings.experiment(name), settings.datasets(name)
+    data = open_splits(datasets, experiment.train, experiment.model, name)
+    start_note = ""
+    if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
+        start_note = check_finetune(experiment.model, name, experiment.finetune)
+    return Plan(name, experiment, settings.tokenize, data, start_note)
+
+
+def machine_of_device(device: "torch.device", launch: Launch, cluster: ClusterSettings) -> Machine:
+    """What the processes of a running job train on."""
+    tasks = launch.local_world_size
+    if device.type == "cpu":
+        return this_cpu(tasks, threads_of(launch, cluster.cpus_per_task))
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return this_gpu(properties.name, properties.total_memory, cluster.gpus, tasks)
+
+
+def fit_plan(plan: Plan, settings: Settings, launch: Launch, world: "World") -> tuple[Plan, Settings]:
+    """The plan and the settings with a layout, which is chosen here if it is `auto`, and checked (a collective call).
+
+    Rank 0 decides for all. Raises ConfigError on all ranks if the model is too large for the memory.
+    """
+
+    def decide() -> tuple[Settings, Machine]:
+        machine = machine_of_device(world.device, launch, settings.cluster)
+        chosen = resolve(settings, plan.name, machine, world.size)
+        done = newest_iteration(settings.model_folder(plan.name))
+        check_fits(chosen, plan.name, machine, done=done, here=True)
+        return chosen, machine
+
+    settings, machine = run_on_rank0(decide, world.rank)
+    return replace(plan, experiment=settings.models[plan.name], machine=machine), settings

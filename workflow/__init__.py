@@ -1,0 +1,1 @@
+"""What only the pipeline needs: the table of its steps, the rules in rules/, and what they ask of Snakemake."""

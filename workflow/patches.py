@@ -1,0 +1,193 @@
+"""Three places where this workflow needs another behaviour of Snakemake, which has no options for them.
+
+- Records of what each result was made with are kept in RUN/records, with paths below the run, so that a run may be
+  copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. See `RunRecords`.
+- Results of an earlier run stay until a job replaces them: our commands write them whole or not at all.
+- A job that ends with exit code 2 is not tried again: its input or settings are wrong.
+"""
+
+import base64
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from snakemake.io import Mtime
+from snakemake.persistence.file import FilePersistence
+from snakemake_interface_common.exceptions import WorkflowError
+
+from common import run_card
+from common.console import note
+from common.errors import USER_ERROR
+from common.files import find_inputs, first_change, lock, read_json
+from common.settings import Settings
+from workflow import steps
+
+_RECORDS = "records"
+
+
+def install(settings: Settings) -> None:
+    """Replace the methods; call it when the Snakefile is parsed."""
+    import snakemake.workflow
+    from snakemake.executors.local import Executor
+    from snakemake.jobs import Job
+
+    remove, finish, report = Job.remove_existing_output, Job.postprocess, Executor._callback
+
+    async def remove_existing_output(job: Any) -> None:
+        if job.rule.name == "train":  # done.json says that it ended
+            await remove(job)
+
+    async def postprocess(job: Any, *arguments: Any, error: bool = False, **named: Any) -> None:
+        if error:
+            _forget_start(job)
+        else:
+            await finish(job, *arguments, **named)
+
+    def callback(executor: Any, info: Any, future: Any) -> None:
+        cause = getattr(future.exception(), "__context__", None)  # the CalledProcessError of the command
+        if getattr(cause, "returncode", None) == USER_ERROR:
+            give_up(info.job)
+        report(executor, info, future)
+
+    snakemake.workflow.FilePersistence = partial(RunRecords, settings)
+    Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
+    Executor._callback = callback
+
+
+def give_up(job: Any) -> None:
+    """Make the current attempt of a job its last; Snakemake compares the attempt with `retries`."""
+    job.attempt = job.restart_times + 1
+
+
+def _forget_start(job: Any) -> None:
+    """Unmark the outputs that a failed job has not replaced: they are as complete as before, and so are their records.
+
+    The others stay marked as incomplete, so the next run makes them again.
+    """
+    records = job.dag.workflow.persistence
+    for path in job.output:
+        started = records._get_recorded_starttime(records._get_key(path))
+        if started is None or not os.path.exists(path) or os.path.getmtime(path) < started:
+            records._unmark_incomplete(records._get_key(path))
+
+
+class RunRecords(FilePersistence):  # type: ignore[misc]
+    """Snakemake's records and lock of one run.
+
+    A record is found under its result's path in the run, and paths in it are relative. In a copied run, which run.json
+    tells by the number of the folder's inode, a result has the time in its record. The inputs of `blacklist` and
+    `ingest` are compared by content. A result without a record is made again: nobody knows what it was made with.
+    """
+
+    def __init__(self, settings: Settings, **named: Any) -> None:
+        super().__init__(**named)
+        self._settings, self._inside = settings, f"{settings.run}/"
+        self._metadata_path = str(settings.run / _RECORDS / "metadata")
+        self._incomplete_path = str(settings.run / _RECORDS / "incomplete")
+        self._max_len = 255  # instead of asking for that of a folder that does not exist yet
+        self._change = cache(partial(changed_input, settings))
+        if is_copy(settings.run):
+            times = self.dag.workflow.iocache.mtime
+            times.update((str(path), Mtime(local=time)) for path, time in recorded_times(settings.run))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock of the run, which ends with this process. Raises WorkflowError if another one has it."""
+        folder = self._settings.run / _RECORDS
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "a+") as file:
+            if not lock(file):
+                file.seek(0)
+                raise WorkflowError(f"{self._settings.run} is locked: {file.read()} works on it")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
+
+    def _get_key(self, f: Any) -> str:
+        return str(super()._get_key(f)).removeprefix(self._inside)
+
+    def _input(self, job: Any) -> list[str]:
+        return [str(path).removeprefix(self._inside) for path in super()._input(job)]
+
+    def _params(self, job: Any) -> list[str]:
+        return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
+
+    def has_metadata(self, job: Any) -> bool:
+        """True: Snakemake ignores other changes of a job if this is False."""
+        return True
+
+    def _input_changed(self, job: Any, file: Any = None) -> bool:
+        if self.metadata(file) is None:
+            return os.path.exists(file) and _tell(self._settings.run)
+        return super()._input_changed(job, file) or self._change(job.rule.name)
+
+
+@cache
+def _tell(run: Path) -> bool:
+    note(
+        f"{run}: has results without a record of what they were made with, which will be made again; "
+        "to keep them as they are, run the same command with --touch first"
+    )
+    return True
+
+
+def read_by(rule: str, settings: Settings) -> list[Path]:
+    """The files from outside of the run that `blacklist` or `ingest` reads; none for other rules."""
+    patterns = {"blacklist": settings.urls, "ingest": [source.path for source in settings.sources]}.get(rule, [])
+    found = (path for pattern in patterns for path in find_inputs(pattern, "lists")[0])
+    return [path for path in found if not path.is_relative_to(settings.run)]
+
+
+def changed_input(settings: Settings, rule: str) -> bool:
+    """Whether the files that a rule has read, as its statistics say, are others now; says which."""
+    stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
+    read = read_json(stats).get("inputs") if stats and stats.is_file() else None
+    if read is None:
+        return False
+    names = place(settings.run)["names"]
+    others = {path: found for path, found in read.items() if not any(map(Path(path).is_relative_to, names))}
+    change = first_change(others, read_by(rule, settings))
+    if change:
+        note(change)
+    return change is not None
+
+
+def is_copy(run: Path) -> bool:
+    """Whether a run was started last in another folder than this one."""
+    inode = _card(run).get("inode")
+    return inode is not None and inode != run.stat().st_ino
+
+
+def place(run: Path) -> dict[str, Any]:
+    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
+    return {"names": sorted({*_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
+
+
+def _card(run: Path) -> dict[str, Any]:
+    path = run / run_card.NAME
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def recorded_times(run: Path) -> Iterator[tuple[Path, float]]:
+    """(path, time) of each result of a run that has a record."""
+    folder = run / _RECORDS / "metadata"
+    for parent, _, names in os.walk(folder):
+        for name in names:  # the path in base64; a long one is split into folders
+            parts = (*Path(parent).relative_to(folder).parts, name)
+            path = run / base64.urlsafe_b64decode("".join(part.removeprefix("@") for part in parts)).decode()
+            record = json.loads(Path(parent, name).read_bytes())
+            if path.exists() and record["endtime"]:
+                yield path, record["endtime"]
+
+
+def restore_times(run: Path) -> None:
+    """Give the results of a copied run their times again, so that they are in order with those made from now on."""
+    if is_copy(run):
+        for path, time in recorded_times(run):
+            os.utime(path, (time, time))

@@ -1,0 +1,193 @@
+"""What the Snakefile calls: read the settings when it is parsed, and write them when a run starts.
+
+Parsing writes nothing into a run, so `snakemake -n`, a second Snakemake that finds the run locked, and another
+configuration with the same `run` change no file. When a run starts (`onstart`: after the lock, never with -n), the
+resolved settings are written to RUN/settings/DIGEST.yaml, which never changes again. Every job of the run reads that
+file; its path is in the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile again
+and reads the same file, because the configuration may have been edited since. RUN/config.yaml is a copy for people;
+RUN/run.json is the run's card.
+"""
+
+import gc
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common import run_card
+from common.config import JOB_SETTINGS, load_settings, settings_text, validate, write_settings
+from common.console import fail, warn
+from common.errors import ConfigError, ToolkitError
+from common.files import find_inputs, read_json, write_json, write_text
+from common.settings import Settings
+from common.yaml_text import merged, read_yaml, with_overrides
+from workflow import patches, steps
+
+_COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
+parsed: tuple[Any, Settings] | None = None
+"""The workflow that Snakemake runs in this process, and its settings: for the executor."""
+
+Result = TypeVar("Result")
+
+
+def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Settings:
+    """The settings of several configuration files, of which later ones win, and of `key=value` overrides.
+
+    Raises ConfigError, also for an input that does not exist.
+    """
+    paths, raw = list(files), dict[str, Any]()
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"{path}: a pipe can be read only once; save the configuration to a file")
+        raw = merged(raw, read_yaml(path))
+    source = ", ".join(map(str, paths))
+    settings = validate(with_overrides(raw, overrides), source)
+    try:
+        _check_names(settings)
+        settings.check_datasets()
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return settings
+
+
+def _check_names(settings: Settings) -> None:
+    """Raise ValueError for an input that does not exist, and for a path that Snakemake cannot handle."""
+    paths: dict[str, Iterable[object]] = {
+        "run": [settings.run],
+        "urls": settings.url_files(),
+        "sources": settings.source_files(),
+        "site": [settings.site],
+        "blacklist.domain_lists": settings.blacklist.domain_lists,
+        "decontaminate.files": settings.evaluation_files(),
+        "tokenize": [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe],
+        **{f"models.{name}.finetune": [model.finetune] for name, model in settings.models.items()},
+        **{f"models.{name}.data": [data.prefix for data in model.data] for name, model in settings.models.items()},
+    }
+    for key, named in paths.items():
+        for path in map(str, named):
+            if any(character in "{}" or not character.isprintable() for character in path):
+                raise ValueError(
+                    f"{key}: {path!r}: braces are wildcards to Snakemake, and lines end at a line break; rename it"
+                )
+
+
+def settings_path(settings: Settings) -> Path:
+    """Where the resolved settings of a run are written; the file name is a hash of the content."""
+    return settings.run / "settings" / f"{_digest(settings_text(settings))}.yaml"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def settings_of_job(environment: Mapping[str, str]) -> Settings:
+    """The settings of the Snakemake that submitted this job. Raises ConfigError if the job did not get them."""
+    name = environment.get(JOB_SETTINGS)
+    if not name:
+        raise ConfigError(
+            f"{JOB_SETTINGS} is not set: the job did not get the environment of the Snakemake that submitted it; "
+            "submit with --export=ALL"
+        )
+    path = Path(name)
+    settings = load_settings(path)
+    if _digest(path.read_text(encoding="utf-8")) != path.stem:
+        raise ConfigError(f"{path}: was changed after the run was planned; start the run again")
+    return settings
+
+
+def read_settings(workflow: Any) -> Settings:
+    """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
+    return _or_exit(lambda: _read_settings(workflow))
+
+
+def _read_settings(workflow: Any) -> Settings:
+    gc.set_threshold(_COLLECT)  # a tenth of the time of planning
+    # Steps run with the Python that runs Snakemake, whether its environment is activated or not.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    if not workflow.is_main_process:
+        return settings_of_job(os.environ)
+    # --configfile FILE replaces config.yaml: merging the two would mix two experiments.
+    files = workflow.overwrite_configfiles or [Path("config.yaml")]
+    settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
+    check_crawl(settings)
+    patches.install(settings)
+    global parsed
+    parsed = (workflow, settings)
+    os.environ[JOB_SETTINGS] = str(settings_path(settings))
+    return settings
+
+
+def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
+    """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
+    if workflow.is_main_process and workflow.executor_plugin is not None:  # None of a list, a drawing, --unlock
+        _or_exit(check)
+
+
+def require_contact(settings: Settings) -> None:
+    """Raise ConfigError if the web would be scraped without scrape.contact; corpus.scrape checks every host."""
+    if not (settings.scrape.contact or settings.scrape.resolve or settings.site):
+        raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")
+
+
+def prepare_run(settings: Settings) -> None:
+    """Write the settings of a run that starts."""
+    _or_exit(lambda: _prepare_run(settings))
+
+
+def _prepare_run(settings: Settings) -> None:
+    check_crawl(settings)
+    path, text = settings_path(settings), settings_text(settings)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+        path.chmod(0o444)
+    write_settings(settings, settings.run / "config.yaml")
+    patches.restore_times(settings.run)
+    seeds = run_card.seeds(settings.model_dump())
+    place = patches.place(settings.run)
+    run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings), **place)
+    if settings.urls:
+        write_json(_crawl_layout(settings), {"shards": settings.shards})
+    if warning := settings.dedup.low_recall():
+        warn(warning)
+
+
+def _inputs(settings: Settings) -> Iterable[Path]:
+    """Every file that the configuration names and the run does not make itself."""
+    for pattern in (*settings.url_files(), *settings.source_files(), *settings.evaluation_files()):
+        yield from find_inputs(pattern, "lists")[0] or [Path(pattern)]
+    yield from map(Path, settings.blacklist.domain_lists)
+    for name, model in settings.models.items():
+        if model.finetune is not None:
+            yield model.finetune
+        others = [data.prefix for data in settings.datasets(name) if data.prefix != settings.dataset_prefix]
+        yield from (Path(f"{prefix}.{suffix}") for prefix in others for suffix in ("bin", "idx"))
+
+
+def _crawl_layout(settings: Settings) -> Path:
+    """A file beside the pages, so that it moves with them, with their number of shards."""
+    return settings.run / steps.named("scrape").folder / "layout.json"
+
+
+def check_crawl(settings: Settings) -> None:
+    """Raise ConfigError if the run has pages that were crawled with another number of shards.
+
+    All URLs of a host go to one shard, so that with another number every page would be fetched again.
+    """
+    layout = _crawl_layout(settings)
+    if settings.urls and layout.is_file() and any(path != layout for path in layout.parent.iterdir()):
+        shards = read_json(layout)["shards"]
+        if shards != settings.shards:
+            raise ConfigError(
+                f"{layout.parent} holds a crawl in {shards} shards, and with `shards: {settings.shards}` every URL of "
+                f"it would be fetched again; set `shards: {shards}`, or move {layout.parent} away to crawl again"
+            )
+
+
+def _or_exit(action: Callable[[], Result]) -> Result:
+    """The result of `action`; an error that the user can cure becomes one line and exit code 2, as in every step."""
+    try:
+        return action()
+    except (ToolkitError, OSError) as error:
+        sys.exit(fail(error))

@@ -1,0 +1,167 @@
+"""The steps of the pipeline: their results, the settings these depend on, and what their statistics count.
+
+One table for the rules, their reruns, the report, `cluster.status` and the demo's summary. A new step is a row here, a
+module, a rule in workflow/rules/ and, if it has settings, a section in common/settings/corpus.py.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from common.files import shard_paths
+from common.settings import Settings
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the pipeline."""
+
+    name: str
+    """Its rule and its log; status and report call it so, too."""
+    folder: str
+    """Below the run."""
+    file: str
+    """The result, with {shard} or {model} if there is one for each. It appears whole or not at all."""
+    unit: str = ""
+    """What its statistics count; empty if they are no part of the report's funnel."""
+    keys: tuple[str, ...] = ()
+    """Settings that the result depends on: a change repeats the step. Inputs from other steps are not named, nor are
+    keys that change no result: time-outs, memory, workers, logging."""
+    omitted: tuple[str, ...] = ()
+    """Keys of those sections that change no result."""
+    needs: str = ""
+    """The step runs only if this key is set."""
+    parts: tuple[str, ...] = ()
+    """Other rules that count as this step."""
+    until: str = ""
+    """The step that removes the results when it ends."""
+
+    @property
+    def pattern(self) -> str:
+        """The path of the result below the run."""
+        return f"{self.folder}/{self.file}".lstrip("/")
+
+    @property
+    def rejects(self) -> str:
+        """The path of the dropped documents below the run."""
+        return f"{self.folder}/rejects/{'{shard}' if '{shard}' in self.file else 'all'}.jsonl.zst"
+
+    @property
+    def stats(self) -> str:
+        """The path of the statistics below the run."""
+        return f"{self.folder}/{'{shard}.' if '{shard}' in self.file else ''}stats.json"
+
+    def runs(self, settings: Settings) -> bool:
+        """Whether a configuration asks for this step."""
+        return not self.needs or bool(_value(settings, self.needs))
+
+    def statistics(self, run: Path, shards: int | None = None) -> Iterator[Path]:
+        """The statistics that exist, of the first `shards` shards or of all."""
+        paths = sorted((run / self.folder).glob("*stats.json"))
+        if shards is not None:  # an earlier configuration may have had more
+            paths = [run / self.folder / "stats.json", *shard_paths(run / self.folder, shards, ".stats.json")]
+        yield from filter(Path.is_file, paths)
+
+
+_DOCUMENTS = "{shard}.jsonl.zst"
+CORPUS = (
+    Step("blacklist", "urls", "stats.json", "URLs", keys=("blacklist",), needs="urls"),
+    Step(
+        *("scrape", "pages", _DOCUMENTS, "pages"),
+        # what changes the text of a page, not how politely it is fetched; URL rules apply to redirects, too
+        keys=("scrape.extractors", "scrape.max_bytes", "scrape.max_redirects", "scrape.obey_robots", "blacklist"),
+        omitted=("blacklist.min_score", "blacklist.over_18", "blacklist.self_posts"),
+        needs="urls",
+    ),
+    Step("ingest", "ingest", "stats.json", "documents", keys=("sources",), needs="sources"),
+    Step("clean", "clean", _DOCUMENTS, "documents", keys=("clean",)),
+    Step(
+        *("dedup_signatures", "dedup/work", "{shard}.signatures"),
+        keys=("dedup.shingle_characters", "dedup.shingle_words", "dedup.bands", "dedup.rows", "dedup.seed"),
+        until="dedup_clusters",
+    ),
+    Step(
+        *("dedup_clusters", "dedup", "clusters.json"),
+        keys=("dedup.threshold",),
+        parts=("dedup_bands", "dedup_verify"),
+    ),
+    Step("dedup", "dedup", _DOCUMENTS, "documents"),
+    Step(
+        *("decontaminate_count", "decontaminate", "{shard}.counts.json"),
+        keys=("decontaminate.min_words", "decontaminate.max_words"),
+        needs="decontaminate.files",
+        parts=("decontaminate_sum",),
+    ),
+    Step(
+        *("decontaminate", "decontaminate", _DOCUMENTS, "documents"),
+        keys=("decontaminate",),
+        omitted=("decontaminate.files",),
+        needs="decontaminate.files",
+    ),
+    Step(
+        *("train_tokenizer", "tokenizer", "stats.json"),
+        keys=("train_tokenizer",),
+        needs="train_tokenizer.vocab_size",
+    ),
+    Step(
+        *("tokenize", "tokens", "{shard}_text_document.idx", "documents"),
+        keys=("tokenize.min_tokens", "tokenize.append_eod"),
+    ),
+    Step("merge_index", "dataset", "stats.json", "documents"),
+)
+MODELS = (
+    Step("train", "models", "{model}/done.json", keys=("models.{model}.recipe",)),
+    Step("merge", "merged", "{model}/config.json"),
+    Step("evaluate", "evaluation", "{model}.json", keys=("models.{model}.train.split", "evaluate")),
+    Step("generate", "samples", "{model}.txt", keys=("generate",)),
+)
+_BY_NAME = {step.name: step for step in (*CORPUS, *MODELS)}
+_BY_RULE = {part: step.name for step in CORPUS for part in step.parts}
+
+
+def named(name: str) -> Step:
+    """The step of this name."""
+    return _BY_NAME[name]
+
+
+def result(name: str, run: Path, model: str = "") -> Path:
+    """The result of a step that has one for the run, or one for each model."""
+    return run / named(name).pattern.format(model=model)
+
+
+def of_rule(rule: str) -> str:
+    """The name of the step that a rule is a part of: dedup_clusters for dedup_bands_3."""
+    return _BY_RULE.get(rule_key(rule), rule_key(rule))
+
+
+def rule_key(rule: str) -> str:
+    """What a rule is called in the configuration: dedup_bands_3 is one of the jobs of dedup_bands."""
+    return re.sub(r"_\d+$", "", rule)
+
+
+def configured(settings: Settings) -> list[Step]:
+    """The corpus steps of a configuration, in the order of the DAG; none if all models bring their data."""
+    return [step for step in CORPUS if step.runs(settings)] if settings.urls or settings.sources else []
+
+
+def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
+    """The settings that a step's results depend on, as plain data, which Snakemake compares with the last run's."""
+    step = named(name)
+    found = {}
+    for key in step.keys:
+        value = to_jsonable_python(_value(settings, key.format(model=model)))
+        if isinstance(value, dict):
+            value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
+        found[key.rpartition(".")[2]] = value
+    return found
+
+
+def _value(settings: Settings, key: str) -> Any:
+    value: Any = settings
+    for part in key.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return value
