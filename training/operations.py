@@ -117,8 +117,7 @@ def _measured(
     measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
     say(f"attention: {kernel} ({measured} per layer, forward and backward)")
     # `auto` uses none until docs/kernels.md has the measurements of a GPU: torch.compile fuses the same operations
-    kernels = [name for name in library.KERNELS if name != "causal_softmax" or kernel == "math"]
-    kernels = kernels if train.kernels == "on" else []
+    kernels = library.KERNELS if train.kernels == "on" else ()
     found = {"subject": subject, "attention": kernel, "milliseconds": times, "kernels": kernels}
     write_json(path, found)
     return found

@@ -192,7 +192,7 @@ def kernels(context: Context) -> Iterator[Row]:
 
     if context.gpu and (missing := library.prepare()):
         raise JobError(missing)
-    toy: dict[str, Any] = {"samples": 1, "seq_len": 16, "n_layer": 1, "n_embd": 32, "n_head": 2}
+    toy: dict[str, Any] = {"samples": 1, "seq_len": 16, "n_layer": 1, "n_embd": 32}
     toy |= {"vocabulary": 60, "padded_vocabulary": 64}
     bandwidth = context.ceiling("copy", "TB/s")
     for row in measure(Shapes(**toy) if context.toy else Shapes(), context.device, compiled=context.gpu):

@@ -84,7 +84,7 @@ def reference_backward_(
 
 @torch.library.custom_op("gpt2::cross_entropy_statistics", mutates_args=())
 def _statistics(logits: Tensor, targets: Tensor, first: int, rows: int) -> Tensor:
-    found = logits.new_empty(len(logits), 3, dtype=torch.float32)
+    found = _statistics_like(logits)
     library.call(
         "cross_entropy_statistics", logits.device,
         logits, targets.contiguous(), found, *logits.shape, first, rows, library.dtype_code(logits.dtype),
@@ -92,8 +92,10 @@ def _statistics(logits: Tensor, targets: Tensor, first: int, rows: int) -> Tenso
     return found
 
 
-@_statistics.register_fake
-def _(logits: Tensor, targets: Tensor, first: int, rows: int) -> Tensor:
+_statistics.register_fake(lambda logits, *_: _statistics_like(logits))
+
+
+def _statistics_like(logits: Tensor) -> Tensor:
     return logits.new_empty(len(logits), 3, dtype=torch.float32)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.kernels import library
-from training.kernels.library import check_columns, dtype_code, rows_of, strips
+from training.kernels.library import check_columns, dtype_code, empty_like, rows_of, strips
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def reference_bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 @torch.library.custom_op("gpt2::bias_gelu", mutates_args=())
 def _forward(x: Tensor, bias: Tensor) -> Tensor:
     check_columns(x, bias)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = empty_like(x)
     library.call(
         "bias_gelu", x.device,
         x.contiguous(), bias.contiguous(), out,
@@ -38,29 +38,17 @@ def _forward(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-@_forward.register_fake
-def _(x: Tensor, bias: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 @torch.library.custom_op("gpt2::bias_gelu_backward", mutates_args=())
 def _backward(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and bias."""
     rows, columns = rows_of(x), x.shape[-1]
-    d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    d_bias = torch.empty_like(bias, memory_format=torch.contiguous_format)
+    d_x, d_bias = empty_like(x), empty_like(bias)
     partial = x.new_empty(strips(rows, columns), columns, dtype=torch.float32)
     library.call(
         "bias_gelu_backward", x.device,
         gradient.contiguous(), x.contiguous(), bias.contiguous(), d_x, d_bias, partial,
         rows, columns, len(partial), dtype_code(x.dtype),
     )  # fmt: skip
-    return d_x, d_bias
-
-
-@_backward.register_fake
-def _(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    d_x, d_bias = (torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, bias))
     return d_x, d_bias
 
 
@@ -74,4 +62,6 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return d_x, d_bias
 
 
+_forward.register_fake(lambda x, bias: empty_like(x))
+_backward.register_fake(lambda gradient, x, bias: (empty_like(x), empty_like(bias)))
 _forward.register_autograd(_gradients, setup_context=_save)

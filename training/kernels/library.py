@@ -19,9 +19,7 @@ from common.console import warn
 from common.errors import KernelError
 from training.kernels.build import build, find_library, nvcc
 
-KERNELS = (
-    "cross_entropy", "causal_softmax", "add_dropout", "add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw"
-)  # fmt: skip
+KERNELS = ("cross_entropy", "add_dropout", "add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw")
 """Every kernel, by the name that its op asks for."""
 
 # Blocks of a sum over rows: five for each of an H100's 132 SMs, so many as run at once. The same on every device, so
@@ -64,6 +62,11 @@ def check_columns(x: Tensor, *parameters: Tensor) -> None:
 def form(tensor: Tensor) -> str:
     """A tensor's type and shape, for messages."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def empty_like(tensor: Tensor) -> Tensor:
+    """A contiguous tensor of the same shape and type, for a launcher's result."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def call(name: str, device: torch.device, *arguments: Tensor | int | float | ctypes.c_int | None) -> None:

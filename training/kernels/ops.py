@@ -9,8 +9,6 @@ All take plain tensors; `p` is the probability of dropout, 0 outside training. W
 suggest stands here in its best form: a bias in the product, a mask that is stored instead of drawn again.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,14 +16,10 @@ from torch.nn import functional as F
 from training.kernels.gelu import bias_gelu
 from training.kernels.library import selected
 from training.kernels.residual import add_dropout, add_dropout_norm
-from training.kernels.softmax import causal_softmax
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
     """softmax(q k^T / sqrt(hs)) v with a causal mask: (B, nh, T, hs) three times -> (B, nh, T, hs)."""
-    if selected("causal_softmax", q):
-        weights = causal_softmax(q @ k.transpose(-2, -1), 1 / math.sqrt(q.shape[-1]))
-        return F.dropout(weights, p) @ v if p else weights @ v
     return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
 

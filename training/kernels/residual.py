@@ -1,8 +1,12 @@
 """The residual stream: x + dropout(branch), alone or with the LayerNorm that follows.
 
-Dropout draws its mask from `seed`, a (2,) int64 tensor [seed, offset] on x's device (see philox.py), so the backward
-pass draws it again and stores nothing. Kernels and references keep the same elements, bit for bit. With p = 0 `seed` is
-not read and may be None. All tensors have one type: float32, float16 or bfloat16.
+Dropout draws its mask from `seed`, a (2,) int64 tensor [seed, offset] on x's device, so the backward pass draws it
+again and stores nothing. Kernels and references keep the same elements, bit for bit. With p = 0 `seed` is not read and
+may be None. All tensors have one type: float32, float16 or bfloat16.
+
+The mask is Philox4x32-10's (Salmon et al. 2011). One call with the counter (group, offset) and the key `seed` gives
+four 32-bit words, that is eight draws of 16 bits, for the elements 8 * group to 8 * group + 7 of a tensor in memory
+order. An element is kept if its draw is less than `kept(p)`.
 """
 
 from typing import Any
@@ -12,10 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.kernels import library
-from training.kernels.library import check_columns, dtype_code, form, rows_of
-from training.kernels.philox import dropout_mask, kept, scale
+from training.kernels.library import check_columns, dtype_code, empty_like, form, rows_of
 
 NORM_BLOCKS = 528  # of the LayerNorm's backward, each with partial sums: four for each of an H100's 132 SMs run at once
+
+_GROUP = 8  # elements per call of Philox
+_DRAWS = 1 << 16  # values that a draw may have
+_MASK = 0xFFFFFFFF
+# The multipliers and key increments of the paper; a multiplier less 2^32, so that no product overflows int64
+_MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
+_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
 
 def add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
@@ -40,7 +50,7 @@ def reference_add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | No
     """`add_dropout` in plain PyTorch."""
     if p > 0:
         assert seed is not None
-        branch = torch.where(dropout_mask(branch.shape, p, seed), branch * scale(p), 0.0)
+        branch = torch.where(dropout_mask(branch.shape, p, seed), branch * (_DRAWS / kept(p)), 0.0)
     return x + branch
 
 
@@ -52,16 +62,52 @@ def reference_add_dropout_norm(
     return total, F.layer_norm(total, weight.shape, weight, bias, eps)
 
 
+# --------------------------------------------------------------------------------------------- the mask, in PyTorch
+
+
+def kept(p: float) -> int:
+    """How many of the 65,536 draws keep an element: p is rounded to a multiple of 2^-16."""
+    return round((1 - p) * _DRAWS)
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10: four counter words and two key words -> four words, as int64 in [0, 2^32), broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _INCREMENTS[0]) & _MASK, (k1 + _INCREMENTS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """The high and the low 32 bits of word * (multiplier + 2^32)."""
+    product = word * multiplier
+    return (product >> 32) + word, product & _MASK
+
+
+def dropout_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
+    """The elements that dropout keeps: a bool tensor on the seed's device; csrc/common.cuh computes the same bits."""
+    count = shape.numel()
+    group = torch.arange(-(-count // _GROUP), device=seed.device)
+    key, offset = seed.unbind()
+    counter = (group & _MASK, group >> 32, offset & _MASK, (offset >> 32) & _MASK)
+    words = torch.stack(philox(counter, (key & _MASK, (key >> 32) & _MASK)), dim=1)  # (groups, 4)
+    draws = torch.stack([words % _DRAWS, words // _DRAWS], dim=2)  # (groups, 4, 2): the low half first
+    return (draws.flatten()[:count] < kept(p)).view(shape)
+
+
+# ------------------------------------------------------------------------------------------------------ the kernels
+
+
 def _check(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> None:
     """Raise ValueError for arguments that the kernels would misread."""
     if branch.shape != x.shape or branch.dtype != x.dtype:
         raise ValueError(f"branch {form(branch)} beside x {form(x)}: shapes and types must be equal")
     if p != 0 and (seed is None or seed.shape != (2,) or seed.dtype != torch.int64):
         raise ValueError(f"dropout {p}: needs a seed of shape (2,) and type int64")
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
@@ -71,7 +117,7 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 @torch.library.custom_op("gpt2::add_dropout", mutates_args=())
 def _add(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
     _check(x, branch, p, seed)
-    total = _like(x)
+    total = empty_like(x)
     library.call(
         "add_dropout", x.device,
         x.contiguous(), branch.contiguous(), _contiguous(seed), total,
@@ -80,27 +126,17 @@ def _add(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
     return total
 
 
-@_add.register_fake
-def _(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
-    return _like(x)
-
-
 @torch.library.custom_op("gpt2::add_dropout_backward", mutates_args=())
 def _add_backward(gradient: Tensor, p: float, seed: Tensor) -> Tensor:
     """The gradient of branch."""
     gradient = gradient.contiguous()
-    d_branch = _like(gradient)
+    d_branch = empty_like(gradient)
     library.call(
         "add_dropout_backward", gradient.device,
         gradient, seed.contiguous(), d_branch,
         rows_of(gradient), gradient.shape[-1], kept(p), dtype_code(gradient.dtype),
     )  # fmt: skip
     return d_branch
-
-
-@_add_backward.register_fake
-def _(gradient: Tensor, p: float, seed: Tensor) -> Tensor:
-    return _like(gradient)
 
 
 def _add_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -113,6 +149,8 @@ def _add_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return gradient, _add_backward(gradient, ctx.p, seed) if ctx.p else gradient, None, None
 
 
+_add.register_fake(lambda x, *_: empty_like(x))
+_add_backward.register_fake(lambda gradient, *_: empty_like(gradient))
 _add.register_autograd(_add_gradients, setup_context=_add_save)
 
 
@@ -132,16 +170,9 @@ def _norm(
     return outputs
 
 
-@_norm.register_fake
-def _(
-    x: Tensor, branch: Tensor, p: float, seed: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _norm_outputs(x)
-
-
 def _norm_outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return _like(x), _like(x), mean, rstd
+    return empty_like(x), empty_like(x), mean, rstd
 
 
 @torch.library.custom_op("gpt2::add_dropout_norm_backward", mutates_args=())
@@ -164,14 +195,6 @@ def _norm_backward(
         rows, columns, len(partial), kept(p), dtype_code(total.dtype),
     )  # fmt: skip
     return outputs
-
-
-@_norm_backward.register_fake
-def _(
-    d_total: Tensor | None, d_normed: Tensor, total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _norm_gradients_like(total, p)
 
 
 def _norm_gradients_like(total: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -197,4 +220,8 @@ def _norm_gradients(
     return d_x, d_branch if ctx.p else d_x, None, None, d_weight, d_bias, None
 
 
+_norm.register_fake(lambda x, *_: _norm_outputs(x))
+_norm_backward.register_fake(
+    lambda d_total, d_normed, total, mean, rstd, weight, p, seed: _norm_gradients_like(total, p)
+)
 _norm.register_autograd(_norm_gradients, setup_context=_norm_save)

@@ -1,7 +1,7 @@
 """Gradients between the backward pass and the optimiser: synchronise, unscale, measure and clip them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from training.kernels import adamw as kernels
-from training.kernels import library
+from training.kernels.adamw import sum_of_squares
 from training.parallel.dtensor import local_shard
 
-_CHUNK = 1 << 14  # elements
 TIED = "wte.weight"  # the first pipeline stage looks up tokens in it, the last one computes logits with it
 
 
@@ -58,26 +56,6 @@ def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None,
     if mesh is not None:
         dist.all_reduce(squares)
     return squares.sqrt()
-
-
-def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the squares of all elements, float64, shape ().
-
-    On CPUs torch accumulates a float32 norm in a few running sums, which is 1e-3 too low at the 38 million elements of
-    a GPT-2 embedding. Norms of 2^14 elements are accurate to 2e-8; their squares are summed in float64. This costs 50
-    ms at 124M parameters on two cores; float64 throughout would cost half a second. GPUs sum in a tree, which is
-    accurate enough.
-    """
-    if tensors and library.selected("sum_of_squares", tensors[0]):
-        return kernels.sum_of_squares(tensors)[0]
-    chunks = [chunk for tensor in tensors for chunk in _chunks(tensor) if chunk.numel()]
-    if not chunks:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(chunks)).double().square().sum()
-
-
-def _chunks(tensor: Tensor) -> Sequence[Tensor]:
-    return torch.split(tensor.reshape(-1), _CHUNK) if tensor.device.type == "cpu" else (tensor,)
 
 
 def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:

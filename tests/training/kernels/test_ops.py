@@ -42,7 +42,7 @@ def test_steps_with_all_kernels_are_the_steps_without(tmp_path: Path, device: to
     assert not called
     with library.using(library.KERNELS):
         found, ours = steps(tmp_path / "ours", device)
-    assert {"cross_entropy_backward", "causal_softmax_backward", "bias_gelu_backward"} < called
+    assert {"cross_entropy_backward", "bias_gelu_backward"} < called
     assert {"add_dropout", "add_dropout_norm", "sum_of_squares", "adamw"} < called
     assert found == pytest.approx(expected, rel=1e-5)
     for name, value in ours.parameters.items():
@@ -50,9 +50,8 @@ def test_steps_with_all_kernels_are_the_steps_without(tmp_path: Path, device: to
 
 
 def test_a_recomputed_layer_draws_the_same_mask(tmp_path: Path, device: torch.device) -> None:
-    with library.using(set(library.KERNELS) - {"causal_softmax"}):
-        plain, _ = steps(tmp_path / "plain", device, dropout=0.1)
-        again, _ = steps(tmp_path / "again", device, dropout=0.1, recompute="full")
+    plain, _ = steps(tmp_path / "plain", device, dropout=0.1)
+    again, _ = steps(tmp_path / "again", device, dropout=0.1, recompute="full")
     assert again == plain
 
 

@@ -17,9 +17,21 @@ from tests.training.kernels.helpers import (
     place,
     some_examples,
 )
-from training.kernels.philox import dropout_mask
-from training.kernels.residual import add_dropout, add_dropout_norm, reference_add_dropout, reference_add_dropout_norm
+from training.kernels.residual import (
+    add_dropout,
+    add_dropout_norm,
+    dropout_mask,
+    philox,
+    reference_add_dropout,
+    reference_add_dropout_norm,
+)
 
+# counter, key, result: the known answers of Random123 (Salmon et al. 2011), file kat_vectors, philox4x32 10
+KNOWN = (
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+)
 EPS = 1e-5
 SEED = torch.tensor([-(2**40) - 3, 2**35 + 1])
 
@@ -94,6 +106,19 @@ def test_with_one_output_used_gradients_are_the_references(device: torch.device)
             gradients.append([torch.zeros(()) if grad is None else grad for grad in grads])
         for mine, expected in zip(*gradients, strict=True):
             assert_near(mine + torch.zeros_like(expected), expected + torch.zeros_like(mine), absolute=1e-5)
+
+
+def test_the_known_answers_of_philox_are_found() -> None:
+    for counter, key, expected in KNOWN:
+        c0, c1, c2, c3, k0, k1 = (torch.tensor(int(word, 16)) for word in f"{counter} {key}".split())
+        assert [f"{int(word):08x}" for word in philox((c0, c1, c2, c3), (k0, k1))] == expected.split()
+
+
+def test_the_draws_of_a_mask_are_the_halves_of_the_known_answer() -> None:
+    draws = [int(half, 16) for word in KNOWN[0][2].split() for half in (word[4:], word[:4])]
+    for p in (0.2, 0.5, 0.8):
+        mask = dropout_mask(torch.Size([8]), p, torch.zeros(2, dtype=torch.int64))
+        assert mask.tolist() == [draw < round((1 - p) * 65536) for draw in draws]
 
 
 def test_the_limit_of_a_draw_is_exact(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-// Over many tensors at once: the sum of squares with a count of numbers that are not finite, and AdamW; see adamw.py.
+// Over many tensors at once: the sum of squares, and AdamW; see adamw.py.
 //
 // The tensors are cut into chunks of at most CHUNK elements, one per block. `chunks` has a row for each: the tensor's
 // number and the chunk's first element. `pointers` has the tensors' addresses and `sizes` their elements.
@@ -30,21 +30,14 @@ struct Chunk {
 
 DEVICE bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-struct Squares {
-    float sum, not_finite;
-};
-
 template <typename T, int N>
-DEVICE void add_squares(Squares& so_far, const T* data, int64_t first, int64_t last) {
+DEVICE void add_squares(float& sum, const T* data, int64_t first, int64_t last) {
 #pragma unroll 4
     for (int64_t i = first + int64_t{threadIdx.x} * N; i < last; i += THREADS * N) {
         float values[N];
         load<N>(data + i, values);
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
-            so_far.sum += values[k] * values[k];
-            so_far.not_finite += fabsf(values[k]) <= FLT_MAX ? 0.0f : 1.0f;
-        }
+        for (int k = 0; k < N; ++k) sum += values[k] * values[k];
     }
 }
 
@@ -55,38 +48,19 @@ __global__ void __launch_bounds__(THREADS)
     const Chunk chunk(chunks, sizes);
     const T* data = chunk.data<const T>(pointers);
     const int64_t whole = is_aligned(data) ? chunk.count / PACK<T> * PACK<T> : 0;
-    Squares squares = {0.0f, 0.0f};
+    float squares = 0.0f;
     add_squares<T, PACK<T>>(squares, data, 0, whole);
     add_squares<T, 1>(squares, data, whole, chunk.count);
-    const float sum = block_sum(squares.sum), not_finite = block_sum(squares.not_finite);
-    if (threadIdx.x != 0) return;
-    partial[2 * blockIdx.x] = sum;
-    partial[2 * blockIdx.x + 1] = not_finite;
+    const float sum = block_sum(squares);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
-
-struct Totals {
-    double sum, not_finite;
-};
-
-DEVICE Totals shuffle_xor(Totals value, int bits) {
-    return {__shfl_xor_sync(0xffffffffu, value.sum, bits), __shfl_xor_sync(0xffffffffu, value.not_finite, bits)};
-}
-
-struct AddTotals {
-    DEVICE Totals operator()(Totals a, Totals b) const { return {a.sum + b.sum, a.not_finite + b.not_finite}; }
-};
 
 __global__ void __launch_bounds__(SUM_THREADS)
     squares_of_all(const float* __restrict__ partial, double* __restrict__ out, int64_t count) {
-    Totals totals = {0.0, 0.0};
-    for (int64_t i = threadIdx.x; i < count; i += SUM_THREADS) {
-        totals.sum += static_cast<double>(partial[2 * i]);
-        totals.not_finite += static_cast<double>(partial[2 * i + 1]);
-    }
-    totals = block_reduce(totals, Totals{0.0, 0.0}, AddTotals());
-    if (threadIdx.x != 0) return;
-    out[0] = totals.sum;
-    out[1] = totals.not_finite;
+    double total = 0.0;
+    for (int64_t i = threadIdx.x; i < count; i += SUM_THREADS) total += static_cast<double>(partial[i]);
+    total = block_reduce(total, 0.0, Add());
+    if (threadIdx.x == 0) *out = total;
 }
 
 // Numbers of a step that the host computes in double. beta1_rest is 1 - beta1, root is 1 / sqrt(1 - beta2^step).

@@ -115,9 +115,10 @@ bool aligned(const void* data, int64_t columns = 0) {
 }
 
 // Reductions. `combine` takes two values to one; the order is fixed, so results repeat bitwise. Every thread gets the
-// result. A type other than float needs its own `shuffle_xor`.
+// result. A type other than these needs its own `shuffle_xor`.
 
 DEVICE float shuffle_xor(float value, int bits) { return __shfl_xor_sync(0xffffffffu, value, bits); }
+DEVICE double shuffle_xor(double value, int bits) { return __shfl_xor_sync(0xffffffffu, value, bits); }
 
 template <typename V, typename Combine>
 DEVICE V warp_reduce(V value, Combine combine) {
@@ -140,7 +141,10 @@ DEVICE V block_reduce(V value, V neutral, Combine combine) {
 }
 
 struct Add {
-    DEVICE float operator()(float a, float b) const { return a + b; }
+    template <typename V>
+    DEVICE V operator()(V a, V b) const {
+        return a + b;
+    }
 };
 
 DEVICE float warp_sum(float value) { return warp_reduce(value, Add()); }
@@ -201,7 +205,7 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, voi
 #endif
 }
 
-// Dropout: the elements to keep are a function of (seed, offset, index of the element in memory); see philox.py.
+// Dropout: the elements to keep are a function of (seed, offset, index of the element in memory); see residual.py.
 
 constexpr int DRAWS = 1 << 16;  // values that a draw of 16 bits may have
 
