@@ -138,7 +138,7 @@ def blacklist(
     Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
     domains can match.
     """
-    step, seen = Step("blacklist", inputs, rejects, allow_empty=allow_empty, unit="URLs"), SeenUrls()
+    step, seen = Step("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
     stats = step.stats
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in step.noted(inputs) for block in unmarked_blocks(path))

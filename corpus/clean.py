@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
+from typing import Unpack
 
 from common import cli
 from common.files import Document, document_writer, expand_inputs, read_documents
 from common.settings import CleanSettings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step
+from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
 from corpus.text.filters import Filter, Text, filters
 from corpus.text.repair import repair
 
@@ -37,23 +38,15 @@ def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> O
     return repaired
 
 
-def clean(
-    inputs: Sequence[Path],
-    output: Path,
-    settings: CleanSettings,
-    rejects: Path | None = None,
-    workers: int = 1,
-    max_bad_share: float = 0.001,
-    allow_empty: bool = False,
-) -> Stats:
+def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **options: Unpack[StepOptions]) -> Stats:
     """Clean shards into one shard, in order.
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    step = Step("clean", inputs, rejects, max_bad_share, allow_empty, "relax `clean` in the configuration")
+    step = Step("clean", inputs, **options, cure="relax `clean` in the configuration")
     languages = Counter[str]()
     with (
-        step.map(partial(clean_document, filters(settings), settings.fold_whitespace), workers) as outcomes,
+        step.map(partial(clean_document, filters(settings), settings.fold_whitespace)) as outcomes,
         step.results(document_writer(output)) as results,
     ):
         for outcome in outcomes:
@@ -97,16 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in explain(arguments.explain, settings.clean):
             print(line)
         return 0
-    stats = clean(
-        expand_inputs(arguments.input, "shards"),
-        arguments.output,
-        settings.clean,
-        rejects=arguments.rejects,
-        workers=arguments.workers,
-        allow_empty=arguments.allow_empty,
-        max_bad_share=settings.max_bad_share,
-    )
-    stats.finish(arguments.stats)
+    inputs, options = expand_inputs(arguments.input, "shards"), step_options(arguments, settings)
+    clean(inputs, arguments.output, settings.clean, **options).finish(arguments.stats)
     return 0
 
 

@@ -15,35 +15,31 @@ characters: see docs/corpus.md.
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from common import cli
 from common.errors import InputError
 from common.files import (
-    BadLines,
     Document,
     check_outputs,
     document_writer,
     expand_inputs,
     find_inputs,
-    read_shards,
     require_distinct_stems,
     require_regular,
     shard_paths,
     shard_stem,
     write_json,
 )
-from common.progress import Meter
-from common.settings import DecontaminateSettings
+from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
-from common.workers import Workers
-from corpus.runner import Drop, Outcome, Step, map_shards
-from corpus.text.ngrams import Ngrams, find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
+from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.text.ngrams import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
 
@@ -52,26 +48,15 @@ def find_numbers(settings: str, document: Document) -> list[int]:
     return [number for _, number in ngrams_of(settings).find(words(document["text"]))]
 
 
-def count(
-    inputs: Sequence[Path], settings: DecontaminateSettings, workers: int = 1, max_bad_share: float = 0.001
-) -> dict[str, object]:
+def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Unpack[StepOptions]) -> dict[str, object]:
     """The first pass over some shards: the digest of the n-grams, and how often each of them occurs."""
-    with Workers(workers) as pool:
-        return count_shards(inputs, settings, pool, max_bad_share)
-
-
-def count_shards(
-    inputs: Sequence[Path], settings: DecontaminateSettings, pool: Workers, max_bad_share: float
-) -> dict[str, object]:
-    """`count` with a pool of workers."""
-    given, bad, total = settings.model_dump_json(), BadLines(max_bad_share), Counter[int]()
+    given, total = settings.model_dump_json(), Counter[int]()
     digest = ngrams_of(given).digest
-    (found,) = map_shards(partial(find_numbers, given), [read_shards(inputs, bad)], pool)
-    with Meter("decontaminate count", "documents") as meter:
+    step = Step("decontaminate count", inputs, **options | {"allow_empty": True})
+    with step.map(partial(find_numbers, given)) as found, step.results() as results:
         for numbers in found:
             total.update(numbers)
-            meter.advance()
-    bad.check()
+            results.meter.advance()
     return _counts_file(digest, total)
 
 
@@ -100,47 +85,27 @@ def cut(
     counts: Sequence[Path],
     output: Path,
     settings: DecontaminateSettings,
-    rejects: Path | None = None,
-    workers: int = 1,
-    max_bad_share: float = 0.001,
-    allow_empty: bool = False,
+    **options: Unpack[StepOptions],
 ) -> Stats:
     """The second pass: shards into one shard, in order.
 
     Raises InputError for unreadable input and counts of other n-grams, EmptyResultError when nothing is left.
     """
-    step = Step("decontaminate", inputs, rejects, max_bad_share, allow_empty)
-    with Workers(workers) as pool:
-        (stats,) = cut_shards([(step, output)], counts, settings, pool)
-    return stats
-
-
-def cut_shards(
-    shards: Sequence[tuple[Step, Path]], counts: Sequence[Path], settings: DecontaminateSettings, pool: Workers
-) -> Iterator[Stats]:
-    """The second pass over several shards, each with its output, through one pool; yields the statistics of each."""
     given = settings.model_dump_json()
     ngrams = ngrams_of(given)
     ignored = frequent_ngrams(counts, ngrams, settings.max_count)
-    documents = [step.documents() for step, _ in shards]
-    found = map_shards(partial(cut_document, settings, given, ignored), documents, pool)
-    for (step, output), outcomes in zip(shards, found, strict=True):
-        step.stats.extra["evaluation_sets"] = _cut_shard(step, output, outcomes, ngrams, ignored)
-        yield step.stats
-
-
-def _cut_shard(
-    step: Step, output: Path, found: Iterable[tuple[Outcome, list[int]]], ngrams: Ngrams, ignored: frozenset[int]
-) -> dict[str, Any]:
-    """Write a shard, all or nothing; returns what was found of each evaluation set."""
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
-    with step.results(document_writer(output)) as results:
+    step = Step("decontaminate", inputs, **options)
+    with (
+        step.map(partial(cut_document, settings, given, ignored)) as found,
+        step.results(document_writer(output)) as results,
+    ):
         for outcome, numbers in found:
             results.record(outcome)
             if numbers:
                 np.add.at(hits, numbers, 1)
                 touched.update(name for name, members in ngrams.sets.items() if np.isin(numbers, members).any())
-    return {
+    step.stats.extra["evaluation_sets"] = {
         name: {
             "ngrams": len(members),
             "ignored": len(ignored.intersection(members.tolist())),
@@ -149,6 +114,7 @@ def _cut_shard(
         }
         for name, members in sorted(ngrams.sets.items())
     }
+    return step.stats
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -200,23 +166,20 @@ def _counts(given: Sequence[str], shards: int | None) -> list[Path]:
     return shard_paths(Path(given[0]), shards, ".counts.json")
 
 
-def _run(
-    inputs: Sequence[Path], folder: Path, settings: DecontaminateSettings, workers: int, max_bad_share: float
-) -> None:
+def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
     """Both passes over all shards; `folder` gets shards, rejects, counts and statistics."""
     require_distinct_stems(inputs)
-    names = [shard_stem(path) for path in inputs]
     require_regular(inputs, "corpus.decontaminate run")
-    shards = []
-    for path, name in zip(inputs, names, strict=True):
-        step = Step("decontaminate", [path], folder / "rejects" / f"{name}.jsonl.zst", max_bad_share, allow_empty=True)
-        shards.append((step, folder / f"{name}.jsonl.zst"))
-    written = [path for step, output in shards for path in (output, step.rejects)]
-    check_outputs(written, [*inputs, *_evaluation_files(settings)])
-    with Workers(workers) as pool:
-        write_json(folder / "counts.json", count_shards(inputs, settings, pool, max_bad_share))
-        for name, stats in zip(names, cut_shards(shards, [folder / "counts.json"], settings, pool), strict=True):
-            stats.finish(folder / f"{name}.stats.json")
+    names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}
+    written = [path for name in names.values() for path in (folder / name, folder / "rejects" / name)]
+    check_outputs(written, [*inputs, *_evaluation_files(settings.decontaminate)])
+    options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
+    counts = folder / "counts.json"
+    write_json(counts, count(inputs, settings.decontaminate, **options))
+    for path, name in names.items():
+        options["rejects"] = folder / "rejects" / name
+        stats = cut([path], [counts], folder / name, settings.decontaminate, **options)
+        stats.finish(folder / f"{shard_stem(path)}.stats.json")
 
 
 def _evaluation_files(settings: DecontaminateSettings) -> list[Path]:
@@ -232,22 +195,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(arguments.output, _counts_file(*sum_counts(counts)))
         return 0
     settings = cli.read_settings(arguments)
-    section, bad_share, workers = settings.decontaminate, settings.max_bad_share, arguments.workers
-    if not section.files:
+    if not settings.decontaminate.files:
         raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
-    inputs, files = expand_inputs(arguments.input, "shards"), _evaluation_files(section)
-    if workers > 1:
+    inputs, files = expand_inputs(arguments.input, "shards"), _evaluation_files(settings.decontaminate)
+    if arguments.workers > 1:
         require_regular(files, "every worker")
     if arguments.verb == "run":
-        _run(inputs, arguments.output_dir, section, workers, bad_share)
+        _run(inputs, arguments.output_dir, settings, arguments.workers)
         return 0
     check_outputs([getattr(arguments, name, None) for name in ("output", "rejects", "stats")], [*inputs, *files])
     if arguments.verb == "count":
-        write_json(arguments.output, count(inputs, section, workers, bad_share))
+        options: StepOptions = {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
+        write_json(arguments.output, count(inputs, settings.decontaminate, **options))
         return 0
     counts = _counts(arguments.counts, arguments.shards)
-    more = (arguments.rejects, workers, bad_share, arguments.allow_empty)
-    cut(inputs, counts, arguments.output, section, *more).finish(arguments.stats)
+    stats = cut(inputs, counts, arguments.output, settings.decontaminate, **step_options(arguments, settings))
+    stats.finish(arguments.stats)
     return 0
 
 

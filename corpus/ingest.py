@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Unpack
 
 from common import cli
 from common.errors import EncodingError, InputError
@@ -40,7 +41,7 @@ from common.files import (
 from common.files import read_text as file_text
 from common.settings import SourceSettings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step
+from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
 from corpus.urls.url import document_id
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -151,22 +152,15 @@ def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable
         yield lambda document: write(int(document["id"], 16) % len(outputs), document)
 
 
-def ingest(
-    sources: Sequence[SourceSettings],
-    outputs: Sequence[Path],
-    max_bad_share: float = 0.001,
-    rejects: Path | None = None,
-    workers: int = 1,
-    allow_empty: bool = False,
-) -> Stats:
+def ingest(sources: Sequence[SourceSettings], outputs: Sequence[Path], **options: Unpack[StepOptions]) -> Stats:
     """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
 
     Workers are threads that compress: sending a document to a process takes longer than reading it. Raises InputError
     for unreadable input, EmptyResultError if no document has text.
     """
-    step = Step("ingest", [source.path for source in sources], rejects, max_bad_share, allow_empty)
-    items = step.stats.counted(read_sources(sources, step))
-    return step.run(identify, shards_by_id(outputs, workers), items=items)
+    threads = options.pop("workers", 1)
+    step = Step("ingest", [source.path for source in sources], **options)
+    return step.run(identify, shards_by_id(outputs, threads), step.stats.counted(read_sources(sources, step)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -186,15 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("nothing to ingest: name --input, or a --config with `sources`")
     inputs = (path for source in sources for path in find_inputs(source.path, "lists")[0])
     check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
-    stats = ingest(
-        sources,
-        outputs,
-        max_bad_share=settings.max_bad_share,
-        rejects=arguments.rejects,
-        workers=arguments.workers,
-        allow_empty=arguments.allow_empty,
-    )
-    stats.finish(arguments.stats)
+    ingest(sources, outputs, **step_options(arguments, settings)).finish(arguments.stats)
     return 0
 
 

@@ -4,23 +4,25 @@
         text = document["text"][:1000]
         return {**document, "text": text} if text else Drop(document, "empty")
 
-    stats = Step("shorten", inputs, rejects).run(shorten, document_writer(output), workers=8)
+    stats = Step("shorten", inputs, rejects, workers=8).run(shorten, document_writer(output))
 
 Results keep the order of the documents, so the output is byte-identical for any number of workers. A step for which
 `run` is not enough uses its two parts, both context managers: `map` reads and computes, `results` writes and counts.
 """
 
+import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError
 from common.files import BadLines, Document, fingerprint, read_shards, reject_writer
 from common.progress import Meter
+from common.settings import Settings
 from common.stats import Stats
 from common.workers import Workers, batched
 
@@ -76,6 +78,25 @@ class Results:
         self.meter.advance()
 
 
+class StepOptions(TypedDict, total=False):
+    """What every step over shards can be told, besides its inputs, its outputs and its settings: fields of `Step`."""
+
+    rejects: Path | None
+    workers: int
+    max_bad_share: float | None
+    allow_empty: bool
+
+
+def step_options(arguments: argparse.Namespace, settings: Settings) -> StepOptions:
+    """The options of a command line with `cli.add_step_options`."""
+    return {
+        "rejects": arguments.rejects,
+        "workers": arguments.workers,
+        "max_bad_share": settings.max_bad_share,
+        "allow_empty": arguments.allow_empty,
+    }
+
+
 @dataclass
 class Step:
     """One run of a step over some inputs, and what it counts."""
@@ -84,7 +105,8 @@ class Step:
     inputs: Sequence[Path | str] = ()
     """Shards that `documents` reads, named in errors."""
     rejects: Path | None = None
-    max_bad_share: float | None = None
+    workers: int = 1
+    max_bad_share: float | None = 0.001
     """Largest share of bad lines in the inputs; None for a step that has no such lines."""
     allow_empty: bool = False
     """Whether the step may end without a document."""
@@ -111,13 +133,11 @@ class Step:
             yield path
 
     @contextmanager
-    def map(
-        self, function: Callable[[Any], Result], workers: int = 1, items: Iterable[Any] | None = None
-    ) -> Iterator[Iterator[Result]]:
+    def map(self, function: Callable[[Any], Result], items: Iterable[Any] | None = None) -> Iterator[Iterator[Result]]:
         """Yield `function(document)` for each document, or for each of `items`. Enter it before `results`: it forks."""
-        with Workers(workers) as pool:
-            (results,) = map_shards(function, [self.documents() if items is None else items], pool)
-            yield results
+        batches = batched(self.documents() if items is None else items, BATCH)
+        with Workers(self.workers) as pool:
+            yield chain.from_iterable(pool.map(partial(_each, function), batches))
 
     @contextmanager
     def results(self, writer: AbstractContextManager[Write] | None = None, unit: str = "") -> Iterator[Results]:
@@ -142,11 +162,10 @@ class Step:
         self,
         function: Callable[[Any], Outcome],
         writer: AbstractContextManager[Write],
-        workers: int = 1,
         items: Iterable[Any] | None = None,
     ) -> Stats:
         """Write what `function` keeps of each document, or of each of `items`."""
-        with self.map(function, workers, items) as outcomes, self.results(writer) as results:
+        with self.map(function, items) as outcomes, self.results(writer) as results:
             for outcome in outcomes:
                 results.record(outcome)
         return self.stats
@@ -158,17 +177,6 @@ class Step:
             return f"{inputs}no {self.unit} inside"
         cure = f"; {self.cure}" if self.cure else ""
         return f"{inputs}none of {self.stats.documents_in} {self.unit} is left ({self.stats.dropped()}){cure}"
-
-
-def map_shards(
-    function: Callable[[Item], Result], shards: Sequence[Iterable[Item]], pool: Workers
-) -> Iterator[Iterator[Result]]:
-    """For each shard, the results of `function` for its documents; all shards stream through one pool.
-
-    Exhaust the results of a shard before asking for the next. Call it before outputs are opened: the pool forks.
-    """
-    groups = pool.map_groups(partial(_each, function), [batched(shard, BATCH) for shard in shards])
-    return (chain.from_iterable(batches) for batches in groups)
 
 
 def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from common.stats import Stats
 from common.tokenizer import Lengths, Tokenizer, vocabulary_files
 from common.workers import threaded_map
 from corpus.index import IndexWriter, Meta, token_dtype
-from corpus.runner import Step
+from corpus.runner import Step, StepOptions, step_options
 
 _BATCH = 1 << 20  # characters encoded at once: some ten milliseconds of work
 
@@ -73,25 +73,18 @@ def encode_documents(tokenizer: Tokenizer, settings: TokenizeSettings, documents
 
 
 def tokenize(
-    inputs: Sequence[Path],
-    output_prefix: Path,
-    settings: TokenizeSettings,
-    rejects: Path | None = None,
-    workers: int = 1,
-    max_bad_share: float = 0.001,
-    allow_empty: bool = False,
+    inputs: Sequence[Path], output_prefix: Path, settings: TokenizeSettings, **options: Unpack[StepOptions]
 ) -> Stats:
     """Encode shards into `<output_prefix>_text_document`, in order.
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    cure = "lower tokenize.min_tokens or give more text"
-    step = Step("tokenize", inputs, rejects, max_bad_share, allow_empty, cure)
+    step = Step("tokenize", inputs, **options, cure="lower tokenize.min_tokens or give more text")
     tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
     meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
     # threads: the encoder releases the GIL
-    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), workers - 1)
+    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
     with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, step.results(unit="tokens") as results:
         for batch in encoded:
             index.add_documents(batch.tokens, batch.lengths)
@@ -119,16 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_step_options(parser, "tokenize")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
-    stats = tokenize(
-        expand_inputs(arguments.input, "shards"),
-        arguments.output_prefix,
-        settings.tokenize,
-        rejects=arguments.rejects,
-        workers=arguments.workers,
-        max_bad_share=settings.max_bad_share,
-        allow_empty=arguments.allow_empty,
-    )
-    stats.finish(arguments.stats)
+    inputs, options = expand_inputs(arguments.input, "shards"), step_options(arguments, settings)
+    tokenize(inputs, arguments.output_prefix, settings.tokenize, **options).finish(arguments.stats)
     return 0
 
 

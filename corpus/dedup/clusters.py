@@ -195,7 +195,7 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     """
     removals = _removals(shard, clusters)
     survivors, removed = outputs_of(shard, output_dir)
-    step = Step("dedup", [shard], removed, allow_empty=True)
+    step = Step("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
     with step.results(document_writer(survivors)) as results:
         # phase 1 has reported the bad lines
         for index, document in enumerate(step.stats.counted(read_documents(shard, BadLines(1.0)))):

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from common.errors import EmptyResultError, PageError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.pool import ExtractPool
-from corpus.runner import Step
+from corpus.runner import Step, StepOptions
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.scrape.warc import read_pages
@@ -89,19 +90,16 @@ def extract_archives(
     output: Path,
     settings: ScrapeSettings,
     blacklist: BlacklistSettings,
-    *,
-    rejects: Path | None = None,
-    workers: int = 1,
-    allow_empty: bool = False,
+    **options: Unpack[StepOptions],
 ) -> Stats:
     """Extract the pages of WARC files into the shard `output`, in the order of the files.
 
     Raises InputError for a file that is not WARC, EmptyResultError if no page has text.
     """
-    step = Step("scrape", (), rejects, allow_empty=allow_empty, unit="URLs")
+    step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
     try:
         with outcome_writer(output, step) as write:
-            asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, workers, write))
+            asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, step.workers, write))
     except EmptyResultError as error:
         cause = str(error) if step.stats.documents_in else "no response records inside; are these WET or WAT files?"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None

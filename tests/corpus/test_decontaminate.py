@@ -18,9 +18,10 @@ def decontaminate(folder: Path, texts: list[str], *items: str, workers: int = 1)
     (folder / "set.txt").write_text("\n".join(items or [ITEM]))
     settings = DecontaminateSettings(files=[str(folder / "set.txt")])
     shard = write_shard(folder / "in.zst", [document(n, text) for n, text in enumerate(texts)])
-    write_json(folder / "counts.json", count([shard], settings, workers))
+    write_json(folder / "counts.json", count([shard], settings, workers=workers))
     output, rejects = folder / "out.zst", folder / "rejects.zst"
-    stats = cut([shard], [folder / "counts.json"], output, settings, rejects, workers, allow_empty=True)
+    options = {"rejects": rejects, "workers": workers, "allow_empty": True}
+    stats = cut([shard], [folder / "counts.json"], output, settings, **options)  # type: ignore[arg-type]
     return [found["text"] for found in read_shard(output)], stats.as_dict()
 
 

@@ -30,7 +30,7 @@ Text.
 
 def take(folder: Path, *paths: Path, max_bad_share: float = 0.001, **options: str) -> list[Document]:
     sources = [SourceSettings(path=str(path), **options) for path in paths]
-    ingest(sources, [folder / "out.jsonl.zst"], max_bad_share)
+    ingest(sources, [folder / "out.jsonl.zst"], max_bad_share=max_bad_share)
     return read_shard(folder / "out.jsonl.zst")
 
 
@@ -102,7 +102,7 @@ def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_b
         resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))  # fewer than shards
         try:
             sources = [SourceSettings(path=str(tmp_path / file)) for file in files]
-            stats = ingest(sources, outputs, 0.1, folder / "rejects.zst", workers)
+            stats = ingest(sources, outputs, max_bad_share=0.1, rejects=folder / "rejects.zst", workers=workers)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert (stats.documents_out, stats.extra["bad_lines"], stats.reasons) == (285, 1, {"empty": 15})

@@ -22,8 +22,8 @@ def test_a_step_is_a_function_and_the_runner_does_the_rest_whatever_the_workers(
     ]
     for workers in (1, 3):
         folder = tmp_path / str(workers)
-        step = Step("shout", sources, folder / "rejects")
-        step.run(shout, document_writer(folder / "out"), workers).finish(folder / "stats.json")
+        step = Step("shout", sources, folder / "rejects", workers)
+        step.run(shout, document_writer(folder / "out")).finish(folder / "stats.json")
     for name in ("out", "rejects"):
         assert (tmp_path / f"1/{name}").read_bytes() == (tmp_path / f"3/{name}").read_bytes()
     kept = [text.upper() for part in texts for text in part if len(text) > 5]

@@ -46,7 +46,7 @@ def test_a_long_document_among_others_has_the_ids_of_its_lines_whatever_the_work
     source = write_shard(tmp_path / "in.jsonl.zst", [document(n, text) for n, text in enumerate(texts)])
     for workers in (1, 3):
         rejects = tmp_path / f"{workers}_text_document.rejects"
-        tokenize([source], tmp_path / str(workers), TokenizeSettings(), rejects, workers)
+        tokenize([source], tmp_path / str(workers), TokenizeSettings(), rejects=rejects, workers=workers)
     for suffix in ("bin", "idx", "json", "rejects"):
         contents = {(tmp_path / f"{workers}_text_document.{suffix}").read_bytes() for workers in (1, 3)}
         assert len(contents) == 1 and contents != {b""}
