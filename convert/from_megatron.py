@@ -7,7 +7,7 @@ Writes RUN/models/NAME/iter_*, for the data and settings of that model in the co
 the checkpoint. `python -m training.train` with the same configuration continues there, in any layout.
 
 Weights are always converted. The optimiser's moments are converted if the source names them (Megatron-core's
-torch_dist, DeepSpeed's ZeRO, universal checkpoints, ours); otherwise they start from zero, the learning rate starts
+torch_dist, DeepSpeed's ZeRO, ours); otherwise they start from zero, the learning rate starts
 with its warm-up, and the command says so. The order of the data is this toolkit's.
 """
 
@@ -60,7 +60,7 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
     write_card(written / CARD, inputs=[path])
     state = (
         f"optimiser state after {source.step} steps"
-        if ours.has_moments(source)
+        if source.has_moments
         else "no optimiser state: it starts from zero, and the learning rate with its warm-up"
     )
     return (

@@ -4,9 +4,9 @@
     python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m --dtype bfloat16
 
 Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed (ZeRO 0 to 3,
-pipelines, universal) and Hugging Face; docs/convert.md has the table. Writes config.json, model.safetensors (or several
-with their index), the tokenizer if it is known, and merge_report.json. The folder appears only after a proof: a fixed
-batch gives the same logits in the source's own arithmetic and from the written files. Exit code 1: it does not.
+pipelines) and Hugging Face; docs/convert.md has the table. Writes config.json, model.safetensors (or several with their
+index), the tokenizer if it is known, and merge_report.json. The folder appears only after a proof: a fixed batch gives
+the same logits in the source's own arithmetic and from the written files. Exit code 1: it does not.
 
 --force replaces an older result if every file in it was written by this command. Needs no GPU, and memory for about two
 copies of the largest tensor.
@@ -78,7 +78,7 @@ def merge(
         check_older(output, old, first_changed_file(old, successor=new), force)
 
     with replace_folder(output, check) as temporary:
-        unknown = [path for path in source.all_files() if path not in source.hashes]
+        unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
         hashed, written_bytes = sum(path.stat().st_size for path in unknown), sum(written_sizes(source, dtype).values())
         total = hashed + replica_bytes(source) + written_bytes
         # all of it beside each other: the disk is read once where the files fit the page cache

@@ -9,7 +9,7 @@ A storage in the pickle is a persistent id: ("storage", type, key, location, ele
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO, IOBase
 from pathlib import Path
 from threading import Lock
@@ -50,6 +50,15 @@ def fields(value: Any) -> Mapping[str, Any]:
     """The attributes of an object that was not constructed (a Namespace) or the items of a dict; else empty."""
     state = value.state if isinstance(value, Placeholder) else value
     return state if isinstance(state, Mapping) else {}
+
+
+def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"a": {"b.c": 1}}` -> ("a.b.c", 1)."""
+    for key, value in fields(tree).items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def enum_member(value: Any) -> str | None:

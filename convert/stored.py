@@ -1,12 +1,12 @@
 """Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
 
-`StoredTensor` is such a range of one file.
+Both kinds of `Stored` have a shape and a dtype, `read()` a new contiguous tensor (OSError naming the file if that ends
+early), give `rows(first, last)` of dimension 0 and, by index, one row with a dimension less.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,33 +16,12 @@ from training.checkpoint.files import StoredTensor as StoredTensor
 _ELEMENTS = 4 << 20  # per band of rows
 
 
-class Stored(Protocol):
-    """A tensor that can be read, in whole or by rows."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its type in the file."""
-
-    def read(self) -> Tensor:
-        """A new contiguous tensor. Raises OSError naming the file if that ends early or cannot be read."""
-
-    def rows(self, first: int, last: int) -> "Stored":
-        """The rows from `first` to before `last` (of dimension 0)."""
-
-    def __getitem__(self, row: int) -> "Stored":
-        """One row, with a dimension less: a layer of a stacked tensor."""
-
-
 @dataclass(frozen=True)
 class StoredPieces:
     """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions."""
 
     shape: tuple[int, ...]
-    pieces: tuple[Stored, ...]
+    pieces: tuple["Stored", ...]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,7 +29,7 @@ class StoredPieces:
         return self.pieces[0].dtype
 
     def read(self) -> Tensor:
-        """A new contiguous tensor."""
+        """The elements of all pieces."""
         whole = torch.empty(math.prod(self.shape), dtype=self.dtype)
         start = 0
         for piece in self.pieces:
@@ -73,6 +52,14 @@ class StoredPieces:
     def __getitem__(self, row: int) -> "StoredPieces":
         """One row, with a dimension less."""
         return StoredPieces(self.shape[1:], self.rows(row, row + 1).pieces)
+
+
+Stored = StoredTensor | StoredPieces
+
+
+def joined(parts: Sequence[Stored]) -> StoredPieces:
+    """One-dimensional tensors as one."""
+    return StoredPieces((sum(part.shape[0] for part in parts),), tuple(parts))
 
 
 def row_bands(stored: Stored) -> Iterator[Tensor]:

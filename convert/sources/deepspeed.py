@@ -10,26 +10,44 @@ optimizer files are preferred over the 16-bit weights of the model files.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
+from common.tokenizer import Tokenizer
 from convert.arguments import Options
-from convert.pt import fields, load_pt
-from convert.sources.consistency import CURE, Grid, check_alike, check_count, check_distinct, file_error, grid
-from convert.sources.deepspeed_model import Stages, State, build, module_of
-from convert.sources.source import Source
+from convert.megatron_args import read_args
+from convert.pt import fields, flatten, load_pt
+from convert.sources.consistency import (
+    CURE,
+    check_agreement,
+    check_alike,
+    check_count,
+    check_distinct,
+    file_error,
+    grid,
+)
+from convert.sources.deepspeed_names import Stages, is_conv1d, join, module_of, translate
+from convert.sources.huggingface import recorded_in
+from convert.sources.ranks import architecture, qkv_order, tie_head
+from convert.sources.source import MOMENTS, Recorded, Source
 from convert.sources.zero import Partition, cut, cut_stage3, number_in, read_partition
 from convert.stored import Stored, StoredTensor
+from training.huggingface.config import CONFIG, read_raw_config
+from training.huggingface.tokenizer import read_tokenizer
 
+State = Mapping[str, Any]
+"""The content of a model file."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<column>\d+)_)?mp_rank_(?P<row>\d+)_model_states\.pt")
 # before March 2021 without the underscore before optim
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<column>\d+)_mp_rank_(?P<row>\d+)_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(?P<row>\d+)(?:-model_(?P<column>\d+))?-model_states\.pt")
 _EXPERT = re.compile(r"(?:layer_\d+_)?expert_.*|expp_rank_.*")
 _SAME = ("ds_version", "global_steps", "iteration", "dp_world_size", "mp_world_size")  # in all model files of a save
+_2019 = re.compile(r"(?:module\.)*transformer\.layers\.\d+\.attention\.query_key_value\.weight")
+_UNNAMED = {"fp32_groups", "fp32_groups_flat"}  # the float32 weights of a training without ZeRO
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,21 @@ class _Save:
         """Ranks over which each matrix is split."""
         return len(next(iter(self.layers.values()))) if self.layers else len(self.models)
 
+    @property
+    def pipeline(self) -> int:
+        """Stages of the pipeline; 0 without model files."""
+        return len(self.models) // self.tensor_ranks
+
+    @property
+    def layout(self) -> str:
+        """For people."""
+        if self.partitions:
+            zero = f"ZeRO {self.stage} over {len(self.partitions[0])} data ranks"
+        else:
+            zero = "ZeRO without its optimizer files" if self.state.get("param_shapes") else "ZeRO 0"
+        pipeline = f", pipeline {self.pipeline} in {len(self.layers)} layer files" if self.layers else ""
+        return f"{zero}{pipeline}, tensor {self.tensor_ranks}"
+
 
 def matches(folder: Path) -> bool:
     """Whether the folder has a file with one of DeepSpeed's names."""
@@ -64,108 +97,102 @@ def matches(folder: Path) -> bool:
 def open_folder(folder: Path, options: Options) -> Source:
     """The checkpoint in a tag's folder. Raises CheckpointError with one line that names the file and the cure."""
     save = _open(folder)
+    state, shards, low = save.state, save.tensor_ranks, _model_weights(save)
     trained, notes = _optimizer_weights(save)
     if save.stage == 3 and not trained:
         raise file_error(folder, f"ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
-    first, stages = save.partitions[0][0] if save.partitions else None, len(save.models) // save.tensor_ranks
-    zero = f"ZeRO {save.stage} over {len(save.partitions[0])} data ranks" if save.partitions else "ZeRO 0"
-    if not save.partitions and save.state.get("param_shapes"):
-        zero = "ZeRO without its optimizer files"
-    pipeline = f", pipeline {stages} in {len(save.layers)} layer files" if save.layers else ""
-    return build(
-        folder,
-        options,
-        save.state,
-        _model_weights(save),
-        trained,
-        layout=f"{zero}{pipeline}, tensor {save.tensor_ranks}",
-        shards=save.tensor_ranks,
-        files=save.files,
-        version=save.state.get("ds_version") or (first and first.version),
+    high = trained.get("", ())
+    names = translate((*low, *high), fields(state.get("shared_params")))  # none below ZeRO 1
+    megatron = not any(name.family == "transformers" for name in names.values() if name.layer is not None)
+    conv1d = not megatron and is_conv1d((*high, *low), names)
+    recorded, tokenizer = _read_recorded(folder, state, options, megatron)
+    tensors, note = tie_head(join(low, names, conv1d), recorded.tied)
+    masters, *moments = (join(trained.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
+    model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
+    check_agreement(tensors, masters, f"{CURE}; without *_optim_states.pt the latter are taken")
+    tensors |= masters
+    if masters and (frozen := len(tensors) - len(masters)):
+        assumed += (
+            f"{frozen} tensors were not trained and have no float32 weights; those of the model files are taken",
+        )
+    first = save.partitions[0][0] if save.partitions else None
+    version = state.get("ds_version") or (first and first.version)
+    types = sorted({str(tensor.blocks[0].tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    kept = "2019" if any(_2019.fullmatch(key) for key in names) else None
+    args = fields(state.get("args"))
+    said = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
+    iteration, samples = _progress(folder, state)
+    return Source(
+        path=folder,
+        layout=f"DeepSpeed {version or 'of unknown version'}, {save.layout}, names of "
+        f"{'Megatron' if megatron else 'transformers'}, {' and '.join(types)} {'masters' if masters else 'weights'}",
+        model=model,
+        qkv=qkv_order(said, options, shards, default=0 if kept else None),
+        tensors=tensors,
+        files=tuple(save.files),
+        conv1d=conv1d,
+        iteration=iteration,
+        consumed_samples=samples,
+        notes=(*notes, *assumed, *note),
+        moments=dict(zip(MOMENTS, moments, strict=True)),
         step=first.step if first else None,
-        notes=notes,
-        facts={"zero_stage": save.stage, "tensor_ranks": save.tensor_ranks, "pipeline_stages": stages},
-        cure=f"{CURE}; without *_optim_states.pt the latter are taken",
+        tokenizer=tokenizer,
+        facts={
+            "deepspeed": version,
+            "zero_stage": save.stage,
+            "tensor_ranks": shards,
+            "pipeline_stages": save.pipeline,
+        },
     )
-
-
-def read_models(folder: Path) -> tuple[Grid, list[list[State]]]:
-    """The model files and their contents. Raises CheckpointError unless they are all those of one save."""
-    files = grid(folder.iterdir(), _MODEL)
-    models = [[open_state(path) for path in row] for row in files]
-    check_alike(
-        (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
-        for paths, row in zip(files, models, strict=True)
-        for path, state in zip(paths, row, strict=True)
-    )
-    if files:
-        ranks = number_in(models[0][0].get("mp_world_size"))
-        check_count(files, _MODEL, "row", ranks, "mp_rank files")
-    return files, models
-
-
-def open_state(path: Path) -> State:
-    """The content of a file. Raises CheckpointError if it holds none."""
-    state = fields(load_pt(path))
-    if not state:
-        raise file_error(path, "holds no dict of values; copy it again from the run")
-    return state
-
-
-def module_weights(models: Sequence[Sequence[State]]) -> list[dict[str, Stored]]:
-    """The tensors of the model files by key, one dict per model-parallel rank; ZeRO 3's are empty and left out."""
-    return [
-        {key: tensor for key, tensor in _tensors_of(states[0].get("module")).items() if 0 not in tensor.shape}
-        for states in models
-    ]
-
-
-def param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
-    """The parameters that the optimizer had, with their shapes on one tensor rank, per group."""
-    groups = state.get("param_shapes")
-    return [
-        {key: tuple(shape) for key, shape in fields(group).items()}
-        for group in groups or ()
-        if isinstance(groups, list)
-    ]
 
 
 def _open(folder: Path) -> _Save:
     """Open every file. Raises CheckpointError naming one that is missing, damaged or of another save."""
     if expert := next((path for path in sorted(folder.iterdir()) if _EXPERT.fullmatch(path.name)), None):
         raise file_error(expert, "weights of an expert: a mixture of experts is no GPT-2")
-    optimizer_files, layer_files = (
-        grid(folder.iterdir(), kind, sparse=kind is _LAYER) for kind in (_OPTIMIZER, _LAYER)
+    model_files, optimizer_files, layer_files = (
+        grid(folder.iterdir(), kind, sparse=kind is _LAYER) for kind in (_MODEL, _OPTIMIZER, _LAYER)
     )
-    model_files, models = read_models(folder)
     if not model_files and (optimizer_files or not layer_files):
         raise file_error(folder / "mp_rank_00_model_states.pt", f"missing; {CURE}")
+    models = [[_open_state(path) for path in row] for row in model_files]
     partitions = [[read_partition(path) for path in row] for row in optimizer_files]
     stage = partitions[0][0].stage if partitions else 3 if models and "zero_pp" in model_files[0][0].name else 0
+    check_alike(
+        (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
+        for paths, row in zip(model_files, models, strict=True)
+        for path, state in zip(paths, row, strict=True)
+    )
+    if models:
+        ranks = number_in(models[0][0].get("mp_world_size"))
+        check_count(model_files, _MODEL, "row", ranks, "mp_rank files")
     if partitions:
         check_count(optimizer_files, _OPTIMIZER, "row", len(model_files), "mp_rank files")
         check_count(optimizer_files, _OPTIMIZER, "column", partitions[0][0].ranks, "data ranks")
         if stage == 3:
             check_count(model_files, _MODEL, "column", len(optimizer_files[0]), "data ranks")
-        check_alike((one.path, _shared(one)) for row in partitions for one in row)
-    layers = {_number(row[0]): [_tensors_of(open_state(path)) for path in row] for row in layer_files}
-    for number in {module_of(key) for states in models for group in param_shapes(states[0]) for key in group}:
+        check_alike((one.path, one.shared) for row in partitions for one in row)
+    layers = {_number(row[0]): [dict(_tensors_in(_open_state(path))) for path in row] for row in layer_files}
+    for number in {module_of(key) for states in models for group in _param_shapes(states[0]) for key in group}:
         if layers and number is not None and number not in layers:
             raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
     return _Save(models, partitions, layers, files, stage)
 
 
-def _shared(partition: Partition) -> Mapping[str, Any]:
-    """What all optimizer files of a save have in common."""
-    return {
-        "ZeRO stage": partition.stage,
-        "partition_count": partition.ranks,
-        "ds_version": partition.version,
-        "step of the optimizer": partition.step,
-        "number of groups": len(partition.masters),
-        "type of the weights": " and ".join(sorted({str(tensor.dtype) for tensor in partition.masters})),
-    }
+def _open_state(path: Path) -> State:
+    """The content of a file. Raises CheckpointError if it holds none."""
+    state = fields(load_pt(path))
+    ranks = fields(fields(state.get("ds_config")).get("tensor_parallel")).get("autotp_size")
+    if isinstance(ranks, int) and ranks > 1:
+        raise file_error(
+            path,
+            f"split over {ranks} ranks by DeepSpeed's AutoTP, whose order of rows is not recorded; save it with "
+            "engine.save_16bit_model, which joins the ranks",
+        )
+    if not state:
+        raise file_error(path, "holds no dict of values; copy it again from the run")
+    return state
 
 
 def _number(path: Path) -> int:
@@ -174,15 +201,18 @@ def _number(path: Path) -> int:
     return int(match["row"])
 
 
-def _tensors_of(value: Any, prefix: str = "") -> dict[str, Stored]:
-    """The tensors of a state dict by key; nested dicts (Megatron's) are joined with dots, other values are left out."""
-    found: dict[str, Stored] = {}
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(item, StoredTensor):
-            found[f"{prefix}{key}"] = item
-        else:
-            found |= _tensors_of(item, f"{prefix}{key}.")
-    return found
+def _plain(value: Any) -> Any:
+    return number_in(value) if isinstance(value, StoredTensor) else value
+
+
+def _param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
+    """The parameters that the optimizer had, with their shapes on one tensor rank, per group."""
+    return [{key: tuple(shape) for key, shape in fields(group).items()} for group in state.get("param_shapes") or ()]
+
+
+def _tensors_in(tree: Any) -> Iterator[tuple[str, Stored]]:
+    """The tensors of a state dict by key, those of nested dicts (Megatron's) by keys joined with dots."""
+    return ((key, value) for key, value in flatten(tree) if isinstance(value, StoredTensor))
 
 
 def _model_weights(save: _Save) -> Stages:
@@ -192,13 +222,17 @@ def _model_weights(save: _Save) -> Stages:
             (f"layer_{number:02d}", [{f"{number}.{key}": tensor for key, tensor in rank.items()} for rank in ranks])
             for number, ranks in save.layers.items()
         ]
-    ranks = module_weights(save.models)
-    for states, found in zip(save.models, ranks, strict=True):
-        for key, shape in fields(states[0].get("frozen_param_shapes")).items() if save.stage == 3 else ():
+    ranks = []
+    for states in save.models:
+        # ZeRO 3's are empty
+        found = {key: tensor for key, tensor in _tensors_in(states[0].get("module")) if 0 not in tensor.shape}
+        frozen = fields(states[0].get("frozen_param_shapes")) if save.stage == 3 else {}
+        for key, shape in frozen.items():
             shares = [share for state in states if (share := fields(state.get("frozen_param_fragments")).get(key))]
             if len(shares) < len(states):
                 raise CheckpointError(f"tensor {key!r}: its share of a data rank is missing; {CURE}")
             found |= cut_stage3({key: tuple(shape)}, [[share] for share in shares])
+        ranks.append(found)
     return [("", ranks)]
 
 
@@ -207,24 +241,43 @@ def _optimizer_weights(save: _Save) -> tuple[dict[str, Stages], tuple[str, ...]]
     if not save.partitions:
         if save.state.get("param_shapes"):
             return {}, ("no *_optim_states.pt, which hold the float32 weights: those of the model files are taken",)
-        if fields(save.state.get("optimizer")).keys() & {"fp32_groups", "fp32_groups_flat"}:
+        if fields(save.state.get("optimizer")).keys() & _UNNAMED:
             return {}, ("without ZeRO the float32 weights have no names: those of the model files are taken",)
         return {}, ()
     ranks = []
     for states, row in zip(save.models, save.partitions, strict=True):
-        if not (shapes := param_shapes(states[0])) or not row[0].masters:
+        if not (shapes := _param_shapes(states[0])) or not row[0].masters:
             return {}, ("the optimizer files do not name the float32 weights: those of the model files are taken",)
         check_distinct(partition.masters[0] for partition in row)
         ranks.append(cut(row, shapes))
-    trained = {kind: _stages([rank[kind] for rank in ranks], save.tensor_ranks) for kind in ranks[0]}
+    shards = save.tensor_ranks
+    trained: dict[str, Stages] = {
+        kind: [
+            (f"pipeline stage {stage}", [rank[kind] for rank in ranks[stage * shards : (stage + 1) * shards]])
+            for stage in range(save.pipeline)
+        ]
+        for kind in ranks[0]
+    }
     return trained, () if len(trained) > 1 else ("the optimizer has no moments of Adam",)
 
 
-def _stages(ranks: Sequence[Mapping[str, Stored]], shards: int) -> Stages:
-    return [
-        (f"pipeline stage {start // shards}", ranks[start : start + shards]) for start in range(0, len(ranks), shards)
-    ]
+def _read_recorded(folder: Path, state: State, options: Options, megatron: bool) -> tuple[Recorded, Tokenizer | None]:
+    """The settings beside the weights, and the tokenizer of transformers' Trainer, which writes a config.json."""
+    if megatron:
+        recorded = read_args(fields(state.get("args")), options)
+        tokens = number_in(fields(state.get("universal_checkpoint_info")).get("original_vocab_size"))
+        return replace(recorded, vocab_size=recorded.vocab_size or tokens), None
+    for place in (folder, folder.resolve().parent):
+        if (place / CONFIG).is_file():
+            return recorded_in(read_raw_config(place), options), read_tokenizer(place)
+    return read_args({}, options), None
 
 
-def _plain(value: Any) -> Any:
-    return number_in(value) if isinstance(value, StoredTensor) else value
+def _progress(folder: Path, state: State) -> tuple[int | None, int | None]:
+    """Iterations, and consumed samples."""
+    found = re.search(r"(\d+)$", folder.name)
+    places = (state.get("iteration"), state.get("global_steps"), int(found[1]) if found else None)
+    iteration = next((number for place in places if (number := number_in(place)) is not None), None)
+    samples = [place.get("consumed_train_samples") for place in (state, fields(state.get("args")))]
+    samples.append(state.get("global_samples"))  # steps x global batch size
+    return iteration, next((number for place in samples if (number := number_in(place)) is not None), None)

@@ -9,8 +9,8 @@ from convert.arguments import Options
 from convert.sources.source import Source
 
 # in the order in which they are asked; each module has `matches(folder)` and `open_folder(folder, options)`
-_FORMATS = ("ours", "torch_dist", "universal", "deepspeed", "megatron", "huggingface")
-_POINTERS = ("latest_checkpointed_iteration.txt", "latest_universal", "latest")  # Megatron's; DeepSpeed's; and ours
+_FORMATS = ("ours", "torch_dist", "deepspeed", "megatron", "huggingface")
+_POINTERS = ("latest_checkpointed_iteration.txt", "latest")  # Megatron's; DeepSpeed's; and ours
 _SHOWN = 8  # candidates listed in a message
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.megatron_args import json_args, number, read_args
-from convert.pt import fields, load_pt
+from convert.pt import fields, flatten, load_pt
 from convert.sources.consistency import check_alike, check_count, file_error, grid
 from convert.sources.names import COPY_OF_WTE, Name, parse
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
@@ -143,7 +143,7 @@ def _read(folder: Path, path: Path | None) -> _RankFile:
         found = ", ".join(sorted(models)) or "no `model`"
         raise file_error(path, f"has {found}; expected `model`, or `model0`, `model1`, …")
     iteration = content.get("iteration", content.get("total_iters"))
-    flat = [dict(_flatten(content[key])) for key in expected]
+    flat = [dict(flatten(content[key])) for key in expected]
     chunks, heads = zip(*(_chunk(path, tensors) for tensors in flat), strict=True)
     return _RankFile(
         path=path,
@@ -155,15 +155,6 @@ def _read(folder: Path, path: Path | None) -> _RankFile:
         args=fields(content.get("args")),
         has_optimizer="optimizer" in content or path.name == "model_rng.pt" or (folder / "distrib_optim.pt").exists(),
     )
-
-
-def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"a": {"b.c": 1}}` -> ("a.b.c", 1)."""
-    for key, value in fields(tree).items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _chunk(path: Path, flat: Mapping[str, Any]) -> tuple[dict[Name, Stored], dict[str, Stored]]:

@@ -6,7 +6,7 @@ head is not tied). Values stay as the source has them: padded vocabulary, the so
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,7 +167,7 @@ class Source:
     notes: tuple[str, ...] = ()
     """What was assumed or left out, a sentence each."""
     moments: Mapping[str, Mapping[str, Sharded]] = field(default_factory=dict)
-    """`exp_avg` and `exp_avg_sq`: tensors by the names of `tensors`; empty if the source does not name them."""
+    """`exp_avg` and `exp_avg_sq`: tensors by the names of `tensors`, as many as the source names."""
     step: int | None = None
     """Optimiser steps behind the moments."""
     tokenizer: Tokenizer | None = None
@@ -175,6 +175,11 @@ class Source:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """More for the report, JSON types: versions, arguments of the training."""
 
-    def all_files(self) -> Iterable[Path]:
-        """Every file that is read, once, sorted."""
-        return sorted(set(self.files))
+    @property
+    def has_moments(self) -> bool:
+        """Whether the moments of every tensor are there, and the number of steps behind them."""
+        return self.step is not None and all(
+            name in found and found[name].shape == tensor.shape
+            for found in (self.moments.get(kind, {}) for kind in MOMENTS)
+            for name, tensor in self.tensors.items()
+        )

@@ -72,15 +72,8 @@ def open_folder(folder: Path, options: Options) -> Source:
     if used:
         notes.append(f"weights are the optimizer's float32 masters ({len(used)} of {len(tensors)} tensors)")
     model, assumed = architecture(tensors, recorded)
-    complete = all(
-        name in found and found[name].shape == tensor.shape
-        for found in moments.values()
-        for name, tensor in tensors.items()
-    )
-    if not complete and any(moments.values()):
-        notes.append("the optimizer's moments are left: some are missing or of another shape")
     step = _step(common)
-    if complete and step is None:
+    if any(moments.values()) and step is None:
         step = iteration
         notes.append(f"the optimizer's step is not recorded: {iteration}, the iteration, is taken")
     ranks = f", written by tensor {recorded.tensor} x pipeline {recorded.pipeline}" if recorded.pipeline else ""
@@ -96,8 +89,8 @@ def open_folder(folder: Path, options: Options) -> Source:
         iteration=iteration,
         consumed_samples=recorded.consumed_samples,
         notes=(*assumed, *notes),
-        moments=moments if complete else {},
-        step=step if complete else None,
+        moments=moments,
+        step=step,
         facts={
             "checkpoint_version": number_in(common.get("checkpoint_version")),
             "args": json_args(fields(common.get("args"))),

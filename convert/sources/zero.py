@@ -7,8 +7,7 @@ A *_optim_states.pt holds one data rank's partition of the float32 weights and o
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +17,7 @@ from common.errors import CheckpointError
 from convert.pt import enum_member, fields, load_pt
 from convert.sources.consistency import CURE, file_error
 from convert.sources.source import MOMENTS
-from convert.stored import Stored, StoredPieces, StoredTensor
+from convert.stored import Stored, StoredPieces, StoredTensor, joined
 from convert.unpickling import Placeholder
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -45,6 +44,18 @@ class Partition:
     paddings: tuple[tuple[int, ...], ...]
     """Elements after each parameter; empty if there are none."""
 
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """What all optimizer files of a save have in common."""
+        return {
+            "ZeRO stage": self.stage,
+            "partition_count": self.ranks,
+            "ds_version": self.version,
+            "step of the optimizer": self.step,
+            "number of groups": len(self.masters),
+            "type of the weights": " and ".join(sorted({str(tensor.dtype) for tensor in self.masters})),
+        }
+
 
 def read_partition(path: Path) -> Partition:
     """Open a file; no tensor data but the step is read. Raises CheckpointError if it is no optimizer file."""
@@ -58,6 +69,9 @@ def read_partition(path: Path) -> Partition:
     base = states.get(_STATES if stage3 else "base_optimizer_state")
     groups = base if isinstance(base, list) else list(fields(fields(base).get("state")).values())
     moments = {kind: _flat([fields(group).get(kind) for group in groups]) for kind in MOMENTS}
+    # Adam's steps: in each tensor's state, or in the options of its group, or beside them
+    options = _list(fields(base).get("param_groups"))
+    steps = [*groups, *options, {"step": states.get("base_optimizer_state_step")}]
     numbers = [number_in(count) for count in _list(states.get("partition_count")) or [states.get("partition_count")]]
     return Partition(
         path=path,
@@ -65,17 +79,10 @@ def read_partition(path: Path) -> Partition:
         ranks=max((number for number in numbers if number), default=None),
         masters=masters,
         moments=moments if all(len(flat) == len(masters) for flat in moments.values()) else {},
-        step=step_of(states, base, groups),
+        step=next((step for place in steps if (step := number_in(fields(place).get("step"))) is not None), None),
         version=content.get("ds_version") or states.get("ds_version"),
         paddings=tuple(tuple(group) for group in _list(states.get("param_alignment_paddings"))),
     )
-
-
-def step_of(states: Mapping[str, Any], base: Any, groups: Sequence[Any]) -> int | None:
-    """Adam's steps: in each tensor's state, or in the options of its group, or beside them."""
-    options = _list(fields(base).get("param_groups"))
-    places = [*groups, *options, {"step": states.get("base_optimizer_state_step")}]
-    return next((step for place in places if (step := number_in(fields(place).get("step"))) is not None), None)
 
 
 def number_in(value: Any) -> int | None:
@@ -118,26 +125,6 @@ def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[St
     return found
 
 
-class _Flat:
-    """One-dimensional tensors, one after the other."""
-
-    def __init__(self, parts: Sequence[Stored]) -> None:
-        self._parts = parts
-        self._starts = [0, *accumulate(part.shape[0] for part in parts)]
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def cut(self, start: int, count: int) -> Iterator[Stored]:
-        """The ranges that hold the elements from `start` to before `start + count`."""
-        number, end = bisect_right(self._starts, start) - 1, start + count
-        while start < end:
-            first, stop = self._starts[number], min(end, self._starts[number + 1])
-            if start < stop:
-                yield self._parts[number].rows(start - first, stop - first)
-            start, number = max(start, stop), number + 1
-
-
 def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[int] = ()) -> dict[str, Stored]:
     """Stages 1 and 2: the parameters of one group, from its partitions in the order of the data ranks.
 
@@ -146,12 +133,12 @@ def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[i
     """
     paddings = paddings or [0] * len(shapes)
     starts = [0, *accumulate(math.prod(shape) + more for shape, more in zip(shapes.values(), paddings, strict=True))]
-    flat, alignment = _Flat(partitions), 2 * len(partitions)
+    flat, alignment = joined(partitions), 2 * len(partitions)
     # the group is padded to a multiple of the alignment; a writer may cut the padding off again
-    if not starts[-1] <= len(flat) <= -(-starts[-1] // alignment) * alignment:
-        raise _wrong_size(len(flat), shapes, len(partitions))
+    if not starts[-1] <= flat.shape[0] <= -(-starts[-1] // alignment) * alignment:
+        raise _wrong_size(flat.shape[0], shapes, len(partitions))
     return {
-        name: StoredPieces(shape, tuple(flat.cut(start, math.prod(shape))))
+        name: StoredPieces(shape, flat.rows(start, start + math.prod(shape)).pieces)
         for start, (name, shape) in zip(starts, shapes.items(), strict=False)
     }
 
@@ -161,17 +148,17 @@ def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[Stored]]) -> dict[s
 
     Raises CheckpointError if the partitions do not hold exactly these parameters.
     """
-    ranks, start, found = [_Flat(groups) for groups in partitions], 0, dict[str, Stored]()
+    ranks, start, found = [joined(groups) for groups in partitions], 0, dict[str, Stored]()
     expected = sum(-(-math.prod(shape) // len(ranks)) for shape in shapes.values())
     for rank in ranks:
-        if len(rank) != expected:
-            raise _wrong_size(len(rank) * len(ranks), shapes, len(ranks))
+        if rank.shape[0] != expected:
+            raise _wrong_size(rank.shape[0] * len(ranks), shapes, len(ranks))
     for name, shape in shapes.items():
         size = math.prod(shape)
         share = -(-size // len(ranks))
         pieces: list[Stored] = []
         for number, rank in enumerate(ranks):
-            pieces += rank.cut(start, max(0, min(share, size - number * share)))
+            pieces += rank.rows(start, start + max(0, min(share, size - number * share))).pieces
         found[name] = StoredPieces(shape, tuple(pieces))
         start += share
     return found

@@ -38,12 +38,6 @@ def progress(source: Source, plan: Plan) -> Progress:
     return Progress(iteration, iteration * plan.experiment.train.global_batch_size if consumed is None else consumed)
 
 
-def has_moments(source: Source) -> bool:
-    """Whether the source names the moments of every tensor, and the number of steps behind them."""
-    names = source.tensors.keys()
-    return source.step is not None and all(source.moments.get(kind, {}).keys() >= names for kind in MOMENTS)
-
-
 def _keys(source: Source) -> list[str]:
     return [f"{kind}.{name}" for kind in ("model", *MOMENTS) for name in source.tensors] + ["step"]
 
@@ -57,7 +51,7 @@ class _Assembled(Mapping[str, Tensor]):
     """The tensors of a checkpoint of ours by name, each made when it is asked for."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.moments, self.keys_ = source, has_moments(source), _keys(source)
+        self.source, self.moments, self.keys_ = source, source.has_moments, _keys(source)
 
     def __getitem__(self, key: str) -> Tensor:
         kind, _, name = key.partition(".")

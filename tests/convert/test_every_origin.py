@@ -15,7 +15,6 @@ from convert.merge_mp import main
 from tests.convert import deepspeed_files, megatron_files
 from tests.convert.encoded import SMALL, truth
 from tests.convert.sources import torch_dist_files
-from tests.convert.universal_files import write_universal
 from tests.helpers import run_main
 from tests.training.checkpoint.planted import Touch, write_metadata
 from training.inference.load import load_model, model_from_weights
@@ -49,12 +48,6 @@ def deepspeed(**settings: Any) -> Maker:
     return make
 
 
-def universal(run: Path) -> None:
-    run.mkdir()
-    write_universal(run / "global_step120_universal", deepspeed_files.Run(names="megatron", tensor=2))
-    (run / "latest_universal").write_text("global_step120_universal")
-
-
 @pytest.mark.parametrize(
     ("make", "flags"),
     [
@@ -64,7 +57,6 @@ def universal(run: Path) -> None:
         pytest.param(torch_dist(tp=2, pp=2, stacked=True), (), id="torch_dist"),
         pytest.param(deepspeed(stage=3, data=3), SIZES, id="ZeRO 3"),
         pytest.param(deepspeed(stage=1, names="megatron", pipeline=2), (), id="pipeline"),
-        pytest.param(universal, (), id="universal"),
     ],
 )
 def test_a_checkpoint_of_any_origin_gives_transformers_the_same_logits(

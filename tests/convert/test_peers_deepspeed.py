@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.assemble import HUGGING_FACE, assemble, read_sharded
-from convert.sources import deepspeed, universal
+from convert.sources import deepspeed
 from convert.sources.source import Source
 
 pytestmark = [
@@ -56,15 +55,8 @@ def test_weights_are_those_of_the_engine_and_of_its_scripts(runs: Path, stage: i
     assert len(engine) == (28 if stage == 1 else 27) and sorted(script) == sorted(found)
     for key, tensor in (*engine.items(), *script.items()):
         assert torch.equal(found[key], tensor.float()), key
-    if stage == 3:
-        with pytest.raises(CheckpointError, match=r"'wpe.weight'"):  # ds_to_universal drops what was not trained
-            universal.open_folder(folder / "tag_universal", HEADS)
-        return
-    converted = transformers_layout(universal.open_folder(folder / "tag_universal", HEADS))
-    assert sorted(converted) == sorted(found)
-    assert all(torch.equal(tensor, found[key]) for key, tensor in converted.items())
     if stage == 1:  # in the others a weight is not trained: no moments
-        assert source.step == 3 and len(source.moments) == 2
+        assert source.step == 3 and source.has_moments
         for kind, moments in source.moments.items():
             for name, moment in moments.items():
                 path = folder / "tag_universal" / "zero" / f"transformer.{name}" / f"{kind}.pt"

@@ -22,7 +22,6 @@ from tests.convert.helpers import LoadedTensor
 from tests.convert.megatron_files import Layout, write
 from tests.convert.sources import torch_dist_files
 from tests.convert.sources.checks import merged
-from tests.convert.universal_files import write_universal
 
 TINY = Architecture(n_layer=2, n_head=4, n_embd=16, n_positions=8, n_inner=32, vocab_size=40)
 OPTIONS = Options(num_heads=4, vocab_size=40)
@@ -34,11 +33,10 @@ FORMATS: dict[str, Callable[[Path], object]] = {
     "zero2": lambda folder: write_tag(folder, Run(2, tensor=2, names="megatron", model=TINY)),
     "zero3": lambda folder: write_tag(folder, Run(3, model=TINY)),
     "pipeline": lambda folder: write_tag(folder, Run(1, names="megatron", pipeline=2, model=TINY)),
-    "universal": lambda folder: write_universal(folder, Run(1, model=MODELS["universal"])),
 }
 
 
-MODELS = {"universal": replace(TINY, n_layer=1), "stages": replace(TINY, n_layer=4)}  # others are TINY
+MODELS = {"stages": replace(TINY, n_layer=4)}  # others are TINY
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,6 @@ def run_with(folder: Path, run: Path, *names: str, **pointers: str) -> Path:
     ("pointers", "found"),
     [
         ({"latest": "global_step20\n"}, "global_step20"),
-        ({"latest": "global_step20", "latest_universal": "iter_0000010"}, "iter_0000010"),
         ({"latest_checkpointed_iteration_txt": "10\n"}, "iter_0000010"),
         ({"latest_checkpointed_iteration_txt": "release"}, "release"),
     ],
