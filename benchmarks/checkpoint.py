@@ -29,7 +29,7 @@ from common.files import fsync
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.checkpoint.async_save import CheckpointWriter
+    from training.checkpoint.writing import CheckpointWriter
     from training.planning.run import Plan
     from training.step import Session
 
@@ -44,7 +44,7 @@ def copy_files(source: Path, target: Path) -> None:
 
 def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter":
     """The trainer's own writer of checkpoints."""
-    from training.checkpoint.async_save import CheckpointWriter
+    from training.checkpoint.writing import CheckpointWriter
 
     folder.mkdir()
     state = (session.parameters, session.optimizer)

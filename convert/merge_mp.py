@@ -74,8 +74,8 @@ def merge(
     source = _open(path, output, options, form, force)
     dtype = form.torch_dtype(source)
 
-    def check(old: Path, new: Path) -> None:
-        check_older(output, old, first_changed_file(old, successor=new), force)
+    def check(old: Path, _new: Path) -> None:
+        check_older(output, old, first_changed_file(old), force)
 
     with replace_folder(output, check) as temporary:
         unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]

@@ -23,14 +23,13 @@ from common.settings import Experiment, TokenizeSettings, changes
 from corpus.index import suffixed
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
-from training.checkpoint.async_save import CheckpointWriter
+from training.checkpoint.writing import CheckpointWriter
 from training.dataset.batches import Batch
 from training.dataset.blend import Blend, Splits
 from training.huggingface.pretrained import load_finetune
 from training.launch.preflight import checkpoint_bytes, preflight
 from training.launch.process_group import World
 from training.metrics.boards import open_boards
-from training.metrics.device import peak_tflops
 from training.metrics.logger import MetricsLogger
 from training.metrics.timers import Timers
 from training.monitoring.guard import Guard, first_non_finite
@@ -106,31 +105,12 @@ def run_training(
             _check_speed(session, data.train, folder.name)
         config, at = experiment.model_dump(mode="json"), progress.iteration
         boards = open_boards(experiment.log, folder.name, folder, at, config, on_rank0=on_rank0)
-        peak = peak_tflops(world.device, train.precision, experiment.log.peak_tflops)
+        state = (session.parameters, session.optimizer)
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
-            CheckpointWriter(
-                folder,
-                session.parameters,
-                session.optimizer,
-                experiment,
-                tokenize,
-                data.train,
-                may_write=lock.require,
-                mark=lock.token,
-            ) as writer,
+            CheckpointWriter(folder, *state, experiment, tokenize, data.train, lock.require, lock.token) as writer,
             MetricsLogger(
-                folder,
-                folder.name,
-                train,
-                experiment.model,
-                world,
-                session.timers,
-                peak,
-                boards,
-                at,
-                progress.journal,
-                may_write=lock.is_held,
+                folder, experiment, world, session.timers, boards, at, progress.journal, lock.is_held
             ) as logger,
         ):
             guard = Guard(train, experiment.watch, progress.guard)
@@ -231,8 +211,6 @@ class Trainer:
             last = iteration == train.iterations
             if last or iteration % train.log_interval == 0:
                 self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
-            else:
-                self.logger.report_early(iteration, step.loss)
             left = self.logger.seconds_left(iteration)
             self.heartbeat.progress = {"done": iteration, "loss": round(step.loss, 4), "seconds_left": round(left)}
             self.progress = replace(self.progress, journal=self.logger.state())

@@ -16,7 +16,7 @@ from tests.helpers import run_main
 from tests.training.helpers import copy_run, launch_ok, make_run, refusal
 from training import train
 from training.checkpoint import load_weights, resolve
-from training.huggingface.pretrained import from_hugging_face
+from training.huggingface.pretrained import convert_tensors
 
 
 def test_with_moments_the_training_continues_with_the_same_digits(tiny_run: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_without_moments_it_says_so_and_training_starts_from_the_weights(
     assert "no optimiser state" in capsys.readouterr().out
     folder = tmp_path / "models" / "tiny"
     manifest = resolve(folder)
-    expected = from_hugging_face(theirs.state_dict(), manifest.experiment.model)
+    expected = dict(convert_tensors(theirs.state_dict(), manifest.experiment.model))
     found = load_weights(manifest)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert run_main(train.main, "--config", config, "--model", "tiny") == 0

@@ -27,7 +27,7 @@ from corpus.index import IndexWriter, Meta
 from tests.helpers import run_main, wait_for
 from training import checkpoint, step, trainer
 from training.checkpoint import Progress
-from training.checkpoint.async_save import CheckpointWriter
+from training.checkpoint.writing import CheckpointWriter
 from training.dataset.batches import Batch
 from training.launch.process_group import World
 from training.planning.run import Plan, make_plan

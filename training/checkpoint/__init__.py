@@ -6,10 +6,10 @@ MODEL_FOLDER/iter_0000100/   rank_0_0.safetensors …   parts of tensors, writte
 MODEL_FOLDER/latest          the name of the newest checkpoint, for people and scripts
 """
 
-from training.checkpoint.lookup import check_fits, newest, prune, resolve
+from training.checkpoint.lookup import check_fits, newest, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
-from training.checkpoint.state import copy_to_cpu, load, load_weights, state_tensors
+from training.checkpoint.state import load, load_weights, state_tensors
 from training.checkpoint.writing import write
 
 __all__ = [
@@ -18,11 +18,9 @@ __all__ = [
     "Replicas",
     "check_fits",
     "compare_replicas",
-    "copy_to_cpu",
     "load",
     "load_weights",
     "newest",
-    "prune",
     "read_manifest",
     "resolve",
     "state_tensors",

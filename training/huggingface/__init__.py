@@ -1,4 +1,1 @@
-"""GPT-2 in Hugging Face's format: `pretrained` reads folders, `finetune` starts a run from one.
-
-Only `pretrained` imports torch.
-"""
+"""GPT-2 in Hugging Face's format: `pretrained` reads folders, also as the start of a run. It alone imports torch."""

@@ -6,7 +6,6 @@
 `transformers` ignores the file. run.json, the card of the merge, is not listed: it has a date. Imports no torch.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from common import run_card
 from common.errors import CheckpointError, InputError
 from common.files import digest, read_json, write_json
 from common.folders import first_foreign_file
-from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
 
 NAME = "training.json"
 CARD = run_card.NAME
@@ -30,8 +28,6 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-_NAMES = {CONFIG, GENERATION_CONFIG, WEIGHTS, INDEX, *TOKENIZER_FILES, REPORT, NAME, CARD}
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _FORMAT = 1
 
 
@@ -52,11 +48,6 @@ class Origin:
 def shard_name(number: int, count: int) -> str:
     """The name of one of several weight files, counted from 1."""
     return f"model-{number:05}-of-{count:05}.safetensors"
-
-
-def is_own_name(name: str) -> bool:
-    """Whether a conversion may write a file of this name."""
-    return name in _NAMES or _SHARD.fullmatch(name) is not None
 
 
 def write_origin(folder: Path, origin: Origin | None, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -95,28 +86,15 @@ def read_origin(folder: Path) -> Origin | None:
     return Origin(**{key: raw[key] for key, kind in kinds.items() if type(raw.get(key)) is kind}) if raw else None
 
 
-def trained_split(folder: Path) -> str | None:
-    """The train.split of the run that a folder was merged from; None if it is not recorded."""
-    origin = read_origin(folder)
-    return origin.split if origin else None
-
-
-def first_changed_file(folder: Path, successor: Path | None = None) -> Path | None:
+def first_changed_file(folder: Path) -> Path | None:
     """The first entry of a Hugging Face folder that is not as we wrote it; None if the folder can safely be replaced.
 
-    A file is ours if training.json has its size and checksum, or if `successor`, the folder that replaces this one,
-    holds the same bytes. Without a successor, tokenizer files are accepted if there is no training.json.
+    A file is ours if training.json has its size and checksum.
     """
-    if unknown := first_foreign_file(folder, is_own_name):
-        return unknown
     raw = _read(folder)
-    for path in sorted(folder.iterdir()):
-        if path.name in (NAME, CARD) and raw:
-            continue
-        if not raw and successor is None and path.name in TOKENIZER_FILES:
-            continue
-        found = digest(path)
-        same = successor is not None and (successor / path.name).is_file() and found == digest(successor / path.name)
-        if found != raw.get("files", {}).get(path.name) and not same:
-            return path
-    return None
+    files = raw.get("files", {})
+    ours = {*files, NAME, CARD} if raw else set()
+    if unknown := first_foreign_file(folder, ours.__contains__):
+        return unknown
+    kept = (path for path in sorted(folder.iterdir()) if path.name in files)
+    return next((path for path in kept if digest(path) != files[path.name]), None)

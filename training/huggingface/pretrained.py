@@ -17,29 +17,11 @@ from training.checkpoint.files import StoredTensor, read_file
 from training.huggingface.config import find_weights, read_config
 from training.huggingface.origin import check_hash
 from training.parallel.dtensor import copy_shard_
-from training.tensors import HEAD, HUGGING_FACE_PREFIX, QKV, Sizes, all_names, hugging_face_name, leaf_of
+from training.tensors import HEAD, HUGGING_FACE_PREFIX, QKV, Sizes, all_names, leaf_of
 
 Readable = Tensor | StoredTensor
 Stored = TypeVar("Stored")
 _IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks in old files
-
-
-def _swap_heads(tensor: Tensor, outer: int, inner: int) -> Tensor:
-    """Reorder rows from [outer, inner, dim] to [inner, outer, dim]; the shape stays."""
-    return tensor.view(outer, inner, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
-
-
-def to_hugging_face(weights: dict[str, Tensor], model: ModelSettings) -> dict[str, Tensor]:
-    """Our weights with Hugging Face's names and layout, contiguous."""
-    theirs: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        leaf = leaf_of(name)
-        if leaf.module.name == QKV:
-            tensor = _swap_heads(tensor, model.n_head, 3)
-        if leaf.conv1d:
-            tensor = tensor.t()  # [out, in] -> [in, out]
-        theirs[hugging_face_name(name)] = tensor.contiguous()
-    return theirs
 
 
 def convert_tensors(
@@ -66,18 +48,13 @@ def convert_tensors(
         if wanted is None or name in wanted:
             leaf, value = leaf_of(name), _read(tensor)
             value = value.t() if leaf.conv1d else value  # [in, out] -> [out, in]
-            if leaf.module.name == QKV:
-                value = _swap_heads(value, 3, model.n_head)
+            if leaf.module.name == QKV:  # rows [(q, k, v), head, dim] -> [head, (q, k, v), dim]
+                value = value.view(3, model.n_head, -1, *value.shape[1:]).transpose(0, 1).flatten(0, 2)
             yield name, value.contiguous().float()
 
 
 def _read(tensor: Readable) -> Tensor:
     return tensor if isinstance(tensor, Tensor) else tensor.read()
-
-
-def from_hugging_face(tensors: Mapping[str, Readable], model: ModelSettings) -> dict[str, Tensor]:
-    """Hugging Face's tensors with our names and layout; see `convert_tensors`."""
-    return dict(convert_tensors(tensors, model))
 
 
 def open_weights(
@@ -119,7 +96,7 @@ def load_pretrained(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     """Architecture and weights, in our layout, of any GPT-2 saved as one or several safetensors files."""
     model, tensors = read_config(folder), read_tensors(folder)
     try:
-        return model, from_hugging_face(tensors, model)
+        return model, dict(convert_tensors(tensors, model))
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 

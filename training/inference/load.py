@@ -12,8 +12,8 @@ from common.settings import ModelSettings
 from common.tokenizer import Tokenizer, vocabulary_files
 from training import checkpoint
 from training.checkpoint import Manifest
-from training.huggingface import origin
 from training.huggingface.config import is_pretrained_folder
+from training.huggingface.origin import read_origin
 from training.huggingface.pretrained import load_pretrained
 from training.huggingface.tokenizer import read_tokenizer, true_vocabulary
 from training.launch.device import keep_freed_memory
@@ -39,7 +39,8 @@ def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
 def trained_split(path: Path) -> str | None:
     """The train.split of the run that a model comes from; None if it is not recorded."""
     if is_pretrained_folder(path):
-        return origin.trained_split(path)
+        origin = read_origin(path)
+        return origin.split if origin else None
     for folder in (path, *checkpoint_folders(path)):
         with suppress(CheckpointError):
             return checkpoint.read_manifest(folder).experiment.train.split

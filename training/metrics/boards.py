@@ -5,7 +5,6 @@ Both are optional: the CSV files have everything that they show.
 
 import importlib.util
 import secrets
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,13 +65,6 @@ class TensorBoard:
 
         # without the purge, the resumed curve would overlap the one of the killed run
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=iteration + 1)
-        self._hook = threading.excepthook
-        threading.excepthook = self._failed
-
-    def _failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Print uncaught thread errors, except the writer's own, which `show` raises."""
-        if getattr(failure.thread, "exception", None) is not failure.exc_value:
-            self._hook(failure)
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
         """See Board."""
@@ -82,7 +74,6 @@ class TensorBoard:
 
     def close(self, success: bool) -> None:
         """See Board."""
-        threading.excepthook = self._hook
         self._writer.close()
 
 

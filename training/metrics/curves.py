@@ -1,9 +1,7 @@
 """Write a run's curves as CSV files, add up the steps of a row, and format the lines of the log."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,22 +40,16 @@ class Curve:
             kept = [row for row in read_rows(path) if int(row["iteration"]) <= iteration]
         except (KeyError, ValueError, TypeError):
             raise InputError(f"{path}: a row without an iteration; repair the file, or move it away") from None
-        write_text(path, "".join([self._line(self.columns), *map(self._row, kept)]))
+        write_text(path, "".join([",".join(columns) + "\n", *map(self._line, kept)]))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row; the file is complete when this returns."""
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(self._row(row))
+            file.write(self._line(row))
 
-    def _row(self, row: Mapping[str, Any]) -> str:
-        values = [row.get(column) for column in self.columns]
-        return self._line(None if value != value else value for value in values)  # NaN: no step was taken
-
-    @staticmethod
-    def _line(values: Iterable[Any]) -> str:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(values)  # None is empty
-        return line.getvalue()
+    def _line(self, row: Mapping[str, Any]) -> str:
+        values = [row.get(column) for column in self.columns]  # NaN: no step was taken
+        return ",".join("" if value is None or value != value else str(value) for value in values) + "\n"
 
 
 def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
@@ -82,21 +74,8 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
         "ETA": _clock(seconds_left),
     }
-    return " | ".join(
-        [
-            _position(row["iteration"], iterations),
-            *(f"{key}: {value}" for key, value in fields.items() if value is not None),
-        ]
-    )
-
-
-def early_line(iteration: int, iterations: int, loss: float, seconds_left: float) -> str:
-    """What the log shows of a single step, before the first row of the curve."""
-    return f"{_position(iteration, iterations)} | loss of this step: {loss:.6E} | ETA: {_clock(seconds_left)}"
-
-
-def _position(iteration: int, iterations: int) -> str:
-    return f"iteration {iteration:8d}/{iterations:8d}"
+    known = [f"{key}: {value}" for key, value in fields.items() if value is not None]
+    return " | ".join([f"iteration {row['iteration']:8d}/{iterations:8d}", *known])
 
 
 def _clock(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Reports a training run: log lines, curves, progress.
 
-    with MetricsLogger(folder, "tiny", train, model, world, timers) as logger:
+    with MetricsLogger(folder, experiment, world, timers) as logger:
         logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)     # after every step
         logger.report(iteration, consumed_samples, loss_scale)                      # every log_interval
         logger.report_validation(iteration, consumed_samples, loss)
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
-from common.settings import ModelSettings, TrainSettings
+from common.settings import Experiment
 from training.evaluation.scoring import perplexity
 from training.launch.process_group import World
 from training.metrics.boards import Board
@@ -34,45 +34,39 @@ from training.metrics.curves import (
     VALID_COLUMNS,
     Curve,
     StepTotals,
-    early_line,
     figures_line,
     log_line,
 )
-from training.metrics.device import memory
+from training.metrics.device import memory, peak_tflops
 from training.metrics.timers import PARTS, Timers
 from training.parallel.collectives import all_gather
 from training.planning.speed import CONVENTION, flops_per_token
 from training.precision import precision_type
 
-_EARLY = {digit * 10**power for digit in (1, 2, 5) for power in range(1, 7)}
-
 
 class MetricsLogger:
     """The figures of the steps since the last report, and where reports go.
 
-    `peak` is the device's in TFLOP/s, 0 if it is not known; `iteration` and `state` are those of the checkpoint that
-    the run resumes from. `may_write` says on rank 0 whether the model folder is still this job's; nothing is written
-    there otherwise.
+    `iteration` and `state` are those of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
+    the model folder is still this job's; nothing is written there otherwise.
     """
 
     def __init__(
         self,
         folder: Path,
-        name: str,
-        train: TrainSettings,
-        model: ModelSettings,
+        experiment: Experiment,
         world: World,
         timers: Timers,
-        peak: float = 0,
         boards: Sequence[Board] = (),
         iteration: int = 0,
         state: Mapping[str, Any] | None = None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
-        self._train, self._seq_len = train, model.seq_len
+        self._train, self._seq_len = experiment.train, experiment.model.seq_len
         self._world, self._timers, self._boards = world, timers, list(boards)
-        self._flops, self._peak = flops_per_token(model), peak
+        self._flops = flops_per_token(experiment.model)
+        self._peak = peak_tflops(world.device, self._train.precision, experiment.log.peak_tflops)  # 0: not known
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
         if self.on_rank0:
@@ -80,8 +74,8 @@ class MetricsLogger:
                 self._curves[part] = Curve(folder / f"{part}.csv", columns, iteration)
             start = {"iteration": iteration, "time": round(time.time(), 1), "processes": world.size}
             Curve(folder / "starts.csv", START_COLUMNS, iteration).append(start)
-            self._meter = Meter(f"train {name}", "iterations", self._train.iterations, iteration, lines=False)
-        self.say(self._describe_device(name))
+            self._meter = Meter(f"train {folder.name}", "iterations", self._train.iterations, iteration, lines=False)
+        self.say(self._describe_device())
         self._memory_reported = False
         self._first_ended, self._later = 0.0, -1  # when this start's first step ended, and steps since
         self._reset()
@@ -109,14 +103,14 @@ class MetricsLogger:
         self._rate = self._waited = 0.0
         self._started = time.perf_counter()
 
-    def _describe_device(self, name: str) -> str:
+    def _describe_device(self) -> str:
         """The devices, and how TFLOPs and MFU are computed."""
         device = self._world.device
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         precision = str(precision_type(self._train.precision, device)).removeprefix("torch.")
         peak = f"peak {self._peak:g} TFLOP/s each"
         if not self._peak:
-            peak = f"no known peak, so no MFU (models.{name}.log.peak_tflops sets one)"
+            peak = f"no known peak, so no MFU (models.{self.folder.name}.log.peak_tflops sets one)"
         return (
             f"{'device':<12}{self._world.size} x {device_name}, {precision}, {peak}\n"
             f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP per token ({CONVENTION}: without wpe, full attention, "
@@ -145,11 +139,6 @@ class MetricsLogger:
         self._later += 1
         if self._meter is not None:
             self._meter.advance(note=f"loss {loss:.4f}")
-
-    def report_early(self, iteration: int, loss: float) -> None:
-        """Print the loss of a step before this start's first report, at its 10th, 20th, 50th, 100th … step."""
-        if not self._memory_reported and self._steps in _EARLY:
-            self.say(early_line(iteration, self._train.iterations, loss, self.seconds_left(iteration)))
 
     def report(self, iteration: int, consumed_samples: int, loss_scale: float) -> None:
         """Write log lines and a row of train.csv on the steps since the last report (a collective call).

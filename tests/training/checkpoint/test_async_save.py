@@ -21,7 +21,7 @@ from tests.training.helpers import (
     step_batches,
 )
 from training import checkpoint
-from training.checkpoint import Progress
+from training.checkpoint import Progress, writing
 from training.model_folder import checkpoint_folder, checkpoint_folders
 from training.step import train_step
 from training.train import main as train
@@ -54,13 +54,13 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
     train_step(session, 1, next(steps), 0.01)
     expected = save_checkpoint(tmp_path / "now", session.parameters, session.optimizer, Progress(1, 8), session.plan)
     trained = threading.Event()
-    real = checkpoint.write
+    real = writing.write
 
     def write(*arguments: Any, **options: Any) -> Path:
         assert trained.wait(60)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(writing, "write", write)
     with checkpoint_writer(session, tmp_path / "run") as saver:
         saver.save(Progress(1, 8))
         before = session.parameters["wpe.weight"].detach().clone()

@@ -10,7 +10,8 @@ from common.errors import CheckpointError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
 from tests.convert.helpers import write_pretrained
-from training.huggingface import pretrained
+from tests.training.reference import random_gpt2
+from training.huggingface.pretrained import convert_tensors, load_pretrained
 from training.huggingface.tokenizer import read_tokenizer
 from training.inference.load import model_from_weights
 from training.model import GPT2
@@ -35,7 +36,7 @@ def test_our_folder_loads_in_transformers_with_equal_logits_and_bit_for_bit_agai
     tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len), generator=torch.Generator().manual_seed(1))
     expected = model_from_weights(SMALL, weights)(tokens)
     assert (theirs.eval()(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
-    settings, read = pretrained.load_pretrained(tmp_path)
+    settings, read = load_pretrained(tmp_path)
     assert settings == SMALL and read.keys() == weights.keys()
     assert [name for name in weights if not torch.equal(read[name], weights[name])] == []
 
@@ -55,11 +56,11 @@ def test_the_folders_tokenizer_is_gpt2s_from_each_of_its_files(tmp_path: Path) -
 
 
 def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
-    theirs = pretrained.to_hugging_face(random_weights(SMALL), SMALL)
-    tied = pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"]}, SMALL)
-    assert tied.keys() == random_weights(SMALL).keys()
+    sizes = SMALL.model_dump(include={"vocab_size", "n_embd", "n_layer", "n_head"})
+    theirs = random_gpt2(n_positions=SMALL.seq_len, **sizes).state_dict()
+    assert dict(convert_tensors(theirs, SMALL)).keys() == random_weights(SMALL).keys()
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
-        pretrained.from_hugging_face({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL)
+        dict(convert_tensors({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL))
     name = "transformer.h.1.attn.c_attn.weight"
     with pytest.raises(CheckpointError, match=r"h\.1\.attn\.c_attn\.weight' has shape \[24, 71\], .* \[24, 72\]"):
-        pretrained.from_hugging_face({**theirs, name: theirs[name][:, 1:]}, SMALL)
+        dict(convert_tensors({**theirs, name: theirs[name][:, 1:]}, SMALL))

@@ -19,10 +19,7 @@ def session(tmp_path: Path) -> Session:
 
 def logger_of(session: Session, folder: Path, iteration: int = 0, state: dict[str, Any] | None = None) -> MetricsLogger:
     folder.mkdir(exist_ok=True)
-    train, model, peak = session.experiment.train, session.experiment.model, session.experiment.log.peak_tflops
-    return MetricsLogger(
-        folder, "tiny", train, model, session.world, session.timers, peak, iteration=iteration, state=state
-    )
+    return MetricsLogger(folder, session.experiment, session.world, session.timers, iteration=iteration, state=state)
 
 
 def test_a_report_covers_the_steps_that_were_taken(session: Session, tmp_path: Path, capsys: Capsys) -> None:
