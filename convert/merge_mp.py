@@ -13,30 +13,40 @@ copies of the largest tensor.
 """
 
 import argparse
+import math
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli
 from common.console import warn
 from common.errors import InputError
-from common.files import digest
+from common.files import digest, write_json
 from common.folders import replace_folder
 from common.progress import count_bytes
-from common.run_card import write_card
+from common.run_card import versions, write_card
 from convert import arguments as flags
-from convert.arguments import Options, check_older, check_output
-from training.huggingface.origin import CARD, VOCABULARIES, Origin, first_changed_file, write_origin
+from convert.arguments import Options, check_output
+from training.huggingface.origin import CARD, REPORT, VOCABULARIES, Origin, first_changed_file, write_origin
 
 if TYPE_CHECKING:
     import torch
 
+    from convert.proof import Proof
+    from convert.replicas import Replicas
     from convert.sources.source import Source
 
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_VERSIONS = ("urls-to-gpt2", "torch", "python")
+
+Files = Mapping[Any, Mapping[str, Any]]
+"""`{"size": bytes, "xxh3": hex}` by file."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Form:
 
     dtype: str | None = None
     """One of DTYPES; None: the source's own."""
-    max_shard_size: str = "50GB"
+    max_shard_size: int = MAX_SHARD_SIZE
     tokenizer: Path | None = None
     """Folder of the tokenizer; None: the source's own, or GPT-2's if the vocabulary has its size."""
 
@@ -65,30 +75,25 @@ def merge(
 
     Raises CheckpointError if the source cannot be read, ProofError if the folder does not compute what it computes.
     """
-    from convert.merge_report import write_report
     from convert.proof import prove, source_outputs
-    from convert.replicas import compare_replicas, replica_bytes
-    from convert.targets.huggingface import parse_size, tokenizer_of, write_folder, written_sizes
+    from convert.replicas import compare_replicas
+    from convert.targets.huggingface import tokenizer_of, write_folder, written_sizes
 
     form = form or Form()
     source = _open(path, output, options, form, force)
     dtype = form.torch_dtype(source)
 
-    def check(old: Path, _new: Path) -> None:
-        check_older(output, old, first_changed_file(old), force)
-
-    with replace_folder(output, check) as temporary:
+    with replace_folder(output, lambda old, _new: _check_older(output, old, force)) as temporary:
         unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
-        hashed, written_bytes = sum(path.stat().st_size for path in unknown), sum(written_sizes(source, dtype).values())
-        total = hashed + replica_bytes(source) + written_bytes
+        total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
         # all of it beside each other: the disk is read once where the files fit the page cache
         with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2) as pool:
             expecting = pool.submit(source_outputs, source, dtype)
             hashing = {path: pool.submit(_hash, path, count) for path in unknown}
             try:
-                replicas = compare_replicas(source, count)
+                replicas = compare_replicas(source)
                 written = write_folder(
-                    temporary, source, dtype=dtype, max_shard_size=parse_size(form.max_shard_size), progress=count
+                    temporary, source, dtype=dtype, max_shard_size=form.max_shard_size, progress=count
                 )
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -96,8 +101,10 @@ def merge(
             read = {**source.hashes, **{path: entry.result() for path, entry in hashing.items()}}
             expected = expecting.result()
         proof = prove(source, expected, temporary)
-        write_report(temporary, source, dtype, replicas, proof, read, written)
-        write_origin(temporary, _origin(source), written)
+        files = {path.name: written.get(path.name) or digest(path) for path in sorted(temporary.iterdir())}
+        write_json(temporary / REPORT, _report(source, dtype, replicas, proof, read, files))
+        origin = Origin(source.iteration, source.consumed_samples, source.facts.get("split"), source.facts.get("data"))
+        write_origin(temporary, origin, written)
         write_card(temporary / CARD, inputs=[source.path])  # merge_report.json has the hashes
     if replicas.drifted:
         warn(f"{source.path}: {replicas}; merge_report.json has all")
@@ -118,15 +125,51 @@ def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
     return entry
 
 
+def _report(
+    source: "Source", dtype: "torch.dtype", replicas: "Replicas", proof: "Proof", read: Files, written: Files
+) -> dict[str, Any]:
+    """The content of merge_report.json, which docs/convert.md explains; `read` are the source's files."""
+    drifted: dict[str, dict[str, Any]] = {}
+    for drift in replicas.drifted:
+        largest = drift.largest_difference
+        found = {"elements": drift.elements, "largest_difference": largest if math.isfinite(largest) else str(largest)}
+        drifted.setdefault(drift.tensor, {})[drift.holder] = found
+    folder, used = source.path, versions()
+    return {
+        "format": 1,
+        "source": {
+            "path": str(folder.absolute()),
+            "layout": source.layout,
+            "iteration": source.iteration,
+            "consumed_samples": source.consumed_samples,
+            "files": {
+                str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute()): entry
+                for path, entry in read.items()
+            },
+            "facts": source.facts,
+        },
+        "model": asdict(source.model) | {"dtype": str(dtype).removeprefix("torch.")},
+        "replicas": {
+            "compared": replicas.compared,
+            "equal": replicas.compared - len(replicas.drifted),
+            "drifted": drifted,
+        },
+        "proof": asdict(proof),
+        "notes": source.notes,
+        "versions": {name: used.get(name, "unknown") for name in _VERSIONS},
+        "output": written,
+    }
+
+
 def plan(path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool) -> str:
     """What `merge` would do, in one line; reads no tensor and writes nothing."""
-    from convert.targets.huggingface import parse_size, split_into_shards, written_sizes
+    from convert.targets.huggingface import split_into_shards, written_sizes
 
     form = form or Form()
     source = _open(path, output, options, form, force)
     dtype = form.torch_dtype(source)
     sizes = written_sizes(source, dtype)
-    files = len(split_into_shards(sizes, parse_size(form.max_shard_size)))
+    files = len(split_into_shards(sizes, form.max_shard_size))
     copies = sum(len(tensor.copies) for tensor in source.tensors.values())
     return (
         f"{output}: would have {len(sizes)} tensors, {sum(sizes.values()) / 1e9:.2f} GB of "
@@ -141,34 +184,41 @@ def _open(path: Path, output: Path, options: Options | None, form: Form, force: 
     from convert.targets.huggingface import check_tokenizer
     from training.huggingface.tokenizer import read_tokenizer
 
-    check_output(output, path, first_changed_file, force)
-    if form.tokenizer is not None:
-        tokenizer = read_tokenizer(form.tokenizer)
-        if tokenizer is None:
-            raise InputError(f"{form.tokenizer}: has no tokenizer.json, and no vocab.json with merges.txt")
+    check_output(output, path)
+    if output.is_dir():
+        _check_older(output, output, force)
+    if form.tokenizer is None:
+        source = open_source(path, options)
+    elif tokenizer := read_tokenizer(form.tokenizer):
         options = options or Options()
         options = replace(options, vocab_size=options.vocab_size or tokenizer.vocab_size)
-        source = replace(open_source(path, options), tokenizer=tokenizer)
+        source = replace(open_source(path, options), tokenizer=tokenizer, tokenizer_files=())
     else:
-        source = open_source(path, options)
+        raise InputError(f"{form.tokenizer}: has no tokenizer.json, and no vocab.json with merges.txt")
     if remark := check_tokenizer(source):
         source = replace(source, notes=(*source.notes, remark))
     flags.announce(source)
     return source
 
 
-def _origin(source: "Source") -> Origin:
-    return Origin(source.iteration, source.consumed_samples, source.facts.get("split"), source.facts.get("data"))
+def _check_older(folder: Path, found: Path, force: bool) -> None:
+    """InputError unless the older result of `folder`, which lies in `found`, may be replaced."""
+    if foreign := first_changed_file(found):
+        name = foreign.relative_to(found)
+        raise InputError(
+            f"{folder / name}: not a file that this command wrote; choose another --output, or move it away"
+        )
+    if not force and any(found.iterdir()):
+        raise InputError(f"{folder}: exists already; --force replaces it")
 
 
-def _size(text: str) -> str:
-    from convert.targets.huggingface import parse_size
-
-    try:
-        parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+def parse_size(text: str) -> int:
+    """The bytes of `5GB`, `500MB` or `1000`; decimal units, as transformers counts."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]B|)\s*", text.upper())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB or 500MB")
+    return size
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -178,7 +228,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=cli.new_folder, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, help="type of the weights (default: the source's)")
     parser.add_argument(
-        "--max-shard-size", type=_size, default="50GB", metavar="SIZE", help="largest file, such as 5GB (default: 50GB)"
+        "--max-shard-size",
+        type=parse_size,
+        default=MAX_SHARD_SIZE,
+        metavar="SIZE",
+        help="largest file, such as 5GB (default: 50GB)",
     )
     parser.add_argument(
         "--tokenizer",

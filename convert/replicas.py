@@ -4,7 +4,6 @@ They should be equal bit for bit. A run that has lost its synchronisation shows 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,15 +45,10 @@ class Replicas:
         )
 
 
-def replica_bytes(source: Source) -> int:
-    """The bytes that `compare_replicas` reads from copies."""
-    return sum(_nbytes(copy) for tensor in source.tensors.values() for copy in tensor.copies.values())
-
-
-def compare_replicas(source: Source, progress: Callable[[int], None] = lambda count: None) -> Replicas:
+def compare_replicas(source: Source) -> Replicas:
     """Compare every copy of a tensor with the one that is used, a few rows at a time.
 
-    `progress` is called with the bytes of each copy. Raises CheckpointError for a copy of another shape.
+    Raises CheckpointError for a copy of another shape.
     """
     compared, drifted = 0, []
     for name, tensor in source.tensors.items():
@@ -68,7 +62,6 @@ def compare_replicas(source: Source, progress: Callable[[int], None] = lambda co
             elements, largest = _difference(tensor, copy)
             if elements:
                 drifted.append(Drift(name, holder, elements, largest))
-            progress(_nbytes(copy))
     return Replicas(compared, tuple(drifted))
 
 
@@ -92,7 +85,3 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _places(tensor: Sharded) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [(block.offset, tuple(block.tensor.shape)) for block in tensor.blocks]
-
-
-def _nbytes(tensor: Sharded) -> int:
-    return sum(math.prod(block.tensor.shape) * block.tensor.dtype.itemsize for block in tensor.blocks)

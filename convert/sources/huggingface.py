@@ -1,5 +1,6 @@
 """Read a Hugging Face GPT-2 folder of any age: safetensors or pytorch_model.bin, sharded or not, any float type."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         consumed_samples=merged.consumed_samples,
         notes=notes,
         tokenizer=read_tokenizer(folder),
+        tokenizer_files=tuple(path for name in origin.TOKENIZER_FILES if os.path.lexists(path := folder / name)),
         facts={key: value for key, value in facts.items() if value is not None},
     )
 

@@ -172,6 +172,8 @@ class Source:
     """Optimiser steps behind the moments."""
     tokenizer: Tokenizer | None = None
     """None: the packaged GPT-2 vocabulary if the size is GPT-2's, else none."""
+    tokenizer_files: tuple[Path, ...] = ()
+    """A Hugging Face folder's own, of any kind, links to nothing among them: they are copied."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """More for the report, JSON types: versions, arguments of the training."""
 

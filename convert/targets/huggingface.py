@@ -4,7 +4,7 @@
         generation_config.json    the tokens that begin and end a text
         model.safetensors         or model-00001-of-0000N.safetensors and model.safetensors.index.json
         tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
-        merge_report.json training.json                                by convert.merge_report and training.huggingface
+        merge_report.json training.json                                by convert.merge_mp
 
 Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head, dim], the head is
 written only if it is not tied. The order of tensors is the model's, so that equal weights give equal files whatever
@@ -12,8 +12,6 @@ layout they come from.
 """
 
 import math
-import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -31,25 +29,14 @@ from convert.sources.ranks import GPT2_VOCABULARY
 from convert.sources.source import Source
 from training.checkpoint.files import write_file
 from training.huggingface.config import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, is_pretrained_folder, make_config
-from training.huggingface.origin import TOKENIZER_FILES, VOCABULARIES, shard_name
-from training.huggingface.tokenizer import read_tokenizer, vocabulary_size, write_tokenizer
+from training.huggingface.origin import VOCABULARIES, shard_name
+from training.huggingface.tokenizer import vocabulary_size, write_tokenizer
 from training.tensors import ROOT_LEAVES, hugging_face_name, layer_of, leaf_of
 
-MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Files = dict[str, dict[str, Any]]
 """`{"size": bytes, "xxh3": hex}` by file name."""
-
-
-def parse_size(text: str) -> int:
-    """The bytes of `5GB`, `500MB` or `1000`; decimal units, as transformers counts. Raises ValueError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]B|)\s*", text.upper())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if size < 1:
-        raise ValueError(f"{text!r} is no size such as 5GB or 500MB")
-    return size
 
 
 def write_folder(
@@ -57,7 +44,7 @@ def write_folder(
     source: Source,
     *,
     dtype: torch.dtype | None = None,
-    max_shard_size: int = MAX_SHARD_SIZE,
+    max_shard_size: float = math.inf,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Files:
     """Write all files but the report and training.json to `folder`, which exists and is empty.
@@ -66,26 +53,17 @@ def write_folder(
     Raises OSError naming the file if the disk is full, CheckpointError if a value is too large for `dtype`.
     """
     dtype = dtype or widest_dtype(source)
-    sizes = make_config(**asdict(source.model), dtype=str(dtype).removeprefix("torch."))
-    write_json(folder / CONFIG, sizes | _special_tokens(source, source.facts))
+    shapes, sizes = written_shapes(source), written_sizes(source, dtype)
+    needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    if needed > free:  # better said now than after minutes of writing
+        raise InputError(
+            f"{folder.parent}: {needed / 1e9:.1f} GB will be written, but only {free / 1e9:.1f} GB are free"
+        )
+    config = make_config(**asdict(source.model), dtype=str(dtype).removeprefix("torch."))
+    write_json(folder / CONFIG, config | _special_tokens(source, source.facts))
     write_json(folder / GENERATION_CONFIG, _generation_config(source))
     _write_tokenizer(folder, source)
-    return write_weights(folder, source, dtype=dtype, max_shard_size=max_shard_size, progress=progress)
-
-
-def write_weights(
-    folder: Path,
-    source: Source,
-    *,
-    dtype: torch.dtype | None = None,
-    max_shard_size: int = MAX_SHARD_SIZE,
-    progress: Callable[[int], None] = lambda count: None,
-) -> Files:
-    """Write the safetensors files, and their index if there are several; errors as in `write_folder`."""
-    dtype = dtype or widest_dtype(source)
-    shapes, sizes = written_shapes(source), written_sizes(source, dtype)
     shards = split_into_shards(sizes, max_shard_size)
-    _check_space(folder, sum(sizes.values()))
     names = [name for shard in shards for name in shard]
     tensors = prefetched(source, names, qkv=HUGGING_FACE, conv1d=True, dtype=dtype)
     files: Files = {}
@@ -111,7 +89,7 @@ def written_sizes(source: Source, dtype: torch.dtype) -> dict[str, int]:
     return {name: math.prod(shape) * dtype.itemsize for name, shape in written_shapes(source).items()}
 
 
-def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
     """The names in each file, as transformers splits them: a tensor above the limit has a file of its own."""
     shards: list[list[str]] = []
     current: list[str] = []
@@ -138,16 +116,9 @@ def _index(
     }
 
 
-def _check_space(folder: Path, size: int) -> None:
-    """InputError if the disk is too small: better now than after minutes of writing."""
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise InputError(f"{folder.parent}: {size / 1e9:.1f} GB will be written, but only {free / 1e9:.1f} GB are free")
-
-
 def tokenizer_of(source: Source) -> Tokenizer | None:
     """The source's tokenizer, or GPT-2's published one if it has none and the vocabulary has that size."""
-    own = any(path.name in VOCABULARIES for path in _own_tokenizer_files(source))
+    own = any(path.name in VOCABULARIES for path in source.tokenizer_files)
     if source.tokenizer is None and source.model.vocab_size == GPT2_VOCABULARY and not own:
         return Tokenizer()
     return source.tokenizer
@@ -158,8 +129,7 @@ def check_tokenizer(source: Source) -> str:
 
     Raises InputError naming a file of it that is damaged.
     """
-    own = _own_tokenizer_files(source)
-    for path in own:
+    for path in source.tokenizer_files:
         try:
             if not path.is_file():
                 raise InputError(f"{path}: not a file, or a link to nothing")
@@ -167,7 +137,7 @@ def check_tokenizer(source: Source) -> str:
                 read_json(path)
         except InputError as error:
             raise InputError(f"{error}; restore it, remove it, or give --tokenizer") from None
-    files = " and ".join(path.name for path in own if path.name in VOCABULARIES)
+    files = " and ".join(path.name for path in source.tokenizer_files if path.name in VOCABULARIES)
     if files and vocabulary_size(source.tokenizer) is None:
         return f"the tokenizer in {files} is not of GPT-2's kind: it is copied, but the commands here cannot use it"
     return ""
@@ -200,21 +170,13 @@ def _generation_config(source: Source) -> dict[str, Any]:
     return others | _special_tokens(source, recorded, source.facts)
 
 
-def _own_tokenizer_files(source: Source) -> list[Path]:
-    """Those of a Hugging Face source, unless another tokenizer was given; links to nothing are among them."""
-    own, used = read_tokenizer(source.path), source.tokenizer
-    if not is_pretrained_folder(source.path) or (used and (own is None or own.files != used.files)):
-        return []
-    return [path for name in TOKENIZER_FILES if os.path.lexists(path := source.path / name)]
-
-
 def _write_tokenizer(folder: Path, source: Source) -> None:
     """Copy a Hugging Face source's own files; write those that are missing and can be made from its vocabulary."""
-    own, tokenizer = _own_tokenizer_files(source), tokenizer_of(source)
+    tokenizer = tokenizer_of(source)
     if tokenizer is not None and vocabulary_size(tokenizer) is not None:
         write_tokenizer(folder, tokenizer, source.model.n_positions)
-    for path in own:
+    for path in source.tokenizer_files:
         shutil.copyfile(path, folder / path.name)
-    names = {path.name for path in own}
+    names = {path.name for path in source.tokenizer_files}
     if "added_tokens.json" in names and "tokenizer.json" not in names:
         (folder / "tokenizer.json").unlink(missing_ok=True)  # ours would lack the added tokens

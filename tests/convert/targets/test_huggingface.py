@@ -21,9 +21,10 @@ from common.errors import CheckpointError, InputError
 from common.tokenizer import Tokenizer, TokenizerJson
 from common.vocabulary import to_json
 from convert.arguments import Options
+from convert.merge_mp import parse_size
 from convert.sources.huggingface import open_folder
 from convert.sources.source import Architecture, Source
-from convert.targets.huggingface import parse_size, split_into_shards, write_folder, write_weights
+from convert.targets.huggingface import split_into_shards, write_folder
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import as_conv1d, source_of
 
@@ -130,9 +131,10 @@ def test_gpt2s_vocabulary_is_added_or_kept_and_transformers_reads_either_form(tm
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = shutil.disk_usage(tmp_path)._replace(free=4 * sum(tensor.numel() for tensor in truth().values()))
+    free = shutil.disk_usage(tmp_path)._replace(free=4 * sum(tensor.numel() for tensor in truth().values()) - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    write_weights(tmp_path, source_of(truth()))
-    free = free._replace(free=free.free - 1)
-    with pytest.raises(InputError):
-        write_weights(tmp_path / "absent", source_of(truth()))
+    with pytest.raises(InputError, match="free"):
+        write_folder(tmp_path, source_of(truth()))
+    assert not list(tmp_path.iterdir())
+    free = free._replace(free=free.free + 1)
+    write_folder(tmp_path, source_of(truth()))

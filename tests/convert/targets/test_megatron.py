@@ -178,7 +178,7 @@ def test_a_written_checkpoint_that_computes_something_else_is_refused(
         one, two = "h.0.ln_1.weight", "h.0.ln_2.weight"
         write_v3(source_of(weights | {one: weights[two], two: weights[one]}), folder, tp=tp, pp=pp)
 
-    monkeypatch.setattr("convert.to_megatron._writer", lambda form: wrong)
+    monkeypatch.setattr("convert.targets.megatron.write_v3", wrong)
     arguments = ("--checkpoint", run, "--output", tmp_path / "out", "--tp", 2, "--format", "v3")
     assert run_main(to_megatron.main, *arguments) == 1
     assert "the attention of layer 0" in capsys.readouterr().err
@@ -209,34 +209,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_the_command_writes_a_run_and_only_force_replaces_it(
+def test_the_command_writes_a_new_run_and_never_replaces_a_folder(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     arguments = ("--checkpoint", run, "--output", output, "--format", "v3")
+    assert "--tp 3" in refusal(capsys, to_megatron.main, *arguments, "--tp", 3) and os.listdir(tmp_path) == ["run"]
     assert run_main(to_megatron.main, *arguments, "--tp", 4, "--pp", 2) == 0
     assert_equal(merged(open_source(output)), truth())
     before = files_of(output)
     ranks = {f"iter_0000100/mp_rank_{rank:02}_{stage:03}/model_optim_rng.pt" for rank in range(4) for stage in (0, 1)}
-    assert before.keys() == {*ranks, "converted.json", "latest_checkpointed_iteration.txt", "run.json"}
+    assert before.keys() == {*ranks, "latest_checkpointed_iteration.txt", "run.json"}
     assert f"{output}: " in refusal(capsys, to_megatron.main, *arguments, "--tp", 2) and files_of(output) == before
-    assert "--tp 3" in refusal(capsys, to_megatron.main, *arguments, "--tp", 3, "--force")
-    assert files_of(output) == before
-    assert run_main(to_megatron.main, *arguments, "--tp", 2, "--force") == 0
-    assert len(files_of(output)) == 5 and sorted(os.listdir(tmp_path)) == ["out", "run"]
-
-
-def test_files_that_the_command_did_not_write_are_never_removed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output, weights = tmp_path / "out", "iter_0000100/mp_rank_00/model_optim_rng.pt"
-    arguments = ("--checkpoint", run, "--output", output, "--format", "v3", "--tp", 1)
-    assert run_main(to_megatron.main, *arguments) == 0
-    record = (output / "converted.json").read_bytes()
-    for name, content in (("notes.txt", b"mine"), ("converted.json", b"[]"), (weights, b"trained on")):
-        (output / "notes.txt").unlink(missing_ok=True)
-        (output / "converted.json").write_bytes(record)
-        (output / name).write_bytes(content)
-        before = files_of(output)
-        assert f"{output / name}: " in refusal(capsys, to_megatron.main, *arguments, "--force")
-        assert files_of(output) == before
