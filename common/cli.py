@@ -3,7 +3,7 @@
     parser = cli.parser("corpus.clean", __doc__)             # the module docstring is the help text
     parser.add_argument("--input", type=cli.shards, nargs="+")
     cli.add_settings(parser, "clean")                        # --config FILE, clean.key=value
-    arguments = parser.parse_args(argv)                      # checks the paths, too: common.path_options
+    arguments = parser.parse_args(argv)                      # checks the paths, too
     settings = cli.read_settings(arguments)
     sys.exit(cli.run(main))
 
@@ -12,13 +12,12 @@ SIGHUP. These signals raise an exception, so that temporary files are removed an
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,61 +26,8 @@ from common import job_log
 from common.config import TOP_LEVEL, step_settings
 from common.console import QUIET, discard, fail
 from common.errors import InputError, ToolkitError
-from common.files import shard_paths
-from common.path_options import (
-    Inputs,
-    any_files,
-    check_paths,
-    input_path,
-    lists,
-    new_folder,
-    output_file,
-    output_folder,
-    output_prefix,
-    shards,
-)
-from common.settings import Experiment, Section, Settings, closest
-
-_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
-_AGAIN = 1.0  # seconds after which a swallowed signal is raised again
-
-__all__ = [
-    "add_input",
-    "add_key_flag",
-    "add_model_settings",
-    "add_output_shards",
-    "add_settings",
-    "add_stats",
-    "add_step_options",
-    "add_workers",
-    "any_files",
-    "default_signals",
-    "input_path",
-    "lists",
-    "new_folder",
-    "output_file",
-    "output_folder",
-    "output_prefix",
-    "output_shards",
-    "parser",
-    "positive_int",
-    "read_settings",
-    "run",
-    "shards",
-]
-
-
-class _KeyFlag(argparse.Action):
-    """A flag that is short for one key of the configuration."""
-
-    def __init__(self, *arguments: Any, key: str, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.key = key
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        """Append `key=value` to the overrides, with the value as JSON, which is YAML."""
-        value = True if self.nargs == 0 else values
-        namespace.overrides = [*namespace.overrides, f"{self.key}={json.dumps(value, default=str)}"]
+from common.files import Kind, check_outputs, find_inputs, shard_paths, target_of
+from common.settings import Experiment, Settings, closest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,34 +47,30 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does (verbs, too), collect every `section.key=value`, and check the paths."""
         given = list(sys.argv[1:] if args is None else args)
-        overrides, others = list[str](), list[str]()
-        for before, text in zip(["", *given], given, strict=False):
-            (overrides if self._is_override(before, text) else others).append(text)
-        found, rest = super().parse_known_args(others, namespace)
+        overrides = [text for text in given if self._is_override(text)]
+        found, rest = super().parse_known_args([text for text in given if text not in overrides], namespace)
         if self.keys:  # most likely a misspelt section: validation names the closest one
             unknown = [text for text in rest if "=" in text and not text.startswith("-")]
             rest = [text for text in rest if text not in unknown]
-            found.overrides = [*found.overrides, *overrides, *unknown]
+            found.overrides = [*overrides, *unknown]
         if found.__dict__.pop("quiet", False):
             os.environ[QUIET] = "1"  # of the processes that it starts, too
-        check_paths(self._given(found))
+        _check_paths(self._given(found))
         return found, rest
 
-    def _is_override(self, before: str, text: str) -> bool:
-        """Whether an argument is `section.key=value`, and neither the value of an option nor a file."""
+    def _is_override(self, text: str) -> bool:
+        """Whether an argument is `section.key=value` and no file."""
         key, separator, _ = text.partition("=")
-        if not separator or key.split(".")[0] not in self.keys or os.path.lexists(text):
-            return False
-        option = self._option_string_actions.get(before)
-        return option is None or option.nargs == 0
+        return bool(separator) and key.split(".")[0] in self.keys and not os.path.lexists(text)
 
-    def _given(self, found: argparse.Namespace) -> Iterable[tuple[Any, Any]]:
+    def _given(self, found: argparse.Namespace) -> list[tuple[Any, Any]]:
         """(type, value) of each argument that was given."""
+        given = []
         for action in self._actions:
             value = getattr(found, action.dest, None)
-            for one in value if isinstance(value, list) else [value]:
-                if one is not None:
-                    yield action.type, one
+            values = value if isinstance(value, list) else [value]
+            given += [(action.type, one) for one in values if one is not None]
+        return given
 
 
 def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -141,6 +83,9 @@ def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     )
 
 
+# -------------------------------------------------------------------------------------------- types of options
+
+
 def positive_int(text: str) -> int:
     """Type of an option that counts something: 1 or more."""
     value = int(text)
@@ -149,25 +94,98 @@ def positive_int(text: str) -> int:
     return value
 
 
+def input_path(text: str) -> Path:
+    """Type of an option for one input file or folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("is the empty string; name a path (. is the working folder)")
+    return Path(text)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Type of an option for input files: a path, a folder or a glob, kept as text."""
+
+    kind: Kind
+
+    def __call__(self, text: str) -> str:
+        input_path(text)
+        return text
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Type of an option for one output file, or for all files whose names start with a prefix."""
+
+    endings: tuple[str, ...] = ("",)
+
+    def __call__(self, text: str) -> Path:
+        path = input_path(text)
+        if text.endswith(("/", "/.")) or path.name in ("", ".."):
+            raise argparse.ArgumentTypeError(f"{text}: is a folder; name a file in it")
+        return path
+
+
+shards, lists, any_files = _Inputs("shards"), _Inputs("lists"), _Inputs("files")
+"""Types of options that take paths, folders and globs of documents; of URL lists and texts; of anything else."""
+output_file = _Output()
+"""Type of an option for one output file."""
+
+
+def output_prefix(ending: str = "") -> _Output:
+    """Type of an option for the PREFIX of a dataset, without the `ending` that the step adds."""
+    return _Output(tuple(ending + suffix for suffix in (".bin", ".idx", ".json")))
+
+
+def output_folder(text: str) -> Path:
+    """Type of an option for a folder that files are written to; it may exist."""
+    path = input_path(text)
+    for folder in (path, *path.parents):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise argparse.ArgumentTypeError(f"{folder}: is not a folder; choose another one")
+    return path
+
+
+def new_folder(text: str) -> Path:
+    """Type of an option for a folder that is replaced as a whole, so it must have a name."""
+    path = output_folder(text)
+    if path.name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text}: cannot be replaced; name a folder inside it")
+    return path
+
+
+def _check_paths(given: Iterable[tuple[Any, Any]]) -> None:
+    """Check the (type, value) pairs of all options together, before anything is read.
+
+    Raises InputError for an output that cannot be written, equals another output, or would overwrite an input.
+    """
+    outputs: list[Path] = []
+    for kind, path in given:
+        if isinstance(kind, _Output):
+            outputs += [path.with_name(path.name + ending) for ending in kind.endings]
+    inputs: list[Path] = []
+    if any(target_of(path).exists() for path in outputs):  # else it is no input
+        inputs = [value for kind, value in given if kind is input_path]
+        for kind, value in given:
+            inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, _Inputs) else []
+    check_outputs(outputs, inputs)
+
+
+# -------------------------------------------------------------------------------------------- options
+
+
 def add_settings(parser: argparse.ArgumentParser, section: str = "") -> None:
     """Add `--config FILE`, and accept `section.key=value` anywhere among the arguments; see `read_settings`."""
     assert isinstance(parser, _Parser)
     parser.keys = frozenset(Settings.model_fields)
-    parser.set_defaults(overrides=[])
     used = f", of which this command uses the section {section}" if section else ""
-    parser.add_argument(
-        "--config",
-        type=input_path,
-        metavar="FILE",
-        help=f"configuration file{used}; {section or 'section'}.key=value replaces one key",
-    )
+    key = f"{section or 'section'}.key=value replaces one key"
+    parser.add_argument("--config", type=input_path, metavar="FILE", help=f"configuration file{used}; {key}")
 
 
 def add_model_settings(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add `--config FILE --model NAME`, and accept `section.key=value` for that model; see `add_settings`."""
     assert isinstance(parser, _Parser)
     parser.keys = frozenset(Experiment.model_fields) | TOP_LEVEL
-    parser.set_defaults(overrides=[])
     parser.add_argument("--config", type=input_path, required=required, metavar="FILE", help="configuration")
     parser.add_argument(
         "--model",
@@ -178,27 +196,12 @@ def add_model_settings(parser: argparse.ArgumentParser, *, required: bool = True
     )
 
 
-def add_key_flag(
-    parser: argparse.ArgumentParser, flag: str, key: str, root: type[Section] = Settings, **options: Any
-) -> None:
-    """Add a flag that is short for `key=VALUE`; its help is the key's description. `options` go to argparse.
-
-    `root` is Experiment for the keys of `add_model_settings`.
-    """
-    section: Any = root
-    for name in key.split("."):
-        field = section.model_fields[name]
-        section = field.annotation
-    meaning = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".").replace("%", "%%")
-    parser.add_argument(flag, action=_KeyFlag, key=key, default=argparse.SUPPRESS, help=f"{key}: {meaning}", **options)
-
-
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """The settings of `--config`, the flags and the overrides, validated together. Raises ConfigError."""
+    """The settings of `--config` and the overrides, validated together. Raises ConfigError."""
     return step_settings(arguments.config, arguments.overrides, getattr(arguments, "model", None))
 
 
-def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, required: bool = True) -> None:
+def add_input(parser: argparse.ArgumentParser, kind: _Inputs = shards, *, required: bool = True) -> None:
     """Add `--input` for shards of documents, or for lists."""
     parser.add_argument(
         "--input", type=kind, nargs="+", required=required, metavar="PATH", help="files, folders, globs"
@@ -241,15 +244,17 @@ def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
     parser.add_argument("--allow-empty", action="store_true", help="allow a shard with no documents left")
 
 
+# -------------------------------------------------------------------------------------------- running
+
+
 def run(main: Callable[[], int], signals: bool = True) -> int:
     """Call `main` and return its exit code; errors that a user can cure become one line and exit code 2.
 
     SIGTERM and SIGHUP raise an exception inside `main`, unless `signals` is False or they are handled or ignored
     already (submitit, nohup).
     """
-    received: list[signal.Signals] = []
     code = 1
-    with _raising_signals(received if signals else None):
+    with _raising_signals(signals) as received:
         try:
             code = _report_errors(main)
         except BaseException:  # the signal's exception, or an error during its clean-up, such as a closed terminal
@@ -265,51 +270,27 @@ def run(main: Callable[[], int], signals: bool = True) -> int:
 
 
 @contextmanager
-def _raising_signals(received: list[signal.Signals] | None) -> Iterator[None]:
-    """Raise SystemExit in the main thread for a signal of `_TERMINATING`, and append it to `received`.
-
-    It is raised again every second while `main` goes on: langdetect swallows every exception, and so does PyTorch
-    while it is imported.
-    """
+def _raising_signals(enabled: bool) -> Iterator[list[signal.Signals]]:
+    """Raise SystemExit for SIGTERM and SIGHUP if `enabled`; yields a list of the signal that was received."""
+    received: list[signal.Signals] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
         leaving = sys.exception()
         while leaving is not None and not isinstance(leaving, SystemExit | KeyboardInterrupt):
             leaving = leaving.__context__
-        if received is not None and leaving is None:  # otherwise it is ending already: do not interrupt the clean-up
-            if number != signal.SIGALRM:
-                received.append(signal.Signals(number))
-                if signal.SIGALRM in handled:
-                    signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+        if leaving is None:  # otherwise it is ending already: do not interrupt the clean-up
+            received.append(signal.Signals(number))
             sys.exit(128 + number)
 
-    handled = []
-    if received is not None and threading.current_thread() is threading.main_thread():
-        numbers = (*_TERMINATING, signal.SIGALRM)
-        handled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    numbers = (signal.SIGTERM, signal.SIGHUP) if enabled else ()
+    handled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, stop)
     try:
-        yield
+        yield received
     finally:
-        if signal.SIGALRM in handled:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def default_signals() -> Iterator[None]:
-    """Let a signal end the process at once, around a library call that keeps the main thread and writes no file."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TERMINATING)}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-    for number in handlers:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _report_errors(main: Callable[[], int]) -> int:

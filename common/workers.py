@@ -1,33 +1,42 @@
 """Parallel maps over processes or threads. Results keep the input's order, so the worker count never changes a byte.
 
-    with process_map(count_words, batched(documents, 32), workers=2) as counts: ...
     with Workers(2) as pool: ...              # one pool for a whole command: pool.map, pool.map_groups
 
 Processes are forked after the calling process has done the first item, so they share what it loaded (language profiles,
-n-grams, libraries), start in milliseconds, and are not started at all for a single item.
+n-grams, libraries), start in milliseconds, and are not started at all for a single item. They end with their parent,
+whatever ends it. Signals reach a command with its whole process group (a terminal, Slurm); workers ignore them, and the
+command ends its workers.
 """
 
+import ctypes
+import gc
+import multiprocessing
 import os
+import signal
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
-from queue import SimpleQueue
-from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from common.child_process import WorkerProcess, fork_or_spawn
 from common.errors import ToolkitError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_LIBC = ctypes.CDLL(None)  # loaded now: between fork and exec it is too late
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_function: Callable[[Any], Any]
+"""In a worker process: what it computes of each item."""
+
 
 def available_cpus() -> int:
     """Number of CPUs that this process may use: those that Slurm or taskset granted, not all of the node."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -37,51 +46,55 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent ends.
+
+    The kernel watches the thread that started this process, so that thread must live as long as the work. If `parent`
+    is given and is not the parent's process id any more, this process kills itself.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Workers:
     """A pool of `count` worker processes for a whole command; with one, everything runs in the calling process.
 
-    The processes end with this process, whatever ends it. Open the pool before starting threads: see `fork_or_spawn`.
+    Every map forks its processes, so begin it in the main thread, and before starting others: progress bars have some.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._processes: list[WorkerProcess] = []
-        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")  # one per process
+        self._is_warm = count <= 1
+        self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None:
-            for process in self._processes:
-                process.end()
-        self._threads.shutdown(cancel_futures=True)
-        for process in self._processes:
-            process.finish()
-        for process in self._processes:
-            process.join()
+            for process in multiprocessing.active_children():
+                process.kill()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """`map(function, items)` with at most 4 items per worker in flight; an error is raised in place of its result.
 
-        The first map of a pool does the first item in this process before it returns, and starts the worker processes
-        if there is a second item. Call it before opening outputs and progress bars, which hold locks and start
-        threads. Raises ToolkitError when a worker dies (out of memory, killed).
+        The first map of a pool does the first item in this process, and forks only if there is a second one. Exhaust
+        the results of one map before the next. Raises ToolkitError when a worker dies (out of memory, killed).
         """
         if self.count <= 1:
             return map(function, items)
-        done: list[Result] = []
-        following = _held_errors(items)
-        if not self._processes:
-            done = [function(first()) for first in islice(following, 1)]
-            if not (second := list(islice(following, 1))):
+        following, done = iter(items), list[Result]()
+        if not self._is_warm:
+            done = [function(item) for item in islice(following, 1)]
+            second = list(islice(following, 1))
+            if not second:
                 return iter(done)
-            self.start()
             following = chain(second, following)
-        return chain(done, _in_order(self._threads, partial(self._call, function), following, 4 * self.count))
+        self.start(function)
+        return chain(done, _in_order(self.submit, following, 4 * self.count))
 
     def map_groups(
         self, function: Callable[[Item], Result], groups: Sequence[Iterable[Item]]
@@ -95,57 +108,22 @@ class Workers:
         results = self.map(partial(_each, function), lists)
         return (chain.from_iterable(iter(partial(next, results), [])) for _ in groups)
 
-    def submit(self, function: Callable[[Item], Result], item: Item) -> "Future[Result]":
-        """The result of `function(item)` in a worker process, also with one worker; `start` the pool before."""
-        return self._threads.submit(self._call, function, item)
+    def start(self, function: Callable[[Any], Any]) -> None:
+        """Fork the processes, which compute `function` of each item that is submitted; `map` does it itself."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._is_warm = True
+        context = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(self.count, context, _begin, (function, os.getpid()))
+        with warnings.catch_warnings():
+            # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
+            warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
+            self._pool.submit(int)  # the executor forks all at the first item
 
-    def start(self) -> None:
-        """Start the worker processes; raises ToolkitError if that is impossible. `map` does it itself."""
-        context = fork_or_spawn()
-        try:
-            for _ in range(self.count):
-                self._processes.append(WorkerProcess(context))
-        except OSError as error:
-            raise ToolkitError(
-                f"only {len(self._processes)} of {self.count} worker processes could be started ({error.strerror}); "
-                "try fewer --workers"
-            ) from None
-        for process in self._processes:
-            self._idle.put(process)
-
-    def _call(self, function: Callable[[Item], Result], item: Item) -> Result:
-        process = self._idle.get()
-        try:
-            result: Result = process.call(function, item)
-        finally:
-            self._idle.put(process)
-        return result
-
-
-def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
-    return [function(item) for item in items]
-
-
-def _held_errors(items: Iterable[Item]) -> Iterator[Callable[[], Item]]:
-    """For each item, a function that returns it. If reading the items raises, the last function raises that error."""
-    iterator = iter(items)
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:
-            yield partial(_raise, error)
-            return
-        yield partial(_identity, item)
-
-
-def _identity(item: Item) -> Item:
-    return item
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
+    def submit(self, item: Any) -> "Future[Any]":
+        """The result for an item; `start` the pool before."""
+        assert self._pool is not None
+        return self._pool.submit(_compute, item)
 
 
 @contextmanager
@@ -153,6 +131,37 @@ def process_map(function: Callable[[Item], Result], items: Iterable[Item], worke
     """The results of `Workers(workers).map(function, items)`, for a command with a single map."""
     with Workers(workers) as pool:
         yield pool.map(function, items)
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """Say in one line that a worker died, where results are taken. Raises ToolkitError."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise ToolkitError("a worker process was killed (out of memory?); try fewer --workers") from None
+
+
+def _begin(function: Callable[[Any], Any], parent: int) -> None:
+    """Prepare a worker process."""
+    die_with_parent(parent)
+    signal.set_wakeup_fd(-1)  # an event loop's, of the process that forked this one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # keeps objects loaded before the fork in pages shared with the parent
+    global _function
+    _function = function
+
+
+def _compute(item: Any) -> Any:
+    try:
+        return _function(item)
+    except MemoryError:
+        raise ToolkitError("a worker process ran out of memory; try fewer --workers") from None
+
+
+def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+    return [function(item) for item in items]
 
 
 def threaded_map(
@@ -167,24 +176,21 @@ def threaded_map(
         yield from map(function, items)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="worker") as pool:
-        yield from _in_order(pool, function, _held_errors(items), in_flight or 4 * threads)
+        yield from _in_order(lambda item: pool.submit(function, item), items, in_flight or 4 * threads)
 
 
 def _in_order(
-    pool: Executor, function: Callable[[Item], Result], items: Iterator[Callable[[], Item]], in_flight: int
-) -> Iterator[Result]:
+    submit: Callable[[Item], "Future[Result]"], items: Iterable[Item], in_flight: int
+) -> Generator[Result, None, None]:
     pending: deque[Future[Result]] = deque()
     try:
-        for item in items:
-            pending.append(pool.submit(_apply, function, item))
-            if len(pending) >= in_flight:
+        with worker_errors():
+            for item in items:
+                pending.append(submit(item))
+                if len(pending) >= in_flight:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
     finally:
         for future in pending:
             future.cancel()
-
-
-def _apply(function: Callable[[Item], Result], item: Callable[[], Item]) -> Result:
-    return function(item())

@@ -23,7 +23,7 @@ import xxhash
 from common import cli
 from common.console import warn
 from common.errors import InputError
-from common.files import check_outputs, expand_inputs, output_files, unmarked_blocks
+from common.files import check_outputs, expand_inputs, output_files, read_blocks
 from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
@@ -141,7 +141,7 @@ def blacklist(
     step, seen = Step("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
     stats = step.stats
     pending: list[list[str]] = [[] for _ in outputs]
-    blocks = (block for path in step.noted(inputs) for block in unmarked_blocks(path))
+    blocks = (block for path in step.noted(inputs) for block in read_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs))[1].domains.lists, stats)
     with (
         process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as blocks_checked,
@@ -195,9 +195,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_input(parser, cli.lists)
     cli.add_output_shards(parser, "the URLs that are kept", ".txt")
     cli.add_step_options(parser, "blacklist")
-    cli.add_key_flag(parser, "--min-score", "blacklist.min_score", type=int, metavar="N")
-    cli.add_key_flag(parser, "--over-18", "blacklist.over_18", nargs=0)
-    cli.add_key_flag(parser, "--self-posts", "blacklist.self_posts", nargs=0)
     arguments = parser.parse_args(argv)
     outputs = cli.output_shards(arguments, ".txt")
     settings = cli.read_settings(arguments).blacklist

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
             one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="the sums")
             continue
         cli.add_input(one)
-        cli.add_key_flag(one, "--files", "decontaminate.files", type=cli.lists, nargs="+", metavar="FILE")
+        one.add_argument("--files", type=cli.lists, nargs="+", metavar="FILE", help="evaluation sets")
         if verb == "run":
             one.add_argument(
                 "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
@@ -195,6 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(arguments.output, _counts_file(*sum_counts(counts)))
         return 0
     settings = cli.read_settings(arguments)
+    if arguments.files:
+        section = settings.decontaminate.model_copy(update={"files": arguments.files})
+        settings = settings.model_copy(update={"decontaminate": section})
     if not settings.decontaminate.files:
         raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
     inputs, files = expand_inputs(arguments.input, "shards"), _evaluation_files(settings.decontaminate)

@@ -1,7 +1,7 @@
 """Encode documents with GPT-2's byte-level BPE into a Megatron dataset; drop documents under 128 tokens.
 
     python -m corpus.tokenize --input dedup/0000.jsonl.zst --output-prefix tokens/0000
-    python -m corpus.tokenize --input dedup/*.jsonl.zst --output-prefix tokens/all --min-tokens 64 --workers 4
+    python -m corpus.tokenize --input dedup/*.jsonl.zst --output-prefix tokens/all tokenize.min_tokens=64
 
 `--output-prefix P` writes P_text_document.bin, .idx and .json. `<|endoftext|>` closes each document; min_tokens does
 not count it. Documents keep their order, and the worker count changes no byte.
@@ -108,7 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="P",
         help="writes P_text_document.*",
     )
-    cli.add_key_flag(parser, "--min-tokens", "tokenize.min_tokens", type=int, metavar="N")
     cli.add_step_options(parser, "tokenize")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)

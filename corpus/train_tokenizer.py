@@ -1,16 +1,17 @@
 """Train a byte-level BPE vocabulary on the finished documents, in place of GPT-2's.
 
-    python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer --vocab-size 32000
-    python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer --vocab-size 8000 --share 0.1
+    python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer train_tokenizer.vocab_size=32000
 
-Writes encoder.json and vocab.bpe in GPT-2's format: 256 bytes, the merges, `<|endoftext|>` last; --vocab-size counts
-all of them. --share trains on the documents with the smallest hashed ids, whatever their shards. Neither the order of
-the documents nor the worker count changes a byte; memory grows with the number of distinct words.
+Writes encoder.json and vocab.bpe in GPT-2's format: 256 bytes, the merges, `<|endoftext|>` last; `vocab_size` counts
+all of them. `train_tokenizer.share` takes the documents with the smallest hashed ids, whatever their shards. Neither
+the order of the documents nor the worker count changes a byte; memory grows with the number of distinct words.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
@@ -56,7 +57,7 @@ def train_tokenizer(
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    with step.results() as results, cli.default_signals():
+    with step.results() as results, _default_signals():
         trained.train_from_iterator(_texts(step, results, settings.share), trainer)
     model = orjson.loads(trained.to_str())["model"]
     ids = {**model["vocab"], END_OF_TEXT: len(model["vocab"])}
@@ -74,6 +75,17 @@ def train_tokenizer(
     return step.stats
 
 
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Let a signal end the process at once: the library keeps the main thread for minutes, and writes no file."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.train_tokenizer", __doc__)
@@ -81,15 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="for encoder.json and vocab.bpe"
     )
-    cli.add_key_flag(parser, "--vocab-size", "train_tokenizer.vocab_size", type=int, metavar="N")
-    cli.add_key_flag(parser, "--share", "train_tokenizer.share", type=float, metavar="X")
     cli.add_stats(parser)
     cli.add_workers(parser)
     cli.add_settings(parser, "train_tokenizer")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
     if not settings.train_tokenizer.vocab_size:
-        parser.error("--vocab-size, or a --config with train_tokenizer.vocab_size")
+        parser.error("train_tokenizer.vocab_size is 0; give train_tokenizer.vocab_size=N, or a --config with it")
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers)  # the library's only switch
     files = VocabularyFiles(arguments.output_dir / "encoder.json", arguments.output_dir / "vocab.bpe")
     inputs = expand_inputs(arguments.input, "shards")

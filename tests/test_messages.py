@@ -32,7 +32,7 @@ MISTAKES = f"""
     corpus.scrape --urls urls.txt --output out.jsonl.zst                            | scrape.contact ...site.example
     corpus.dedup bands --signatures folder --output out.pairs --part 0/2            | folder: ...signatures
     corpus.tokenize --input urls.txt --output-prefix out                            | urls.txt
-    corpus.train_tokenizer --input short.jsonl.zst --output-dir out --vocab-size 50000  | short.jsonl.zst: ...257
+    corpus.train_tokenizer --input short.jsonl.zst --output-dir o train_tokenizer.vocab_size=9999 | short...257
     corpus.merge_index --inputs data/cut --output-prefix out                        | data/cut.bin: 100...2000
     training.evaluate --checkpoint none --data data/few                             | none
     training.plan --config config.yaml --model tiny --gpu H1000                     | 'H1000' ...'h100'

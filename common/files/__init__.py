@@ -13,9 +13,7 @@ from common.files.documents import (
     read_json_lines,
     read_object,
     read_shards,
-    require_kept,
     short_hash,
-    unmarked_blocks,
 )
 from common.files.fingerprints import Fingerprint, digest, fingerprint, first_change, sha256
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
@@ -34,7 +32,6 @@ from common.files.shards import (
 from common.files.writing import (
     Output,
     atomic_path,
-    atomic_paths,
     check_outputs,
     fsync,
     lock,
@@ -43,7 +40,6 @@ from common.files.writing import (
     output_files,
     scratch_file,
     target_of,
-    temporary_of,
     write_json,
     write_text,
 )

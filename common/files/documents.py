@@ -1,12 +1,10 @@
 """Reads documents from JSON lines, and refuses documents that a step has dropped.
 
-Every line in a file of rejects is marked: `{"dropped_by": "clean", …, "reason": "short"}`. All readers of documents and
-URLs raise InputError at the first marked line, so rejects are never taken for a corpus.
+Every line in a file of rejects is marked: `{"dropped_by": "clean", …, "reason": "short"}`. All readers of documents
+raise InputError at the first marked line, so rejects are never taken for a corpus.
 """
 
 import hashlib
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,8 @@ Document = dict[str, Any]
 MARK = "dropped_by"
 """Key that only dropped documents have; its value is the step that dropped them."""
 _MARKED = f'"{MARK}":'.encode()
-_OBJECT = re.compile(rb"^[ \t]*\{", re.MULTILINE)
-_TABLE = re.compile(rb'(?:"?\w+"?[,;\t])+"?\w+"?\r?\n')  # a header of names
-_MARKED_LINE = re.compile(rb"^[ \t]*\{.*" + _MARKED, re.MULTILINE)
 
 LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
-_DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000
-_FIRST_ROUNDED = 2.0**63  # orjson reads larger integers as floats if they do not fit in 64 bits
 
 
 class BadLines:
@@ -56,35 +49,6 @@ class BadLines:
             )
 
 
-def require_kept(found: Document, where: str) -> None:
-    """Raise InputError for a document that a step has dropped; `where` is `file:line`."""
-    if MARK in found:
-        raise InputError(
-            f"{where}: dropped by the step {found[MARK]}: the file holds rejects; name the step's shards instead, or "
-            f'remove "{MARK}" from its lines to read them'
-        )
-
-
-def unmarked_blocks(path: Path) -> Iterator[bytes]:
-    """`read_blocks` of a URL list. Raises InputError at a line that a step has dropped."""
-    lines = 0
-    for block in read_blocks(path):
-        for match in _MARKED_LINE.finditer(block) if _MARKED in block else ():
-            number = lines + block.count(b"\n", 0, match.start()) + 1
-            require_kept(_object(block[match.start() :].partition(b"\n")[0]), f"{path}:{number}")
-        lines += block.count(b"\n")
-        yield block
-
-
-def _object(line: bytes) -> Document:
-    """The JSON object in a line; empty if the line holds none."""
-    try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def first_line(path: Path) -> bytes | None:
     """The first line of a regular file, up to 16 KB; None if it cannot be read, which its reader will report."""
     try:
@@ -94,14 +58,14 @@ def first_line(path: Path) -> bytes | None:
 
 
 def is_marked(line: bytes) -> bool:
-    """Whether a line, or the beginning of one, is a dropped document; those that we write begin with the mark."""
-    return line.startswith(b"{" + _MARKED) or (_MARKED in line and MARK in _object(line))
+    """Whether a line, or the beginning of one, is a dropped document: those that we write begin with the mark."""
+    return line.startswith(b"{" + _MARKED)
 
 
 def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[str] = ()) -> Document | str:
     """The JSON object in a line (of it only `keys`, if given) with strings under `strings`, or why it has none.
 
-    Every value can be written as it was read. `where` is `file:line`. Raises InputError for a dropped document.
+    `where` is `file:line`. Raises InputError for a dropped document.
     """
     if len(line) > LONGEST_LINE:
         return f"longer than {LONGEST_LINE:,} bytes; split the document"
@@ -111,37 +75,15 @@ def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[
         return f"not JSON ({error})"
     if not isinstance(found, dict):
         return "not a JSON object"
-    require_kept(found, where)
+    if MARK in found:
+        raise InputError(
+            f"{where}: dropped by the step {found[MARK]}: the file holds rejects; name the step's shards instead, or "
+            f'remove "{MARK}" from its lines to read them'
+        )
     for key in strings:
         if not isinstance(found.get(key), str):
             return f"no string under {key!r}"
-    document: Document = {key: found.get(key) for key in keys} or found
-    odd: set[str] = set()
-    _examine(document, odd)
-    if "deep" in odd:
-        return f"nested more than {_DEEPEST} deep; flatten or remove that key"
-    if "rounded" in odd and _has_large_integer(line):
-        return "an integer beyond 64 bits would be rounded; write it as a string"
-    return document
-
-
-def _examine(value: Any, found: set[str], levels: int = _DEEPEST) -> None:
-    """Add to `found` what cannot be written as it was read: `deep` values, and perhaps a `rounded` integer."""
-    if not levels:
-        found.add("deep")
-        return
-    for inner in value.values() if type(value) is dict else value:
-        kind = type(inner)  # not isinstance: this sees every value of a corpus
-        if kind is dict or kind is list:
-            _examine(inner, found, levels - 1)
-        elif kind is float and abs(inner) >= _FIRST_ROUNDED:
-            found.add("rounded")
-
-
-def _has_large_integer(line: bytes) -> bool:
-    integers: list[str] = []
-    json.loads(line, parse_int=integers.append)
-    return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
+    return {key: found.get(key) for key in keys} or found
 
 
 def read_json_lines(path: Path) -> Iterator[bytes]:
@@ -150,18 +92,9 @@ def read_json_lines(path: Path) -> Iterator[bytes]:
     Raises InputError for a file that begins with a megabyte of something else.
     """
     for number, block in enumerate(read_blocks(path, longest=LONGEST_LINE)):
-        if number == 0 and block.strip() and not _OBJECT.search(block):
-            raise InputError(f"{path}: {_kind(path, block)}")
+        if number == 0 and block.strip() and b"\n{" not in b"\n" + block:
+            raise InputError(f"{path}: not JSON lines, one object per line; python -m corpus.ingest reads texts")
         yield from split_lines(block)
-
-
-def _kind(path: Path, block: bytes) -> str:
-    """What the first lines of a file are that hold no JSON object, and the cure."""
-    if block.lstrip().startswith(b"["):
-        return "a JSON array, not JSON lines; write each of its objects on a line"
-    if path.name.endswith((".csv", ".tsv")) or _TABLE.match(block):
-        return "a table (CSV), not JSON lines; convert it to JSON lines"
-    return "text, not JSON lines; python -m corpus.ingest --format text reads it, or `sources:` with `format: text`"
 
 
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:

@@ -7,8 +7,7 @@ with a note on stderr that counts and names them. A file of rejects that is name
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -77,30 +76,14 @@ def _require_input(path: Path, kind: Kind) -> None:
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
-    """The files that a glob matches, each once, and whether they lie in a folder that it matches."""
-    parts = pattern.split("/")
+    """The files that a glob matches, and whether they lie in a folder that it matches."""
     found: dict[Path, bool] = {}
-    if "**" in parts:  # glob.glob would follow circular links
-        first = parts.index("**")
-        for folder in glob.glob("/".join(parts[:first]) + "/") if first else ["."]:
-            names = ((file, file.relative_to(folder).parts) for file in _walk(Path(folder)))
-            found |= {file: False for file, name in names if _fits(name, parts[first:])}
-        return found
-    for name in glob.glob(pattern):
-        found |= dict.fromkeys(_walk(Path(name)), True) if os.path.isdir(name) else {Path(name): False}
-    by_location: dict[str, Path] = {}
-    for file in sorted(found, key=lambda file: (len(file.parts), file)):
-        by_location.setdefault(os.path.join(os.path.realpath(file.parent), file.name), file)
-    return {file: found[file] for file in by_location.values()}
-
-
-def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path match a pattern's; `**` matches any number of folders."""
-    if not pattern or not name:
-        return not name and all(part == "**" for part in pattern)
-    if pattern[0] == "**":
-        return _fits(name, pattern[1:]) or _fits(name[1:], pattern)
-    return fnmatchcase(name[0], pattern[0]) and _fits(name[1:], pattern[1:])
+    for name in glob.glob(pattern, recursive=True):
+        if not os.path.isdir(name):
+            found[Path(name)] = False
+        elif "**" not in pattern:
+            found |= dict.fromkeys(_walk(Path(name)), True)
+    return found
 
 
 def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:

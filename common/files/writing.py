@@ -22,18 +22,12 @@ from common.errors import InputError
 _BUFFER = 1 << 15  # bytes
 
 
-Identity = tuple[object, ...]
-"""Equal for two paths to the same file."""
-
-
 def target_of(path: Path) -> Path:
     """The file that an output replaces, with links resolved. Raises InputError for what is no regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return Path(os.path.realpath(path))
-    except NotADirectoryError:
-        raise InputError(f"{path}: lies below a file, not below a folder; choose another output") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; choose another output") from None
     if stat.S_ISDIR(mode):
@@ -48,8 +42,8 @@ def temporary_of(target: Path) -> Path:
     return target.with_name(target.name + ".tmp")
 
 
-def identity(path: Path) -> Identity:
-    """The identity of a file, with symbolic and hard links resolved; its full name if it does not exist yet."""
+def _identity(path: Path) -> tuple[object, ...]:
+    """Equal for two paths to the same file: links are resolved; its full name if it does not exist yet."""
     try:
         found = os.stat(path)
     except OSError:
@@ -59,15 +53,14 @@ def identity(path: Path) -> Identity:
 
 def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path] = ()) -> None:
     """Raise InputError for an output that cannot be written, equals another output, or would overwrite an input."""
-    taken: dict[Identity, Path] = {}
+    taken: dict[tuple[object, ...], Path] = {}
     for path in filter(None, outputs):
-        target = target_of(path)
-        for found in (identity(target), identity(temporary_of(target))):
-            if found in taken:
-                raise InputError(f"{path}: is the same file as the output {taken[found]}; name two different files")
-            taken[found] = path
+        found = _identity(target_of(path))
+        if found in taken:
+            raise InputError(f"{path}: is the same file as the output {taken[found]}; name two different files")
+        taken[found] = path
     for path in inputs:
-        found = identity(Path("/dev/stdin") if str(path) == "-" else path)
+        found = _identity(Path("/dev/stdin") if str(path) == "-" else path)
         if found in taken:
             raise InputError(f"{taken[found]}: would overwrite the input {path}; choose another output")
 
@@ -191,17 +184,10 @@ def output_files(paths: Sequence[Path]) -> Iterator[list[Output]]:
 
 
 @contextmanager
-def atomic_paths(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """`output_files` for writers that need paths: yields the temporary ones."""
-    with output_files(paths) as outputs:
-        yield [output.temporary for output in outputs]
-
-
-@contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """`atomic_paths` for one file."""
-    with atomic_paths([path]) as (temporary,):
-        yield temporary
+    """`output_files` for a writer that needs a path: yields the temporary one."""
+    with output_files([path]) as (output,):
+        yield output.temporary
 
 
 def scratch_file(path: Path) -> IO[bytes]:

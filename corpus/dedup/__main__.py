@@ -1,7 +1,7 @@
 """Remove exact and near duplicates: one document of every cluster survives, always the same one.
 
     python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup
-    python -m corpus.dedup run --input clean --output-dir dedup --threshold 0.8 --stats dedup/stats.json --workers 4
+    python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --stats dedup/stats.json --workers 4
 
 Survivors go to DIR/<shard>.jsonl.zst in their order, the others to DIR/removed/<shard>.jsonl.zst, each with the id of
 its `survivor`. Two documents are duplicates if their normalised texts are equal, or if the true Jaccard similarity of
@@ -49,7 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     def phase(name: str, summary: str) -> argparse.ArgumentParser:
         command = phases.add_parser(name, help=summary)
         cli.add_settings(command, "dedup")
-        cli.add_key_flag(command, "--threshold", "dedup.threshold", metavar="T")
         return command
 
     def add_shard(command: argparse.ArgumentParser) -> None:

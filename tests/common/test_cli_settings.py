@@ -1,4 +1,4 @@
-"""Settings on the command line: `--config FILE`, flags that are short for a key, and `section.key=value` anywhere."""
+"""Settings on the command line: `--config FILE`, and `section.key=value` anywhere."""
 
 from pathlib import Path
 
@@ -22,18 +22,15 @@ def parse(*words: str) -> Settings:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("show")
     count = verbs.add_parser("count")
-    cli.add_key_flag(count, "--language", "clean.language", metavar="CODE")
-    cli.add_key_flag(count, "--gopher", "clean.gopher.enabled", nargs=0)
     cli.add_settings(count, "clean")
     return cli.read_settings(parser.parse_args(words))
 
 
-def test_an_override_wins_over_a_flag_a_flag_over_the_file_and_the_file_over_the_default() -> None:
+def test_an_override_wins_over_the_file_and_the_file_over_the_default() -> None:
     config = ("--config", "config.yaml")
     assert parse("count").clean.language == "en" and not parse("count").clean.gopher.enabled
     assert parse("count", *config).clean.language == "de"
-    assert parse("count", "--language", "fr", *config).clean.language == "fr"
-    clean = parse("count", *config, "clean.language=it", "--language", "fr", "--gopher").clean
+    clean = parse("count", "clean.language=it", *config, "clean.gopher.enabled=true").clean
     assert (clean.language, clean.min_characters, clean.gopher.enabled) == ("it", 10, True)
 
 
@@ -42,7 +39,7 @@ def test_a_wrong_key_or_value_is_named_with_the_closest_one(capsys: pytest.Captu
         (["claen.language=de"], "'claen' .*'clean'"),
         (["clean.langauge=de"], r"'clean\.langauge' .*'language'"),
         (["clean.min_characters=-1"], r"clean\.min_characters: .*-1"),
-        (["--language", "xx"], r"clean\.language: 'xx'"),
+        (["clean.language=xx"], r"clean\.language: 'xx'"),
     ):
         with pytest.raises(ConfigError, match=said):
             parse("count", *words)

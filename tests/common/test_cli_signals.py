@@ -1,7 +1,5 @@
 import os
 import signal
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,22 +40,6 @@ def test_a_signal_unwinds_the_step_and_gives_its_exit_code_whatever_the_unwindin
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert cli.run(fail) == 129
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_signal_that_a_library_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_AGAIN", 0.01)
-
-    def main() -> int:
-        with suppress(BaseException):
-            send(signal.SIGTERM)
-        return int(threading.Event().wait(60))
-
-    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's
-    try:
-        assert cli.run(main) == 143
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])

@@ -37,8 +37,8 @@ def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_pat
     ("options", "kept"),
     [
         ((), ["good"]),
-        (("--min-score", "2"), ["good", "low"]),
-        (("--over-18", "--self-posts"), ["good", "adult", "self"]),
+        (("blacklist.min_score=2",), ["good", "low"]),
+        (("blacklist.over_18=true", "blacklist.self_posts=true"), ["good", "adult", "self"]),
     ],
 )
 def test_submissions_are_taken_by_score_age_and_kind(tmp_path: Path, options: tuple[str, ...], kept: list[str]) -> None:

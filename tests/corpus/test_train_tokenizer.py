@@ -48,7 +48,7 @@ def test_the_vocabulary_is_the_same_whatever_the_workers_and_shards_and_the_toke
     assert ours.decode(dataset[0][:-1].tolist()) == documents[0]["text"]
 
     halves = [write_shard(tmp_path / f"{n}.zst", documents[start::-2]) for n, start in enumerate((-1, -2))]
-    command = [sys.executable, "-m", "corpus.train_tokenizer", "--vocab-size", str(SIZE), "--workers", "3"]
+    command = [sys.executable, "-m", "corpus.train_tokenizer", f"train_tokenizer.vocab_size={SIZE}", "--workers", "3"]
     again, environment = tmp_path / "again", {**os.environ, "PYTHONHASHSEED": "1"}
     subprocess.run([*command, "--output-dir", again, "--input", *halves], check=True, env=environment)
     for file in trained.encoder_json, trained.vocab_bpe:
@@ -64,6 +64,6 @@ def test_bad_input_leaves_nothing(shard: Path, tmp_path: Path) -> None:
         train_tokenizer([shard], files_in(output), TrainTokenizerSettings(vocab_size=32000))
     assert not list(output.glob("*"))
     arguments = ("corpus.train_tokenizer", "--input", shard, "--output-dir", output)
-    assert_one_line_error(called(*arguments, "--vocab-size", 256), "257")
-    assert called(*arguments, "--vocab-size", 257).returncode == 0
+    assert_one_line_error(called(*arguments, "train_tokenizer.vocab_size=256"), "257")
+    assert called(*arguments, "train_tokenizer.vocab_size=257").returncode == 0
     assert Tokenizer(files_in(output)).encode("é").tolist() == [127, 102]

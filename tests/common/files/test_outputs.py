@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "pair",
     [
         *(("a", "deep/../a"), ("a", "soft"), ("a", "hard"), ("new", "dangling"), ("new", "new")),
-        *(("deep/x", "round/x"), ("x", "x.tmp"), ("a.tmp", "soft")),
+        *(("deep/x", "round/x")),
     ],
 )
 def test_two_outputs_that_are_one_file_are_refused(pair: tuple[str, str]) -> None:
@@ -35,6 +35,3 @@ def test_two_outputs_that_are_one_file_are_refused(pair: tuple[str, str]) -> Non
 def test_an_output_that_is_an_input_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"^{Path(name)}: .*input a"):
         check_outputs([Path(name)], [Path("a")])
-    Path("b.tmp").write_text("")
-    with pytest.raises(InputError, match=r"^b: .*b\.tmp"):
-        check_outputs([Path("b")], [Path("b.tmp")])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import atomic_path, atomic_paths, document_writer, output_files, write_json
+from common.files import atomic_path, document_writer, output_files, write_json
 from common.folders import replace_folder
 from tests.helpers import document, read_shard, write_shard
 
@@ -55,9 +55,9 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_folder_after(
 
 
 def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
-    with atomic_paths([tmp_path / "a", tmp_path / "b"]) as temporaries:
-        for temporary in temporaries:
-            temporary.write_text("first")
+    with output_files([tmp_path / "a", tmp_path / "b"]) as outputs:
+        for output in outputs:
+            output.append(b"first")
         with pytest.raises(InputError, match=r"a\.tmp"), atomic_path(tmp_path / "a"):
             pass
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "first"
