@@ -22,7 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.harness import Contender, Row, compare, timed
 from benchmarks.step import SIZES, Job, opened, write_dataset
 from common.files import fsync
 
@@ -60,8 +60,9 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
     from training import checkpoint
     from training.checkpoint import Progress, state_tensors
 
-    saver, iterations = _writer(plan, session, folder / "run"), count(1)
-    files = {name: folder / name for name in ("torch.pt", "model.safetensors", "copy", "dcp")}
+    saver, iterations, theirs = _writer(plan, session, folder / "run"), count(1), folder / "theirs"
+    file = theirs / "tensors"
+    library = {"checkpoint_id": theirs / "dcp", "no_dist": True}
 
     def tensors() -> "dict[str, Tensor]":
         return state_tensors(session.parameters, session.optimizer)
@@ -79,35 +80,31 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
     def torch_save() -> None:
-        torch.save(tensors(), files["torch.pt"])
-        fsync(files["torch.pt"])
+        torch.save(tensors(), file)
+        fsync(file)
 
     def safetensors_save() -> None:
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors().items()}
-        save_file(contiguous, files["model.safetensors"])
-        fsync(files["model.safetensors"])
+        save_file({name: tensor.contiguous() for name, tensor in tensors().items()}, file)
+        fsync(file)
 
     def copy() -> None:
         assert saver.newest is not None
-        copy_files(saver.newest, files["copy"])
+        copy_files(saver.newest, theirs / "copy")
 
     def clear(label: str) -> None:
-        if label.startswith("load"):
-            return
-        for path in (*folder.glob("run/iter_*"), *files.values()):
-            if path.is_dir() and path != saver.newest:
-                shutil.rmtree(path)
-            elif path.is_file():
-                path.unlink()
-        os.sync()
+        if label.startswith("save"):
+            for path in (theirs, *saver.folder.glob("iter_*")):
+                if path != saver.newest:
+                    shutil.rmtree(path, ignore_errors=True)
+            theirs.mkdir()
+            os.sync()
 
-    library = {"checkpoint_id": files["dcp"], "no_dist": True}
     actions: dict[str, tuple[Callable[[], object], float | None]] = {
         "save: copy of the files": (copy, None),
         "save: torch.save": (torch_save, None),
-        "load: torch.load": (lambda: fill(torch.load(files["torch.pt"], weights_only=True)), None),
+        "load: torch.load": (lambda: fill(torch.load(file, weights_only=True)), None),
         "save: safetensors": (safetensors_save, None),
-        "load: safetensors": (lambda: fill(load_file(files["model.safetensors"])), None),
+        "load: safetensors": (lambda: fill(load_file(file)), None),
         "save: torch.distributed.checkpoint": (lambda: state_dict_saver.save(tensors(), **library), None),
         "load: torch.distributed.checkpoint": (lambda: state_dict_loader.load(tensors(), **library), None),
         "save: ours, with hashes and manifest": (our_save, 1.2),
@@ -115,12 +112,8 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
     }
     our_save()  # the source of the copy; it also makes the kernel allocate the memory
     gigabytes = sum(tensor.nbytes for tensor in tensors().values()) / 1e9
-    contenders = [Contender(label, _itself, (run,), bar=bar) for label, (run, bar) in actions.items()]
-    return compare("checkpoint", contenders, rounds, gigabytes, "GB", where="here", before=clear)
-
-
-def _itself(run: Timed) -> Timed:
-    return run
+    contenders = [Contender(label, lambda run: run, (run,), bar=bar) for label, (run, bar) in actions.items()]
+    return compare("checkpoint", contenders, rounds, gigabytes, "GB", here=True, before=clear)
 
 
 def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:
@@ -128,42 +121,28 @@ def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -
     from training.checkpoint import Progress
     from training.step import step_batches, train_step
 
-    pauses, saves, alone, meanwhile = [], [], [], []
+    numbers, rows = count(1), list[dict[str, float]]()
     with (
         _writer(plan, session, folder / "background") as saver,
         closing(step_batches(session, plan.data.train, 0)) as steps,
     ):
-        numbers = count(1)
 
         def step() -> float:
-            started = time.perf_counter()
-            train_step(session, next(numbers), next(steps), 1e-4)
-            return time.perf_counter() - started
+            return timed(lambda: train_step(session, next(numbers), next(steps), 1e-4)).wall
 
         step()
         for number in range(rounds + 1):
-            before = median(step() for _ in range(3))
-            started = time.perf_counter()
+            alone, begun = median(step() for _ in range(3)), time.perf_counter()
             saver.save(Progress(number + 1, 0))
-            paused = time.perf_counter() - started
-            during = [step()]
+            paused, meanwhile = time.perf_counter() - begun, [step()]
             while saver.busy:
-                during.append(step())
+                meanwhile.append(step())
             saver.wait()
-            if number:  # the first save allocates the buffers
-                pauses.append(paused)
-                saves.append(time.perf_counter() - started)
-                alone.append(before)
-                meanwhile.append(median(during))
-    row = {
-        "save in the background": "train.async_save",
-        "training pauses, s": median(pauses),
-        "until saved, s": median(saves),
-        "share %": 100 * median(pause / save for pause, save in zip(pauses, saves, strict=True)),
-        "a step, s": median(alone),
-        "a step meanwhile, s": median(meanwhile),
-    }
-    return [row]
+            saved = time.perf_counter() - begun
+            row = {"training pauses, s": paused, "until saved, s": saved, "share %": 100 * paused / saved}
+            rows.append({**row, "a step, s": alone, "a step meanwhile, s": median(meanwhile)})
+    medians = {name: median(row[name] for row in rows[1:]) for name in rows[0]}  # the first save allocates the buffers
+    return [{"save in the background": "train.async_save", **medians}]
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:

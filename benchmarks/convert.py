@@ -31,47 +31,40 @@ _MODELS = {
 """The model by size, and the layers of our checkpoint."""
 
 
-def make_source(folder: Path, model: ModelSettings) -> None:
-    """Write a Hugging Face folder with random float16 weights, a file per layer."""
+def make_source(folder: Path, model: ModelSettings) -> Path:
+    """Write a Hugging Face folder with random float16 weights."""
     import torch
-    from safetensors.torch import save_file
 
-    from training.tensors import Sizes, all_names, hugging_face_name, layer_of, leaf_of
+    from training.checkpoint.files import write_file
+    from training.huggingface.config import CONFIG, WEIGHTS, make_config
+    from training.tensors import Sizes, all_names, hugging_face_name, leaf_of
 
     sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
-    where = {name: f"model-{layer_of(name)}.safetensors" for name in all_names(model.n_layer)}
+    shapes = {hugging_face_name(name): leaf_of(name).shape(sizes, conv1d=True) for name in all_names(model.n_layer)}
     folder.mkdir()
-    for file in dict.fromkeys(where.values()):
-        names = [name for name in where if where[name] == file]
-        shapes = {name: leaf_of(name).shape(sizes, conv1d=True) for name in names}
-        tensors = {hugging_face_name(name): 0.02 * torch.randn(shape).half() for name, shape in shapes.items()}
-        save_file(tensors, folder / file)
-    weights = {hugging_face_name(name): file for name, file in where.items()}
-    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weights})
-    config = {"model_type": "gpt2", "n_positions": model.seq_len, "n_ctx": model.seq_len}
-    config |= model.model_dump(include={"n_layer", "n_head", "n_embd", "vocab_size"})
-    write_json(folder / "config.json", {**config, "architectures": ["GPT2LMHeadModel"]})
+    tensors = (0.02 * torch.randn(shape).half() for shape in shapes.values())
+    write_file(folder / WEIGHTS, {name: (torch.float16, shape) for name, shape in shapes.items()}, tensors)
+    shape = model.model_dump(include={"n_layer", "n_head", "n_embd", "vocab_size"})
+    write_json(folder / CONFIG, make_config(**shape, n_positions=model.seq_len, n_inner=4 * model.n_embd))
+    return folder
 
 
 def make_megatron(folder: Path, model: ModelSettings) -> Path:
     """A checkpoint of Megatron-LM, checkpoint_version 3, tensor 8."""
-    make_source(folder / "source", model)
-    words = ("--checkpoint", folder / "source", "--output", folder / "megatron", "--tp", 8, "--format", "v3")
+    source = make_source(folder / "source", model)
+    words = ("--checkpoint", source, "--output", folder / "megatron", "--tp", 8, "--format", "v3")
     run_command("convert.to_megatron", *words)
-    shutil.rmtree(folder / "source")
+    shutil.rmtree(source)
     return folder / "megatron"
 
 
 def make_ours(folder: Path, model: ModelSettings) -> Path:
     """A checkpoint of this toolkit."""
-    make_source(folder / "source", model)
-    job = Job(folder, Size(model, 1, 1))
+    source, config, job = make_source(folder / "source", model), folder / "config.yaml", Job(folder, Size(model, 1, 1))
     write_dataset(job)
-    config = job.settings.model_dump(mode="json", exclude_unset=True)
-    write_json(folder / "config.yaml", config)  # JSON is YAML
-    words = ("--checkpoint", folder / "source", "--config", folder / "config.yaml", "--model", "step")
-    run_command("convert.from_megatron", *words)
-    shutil.rmtree(folder / "source")
+    write_json(config, job.settings.model_dump(mode="json", exclude_unset=True))  # JSON is YAML
+    run_command("convert.from_megatron", "--checkpoint", source, "--config", config, "--model", "step")
+    shutil.rmtree(source)
     return folder / "models" / "step"
 
 

@@ -21,7 +21,7 @@ from benchmarks import corpus_peers, extract, harness, scrape, workflow
 from benchmarks.harness import Case, Contender, Row, Timed, compare
 from benchmarks.inputs import cut, make_urls, packaged_texts, read_texts, with_copies, write_documents
 from common import cli
-from common.files import Document, read_documents, read_json_lines, shard_paths, write_json
+from common.files import Document, read_documents, read_json_lines, shard_paths
 from common.settings import BlacklistSettings, CleanSettings, DedupSettings, TokenizeSettings
 
 # ------------------------------------------------------------------------------------------------ URL rules
@@ -41,18 +41,15 @@ def our_blacklist(source: Path, target: Path, shards: int) -> Timed:
 def blacklist(arguments: Namespace) -> Iterator[Row]:
     """URLs per CPU second, start-up excluded."""
     with TemporaryDirectory() as name:
-        for count, rounds in ((arguments.count, arguments.rounds), (arguments.large, 1)):
-            if not count:
-                continue
-            source = Path(name, "urls.txt")
-            with source.open("w", encoding="utf-8") as file:
-                file.writelines(f"{url}\n" for url in make_urls(count))
-            contenders = [
-                Contender("published recipe", corpus_peers.url_recipe, (source, Path(name, "recipe.txt"))),
-                Contender("corpus.blacklist", our_blacklist, (source, Path(name, "ours.txt"), 1), bar=1.9),
-                Contender("corpus.blacklist, 1,000 shards", our_blacklist, (source, Path(name, "shards"), 1000)),
-            ]
-            yield from compare("URL rules", contenders, rounds, count, "URLs", clock="cpu")
+        source = Path(name, "urls.txt")
+        with source.open("w", encoding="utf-8") as file:
+            file.writelines(f"{url}\n" for url in make_urls(arguments.count))
+        contenders = [
+            Contender("published recipe", corpus_peers.url_recipe, (source, Path(name, "recipe.txt"))),
+            Contender("corpus.blacklist", our_blacklist, (source, Path(name, "ours.txt"), 1), bar=1.2),
+            Contender("corpus.blacklist, 1,000 shards", our_blacklist, (source, Path(name, "shards"), 1000)),
+        ]
+        yield from compare("URL rules", contenders, arguments.rounds, arguments.count, "URLs", clock="cpu")
 
 
 # ------------------------------------------------------------------------------------------------ cleaning
@@ -219,61 +216,24 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
     Ours checks the ids and both checksums, and like the plain copy waits for the disk; megatron-core's builder does
     neither. It runs Python's garbage collector after every shard, so another row measures it without.
     """
-    for shards in filter(None, (arguments.count, arguments.large)):
-        with TemporaryDirectory(dir=arguments.folder) as name:
-            inputs, output = make_shards(Path(name, "in"), shards, arguments.length), Path(name, "out")
-            contenders = [
-                Contender("plain copy of the .bin", corpus_peers.copy_bins, (inputs, output)),
-                Contender("corpus.merge_index", our_merge, (inputs, output), bar=0.29),
-            ]
-            if find_spec("megatron"):
-                merge, label = corpus_peers.megatron_merge, "megatron-core, not collecting"
-                contenders.append(Contender(label, merge, (inputs, output, False)))
-                if shards == arguments.count:
-                    contenders.append(Contender("megatron-core, add_index", merge, (inputs, output, True)))
-            gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
-            for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
-                yield {"shards": shards, **row}
-
-
-# ------------------------------------------------------------------------------------------------ workers
-
-
-def command(*words: object) -> Timed:
-    """A whole command, start of Python included."""
-    return lambda: harness.run_command(*words)
-
-
-def workers(arguments: Namespace) -> Iterator[Row]:
-    """Two workers beside one, over many small and few large shards. Without a free core only CPU seconds count."""
-    documents, _ = with_copies(max(40 * arguments.count, 4 * arguments.large))
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        items = folder / "items.txt"  # an evaluation set: 40 words of one document in 20
-        excerpts = [" ".join(document["text"].split()[10:50]) for document in documents[::20]]
-        write_json(items, excerpts, indent=False)
-        for shards, each in ((40, arguments.count), (4, arguments.large)):
-            source, chosen = folder / f"{shards}", documents[: shards * each]
-            for shard, path in enumerate(shard_paths(source, shards, ".jsonl.zst")):
-                write_documents(path, chosen[shard::shards])
-            into = ("--input", source, "--output-dir")
-            for step, words in {
-                "clean": ("corpus.clean", "--input", source, "--output", folder / "clean.jsonl.zst"),
-                "dedup run": ("corpus.dedup", "run", *into, folder / "dedup"),
-                "decontaminate run": ("corpus.decontaminate", "run", "--files", items, *into, folder / "cut"),
-                "tokenize": ("corpus.tokenize", "--input", source, "--output-prefix", folder / "tokens"),
-            }.items():
-                contenders = [
-                    Contender(f"{step}, {shards} shards, {number}", command, (*words, "--workers", number))
-                    for number in (1, 2)
-                ]
-                yield from compare("workers", contenders, arguments.rounds, len(chosen), "documents")
+    shards = arguments.count
+    with TemporaryDirectory(dir=arguments.folder) as name:
+        inputs, output = make_shards(Path(name, "in"), shards, arguments.length), Path(name, "out")
+        contenders = [
+            Contender("plain copy of the .bin", corpus_peers.copy_bins, (inputs, output)),
+            Contender("corpus.merge_index", our_merge, (inputs, output), bar=0.29),
+        ]
+        if find_spec("megatron"):
+            for label, collecting in (("megatron-core, not collecting", False), ("megatron-core, add_index", True)):
+                if shards < 1000 or not collecting:  # which takes a quarter of a second per shard
+                    contenders.append(Contender(label, corpus_peers.megatron_merge, (inputs, output, collecting)))
+        gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
+        for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
+            yield {"shards": shards, **row}
 
 
 CASES = {
-    "blacklist": Case(
-        "URL rules against the published recipe", blacklist, {"count": 1_000_000, "large": None, "rounds": 3}
-    ),
+    "blacklist": Case("URL rules against the published recipe", blacklist, {"count": 1_000_000, "rounds": 3}),
     "charset": Case("characters lost by encoding and declaration", extract.characters, {"texts": None}),
     "clean": Case("cleaning against ftfy and langdetect", clean, {"count": 1000, "rounds": 3, "texts": None}),
     "dedup": Case("deduplication against datasketch and rensa", dedup, {"count": 5000, "rounds": 3}),
@@ -281,18 +241,13 @@ CASES = {
     "merge_index": Case(
         "merging datasets against megatron-core",
         merge_index,
-        {"count": 300, "large": None, "length": 128, "rounds": 3, "folder": None},
+        {"count": 300, "length": 128, "rounds": 3, "folder": None},
     ),
-    "scrape": Case(
-        "fetching and extraction against requests", scrape.measure, {"count": 8000, "rounds": 5, "texts": None}
-    ),
+    "scrape": Case("fetching and extraction against requests", scrape.measure, {"count": 8000, "rounds": 5}),
     "tokenize": Case(
         "encoding against tiktoken, gigatoken and tokenizers", tokenize, {"count": 2000, "rounds": 1, "texts": None}
     ),
-    "workers": Case("one worker against two", workers, {"count": 30, "large": 1000, "rounds": 2}),
-    "workflow": Case(
-        "shards on Slurm against Snakemake's plugin and a plain array", workflow.measure, {"count": 40, "large": 8}
-    ),
+    "workflow": Case("shards on Slurm against Snakemake's plugin and an array", workflow.measure, {"count": 40}),
 }
 
 

@@ -10,8 +10,7 @@ import re
 import warnings
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -59,62 +58,49 @@ def _f1(scores: Sequence[Score]) -> str:
 
 # ------------------------------------------------------------------------------------------------ the contenders
 
-Extractor = Callable[[Article], str]
 
+def _reader(name: str) -> Callable[[str, str], str]:
+    """The text that a peer finds in HTML and its URL; `tags stripped` is all text of the page."""
+    if name == "tags stripped":
+        from trafilatura import load_html
 
-def stripped() -> Extractor:
-    """All text of the page."""
-    from trafilatura import load_html
+        parts = "//body//text()[not(parent::script or parent::style)]"
+        return lambda html, url: " ".join(load_html(html).xpath(parts))
+    if name.startswith("trafilatura"):
+        from trafilatura.core import bare_extraction
 
-    from corpus.extract.charset import decode
+        options = {"fast": name.endswith("fast"), "include_comments": False, "with_metadata": True}
+        return lambda html, url: getattr(bare_extraction(html, url=url, **options), "text", "")
+    import newspaper  # newspaper3k, or newspaper4k, which has the same module
 
-    def read(article: Article) -> str:
-        tree = load_html(decode(article.body, "text/html"))
-        return " ".join(tree.xpath("//body//text()[not(parent::script or parent::style)]"))
-
-    return read
-
-
-def newspaper() -> Extractor:
-    """newspaper3k, or newspaper4k, which has the same module."""
-    from newspaper import Article as newspaper_article
-
-    from corpus.extract.charset import decode
-
-    def read(article: Article) -> str:
-        page = newspaper_article(article.url, fetch_images=False)
-        page.download(input_html=decode(article.body, "text/html"))
+    def read(html: str, url: str) -> str:
+        page = newspaper.Article(url, fetch_images=False)
+        page.download(input_html=html)
         page.parse()
         return str(page.text)
 
     return read
 
 
-def trafilatura(fast: bool) -> Extractor:
-    """trafilatura as it is."""
-    from trafilatura.core import bare_extraction
-
+def peer(name: str, folder: Path) -> Timed:
+    """Decode and extract all pages with a peer."""
     from corpus.extract.charset import decode
 
-    def read(article: Article) -> str:
-        html = decode(article.body, "text/html")
-        found = bare_extraction(html, url=article.url, fast=fast, include_comments=False, with_metadata=True)
-        return found.text if found is not None else ""
-
-    return read
+    read = _reader(name)
+    return work(lambda article: read(decode(article.body, "text/html"), article.url), folder)
 
 
-def ours(names: Sequence[str]) -> Extractor:
+def ours(names: Sequence[str], folder: Path) -> Timed:
     """`scrape.extractors`."""
     from corpus.extract.extractors import extract, load_extractors
 
     extractors = load_extractors(names)
-    return lambda article: extract(article.body, "text/html", article.url, extractors).text
+    return work(lambda article: extract(article.body, "text/html", article.url, extractors).text, folder)
 
 
-def work(extractor: Callable[[], Extractor], folder: Path) -> Timed:
-    """Extract all pages, and score them."""
-    articles, extract = read_articles(folder), extractor()
+def work(extract: Callable[[Article], str], folder: Path) -> Timed:
+    """Extract all pages."""
+    articles = read_articles(folder)
     warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
 
     def answer(article: Article) -> str:
@@ -132,19 +118,10 @@ def measure(arguments: Namespace) -> Iterator[Row]:
     folder = arguments.texts[0] if arguments.texts else Path("data/articles")
     articles = read_articles(folder)
     held_out = [article.held_out for article in articles]
-    default = list(ScrapeSettings().extractors)
-    extractors: Mapping[str, Callable[[], Extractor]] = {
-        "trafilatura, fast": partial(trafilatura, fast=True),
-        "trafilatura": partial(trafilatura, fast=False),
-        packages_distributions()["newspaper"][0]: newspaper,
-        "tags stripped": stripped,
-        "ours: trafilatura": partial(ours, ["trafilatura"]),
-        f"ours: {', '.join(default)}": partial(ours, default),
-    }
-    contenders = [
-        Contender(name, work, (extractor, folder), bar=1.2 if name.startswith("ours") else None)
-        for name, extractor in extractors.items()
-    ]
+    peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0], "tags stripped")
+    contenders = [Contender(name, peer, (name, folder)) for name in peers]
+    for names in (["trafilatura"], list(ScrapeSettings().extractors)):
+        contenders.append(Contender(f"ours: {', '.join(names)}", ours, (names, folder), bar=1.2))
     for row in compare("extractor", contenders, arguments.rounds, len(articles), "pages", clock="cpu"):
         scores = [score(article.gold, answer) for article, answer in zip(articles, row["answers"], strict=True)]
         _, precision, recall = overall(scores)
@@ -160,29 +137,19 @@ def measure(arguments: Namespace) -> Iterator[Row]:
 
 # ------------------------------------------------------------------------------------------------ characters
 
-# language -> Python's codecs and the labels that pages use
-_CODECS = {
-    "en": (("cp1252", "windows-1252"), ("utf-16-le", "utf-16le")),
-    "fr": (("cp1252", "iso-8859-1"), ("iso8859_15", "iso-8859-15"), ("mac_roman", "macintosh")),
-    "de": (("cp1252", "windows-1252"), ("utf-16-be", "utf-16be")),
-    "cs": (("cp1250", "windows-1250"), ("iso8859_2", "iso-8859-2")),
-    "pl": (("cp1250", "windows-1250"), ("iso8859_2", "iso-8859-2")),
-    "ru": (("cp1251", "windows-1251"), ("koi8_r", "koi8-r"), ("iso8859_5", "iso-8859-5"), ("cp866", "ibm866")),
-    "el": (("cp1253", "windows-1253"), ("iso8859_7", "iso-8859-7")),
-    "tr": (("cp1254", "windows-1254"),),
-    "ar": (("cp1256", "windows-1256"),),
-    "fa": (("cp1256", "windows-1256"),),
-    "ja": (("cp932", "shift_jis"), ("euc_jp", "euc-jp"), ("iso2022_jp", "iso-2022-jp")),
-    "zh-CN": (("gbk", "gb2312"), ("gb18030", "gb18030")),
-    "zh-TW": (("big5", "big5"),),
-    "ko": (("cp949", "euc-kr"),),
-}
+_WIDER = {"iso-8859-1": "cp1252", "shift_jis": "cp932", "gb2312": "gbk", "euc-kr": "cp949"}  # what browsers understand
 _DECLARATION = re.compile(r"<\?xml[^>]*>|<meta[^>]*charset[^>]*>|\ufffd", re.IGNORECASE)
-_TLDS = {"cs": "cz", "el": "gr", "ar": "ma", "fa": "ir", "ja": "jp", "ko": "kr"}
 
 
 def _beyond_ascii(text: str) -> Counter[str]:
     return Counter(character for character in text if character > "\x9f" and character != "\ufffd")
+
+
+def _undeclared(pages: Iterable[tuple[str, bytes]], most: int) -> list[tuple[str, str]]:
+    """Pages that have characters beyond ASCII, without their declarations: URL and HTML."""
+    texts = [(url, _DECLARATION.sub("", body.decode("utf-8", "replace"))) for url, body in pages]
+    texts = [(url, text) for url, text in texts if _beyond_ascii(text)]
+    return texts[:: max(1, len(texts) // most)][:most]
 
 
 def characters(arguments: Namespace) -> Iterator[Row]:
@@ -193,33 +160,32 @@ def characters(arguments: Namespace) -> Iterator[Row]:
     from corpus.extract.charset import decode
 
     articles, *books = arguments.texts or [Path("data/articles")]
-    for language, codecs in _CODECS.items():
-        files = sorted(path for book in books for path in book.glob(f"{language}*/*.html"))
-        url = f"http://one.{_TLDS.get(language, language[-2:].lower())}/"
-        bodies = [(url, file.read_bytes()) for file in files]
-        if language == "en":
-            bodies = [(one.url, one.body) for one in read_articles(articles)]
-        undeclared = [(url, _DECLARATION.sub("", body.decode("utf-8", "replace"))) for url, body in bodies]
-        texts = [(url, text) for url, text in undeclared if _beyond_ascii(text)]
-        most = 12 * (6 if language == "en" else 1)  # English pages have few of these characters
-        texts = texts[:: max(1, len(texts) // most)][:most]
-        for codec, label in codecs if texts else ():
-            lost, total = Counter[str](), 0
-            for url, text in texts:
+    detectors = list(filter(find_spec, ("charset_normalizer", "chardet", "cchardet")))
+    for line in (Path(__file__).parent / "encodings.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        language, domain, *labels = line.split()
+        if language == "en":  # whose pages have few of these characters
+            pages = _undeclared([(one.url, one.body) for one in read_articles(articles)], 72)
+        else:
+            files = sorted(path for book in books for path in book.glob(f"{language}*/*.html"))
+            pages = _undeclared([(f"http://one.{domain}/", file.read_bytes()) for file in files], 12)
+        for label in labels if pages else ():
+            codec, lost, total = _WIDER.get(label, label), Counter[str](), 0
+            meta = f'<!DOCTYPE html><head><meta charset="{label}">'.encode() if "utf-16" not in codec else b""
+            for url, text in pages:
                 body = text.encode(codec, "xmlcharrefreplace")
                 wanted = _beyond_ascii(body.decode(codec))
-                meta = f'<!DOCTYPE html><head><meta charset="{label}">'.encode() if "utf-16" not in codec else b""
-                for name, page, content_type in (
-                    ("HTTP", body, f"text/html; charset={label}"),
-                    ("<meta>", meta + body, "text/html"),
-                    ("nothing", body, "text/html"),
-                    ("wrong: utf-8", body, "text/html; charset=utf-8"),
-                    ("wrong: iso-8859-1", body, "text/html; charset=iso-8859-1"),
-                ):
-                    lost[name] += (wanted - _beyond_ascii(decode(page, content_type, url))).total()
-                for name in filter(find_spec, ("charset_normalizer", "chardet", "cchardet")):
-                    found = import_module(name).detect(body)["encoding"]
-                    lost[name] += (wanted - _beyond_ascii(body.decode(found or "utf-8", "replace"))).total()
                 total += wanted.total()
+                answers = {
+                    "HTTP": decode(body, f"text/html; charset={label}", url),
+                    "<meta>": decode(meta + body, "text/html", url),
+                    "nothing": decode(body, "text/html", url),
+                    "wrong: utf-8": decode(body, "text/html; charset=utf-8", url),
+                    "wrong: iso-8859-1": decode(body, "text/html; charset=iso-8859-1", url),
+                }
+                for name in detectors:
+                    found = import_module(name).detect(body)["encoding"]
+                    answers[name] = body.decode(found or "utf-8", "replace")
+                for name, answer in answers.items():
+                    lost[name] += (wanted - _beyond_ascii(answer)).total()
             shares = {f"{name} %": 100 * count / max(total, 1) for name, count in lost.items()}
             yield {"language": language, "encoding": label, "characters": total, **shares}

@@ -13,16 +13,16 @@ import resource
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 from tabulate import tabulate
 
@@ -46,8 +46,6 @@ class Contender(NamedTuple):
     """The ratio that is claimed."""
     cores: int = 0
     """The cores that it is confined to; 0: all."""
-    ranks: int = 1
-    """Its processes, which train together."""
     times: int = 1
     """How many times the work of the others it does in a run."""
 
@@ -63,78 +61,22 @@ class Run(NamedTuple):
     columns: dict[str, Any]
 
 
-class Process:
-    """The processes of a contender, prepared for timed calls. Raises JobError if one fails."""
-
-    def __init__(self, contender: Contender, method: str = "spawn", limit: float | None = None) -> None:
-        """`method`: how multiprocessing starts a process. `limit`: seconds that an answer may take."""
-        context = get_context(method)
-        self._label, self._limit = contender.label, limit
-        self._pipes, self._tasks = [], []
-        for rank in range(contender.ranks):
-            ours, theirs = context.Pipe()
-            task = context.Process(target=_serve, args=(theirs, contender, rank))  # type: ignore[attr-defined]
-            task.start()
-            theirs.close()  # so that the end of the process is noticed
-            self._pipes.append(ours)
-            self._tasks.append(task)
-
-    def __enter__(self) -> Self:
+def _fresh(contender: Contender) -> Run:
+    """Prepare and run in a new process. Raises JobError if that fails."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         try:
-            self._answers()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def run(self) -> Run:
-        """A timed call; of several processes the slowest."""
-        for pipe in self._pipes:
-            pipe.send(True)
-        runs: list[Run] = self._answers()
-        return max(runs, key=lambda run: run.wall)
-
-    def _answers(self) -> list[Any]:
-        answers = []
-        for pipe in self._pipes:
-            try:
-                if not pipe.poll(self._limit):
-                    raise JobError(f"{self._label}: ended after {self._limit:.0f} s without an answer")
-                answers.append(pipe.recv())
-            except (EOFError, OSError):
-                raise JobError(f"{self._label}: its process ended; what it printed says why") from None
-            if isinstance(answers[-1], JobError):
-                raise answers[-1]
-        return answers
-
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            pipe.close()  # ends a process that waits for the next call
-        for task in self._tasks:
-            task.join(5)
-            task.kill()
-            task.join()
+            return pool.submit(_prepared_run, contender).result()
+        except BrokenProcessPool:
+            raise JobError(f"{contender.label}: its process ended; what it printed says why") from None
+        except Exception as error:
+            trace = str(error.__cause__).strip()
+            raise JobError(f"{contender.label}: {type(error).__name__}: {error}\n{trace}") from None
 
 
-def _serve(pipe: Any, contender: Contender, rank: int) -> None:
-    """In a process of its own: prepare, then run as often as the pipe asks for it."""
-    if contender.cores and hasattr(os, "sched_setaffinity"):
+def _prepared_run(contender: Contender) -> Run:
+    if contender.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: contender.cores])
-    if contender.ranks > 1:  # how the trainer recognises its ranks
-        job = contender.label.replace(" ", "_")
-        environment = {"JOB_ID": job, "NTASKS": contender.ranks, "GLOBALID": rank, "LOCALID": rank}
-        os.environ |= {f"SUBMITIT_LOCAL_{key}": str(value) for key, value in environment.items()}
-        os.environ["SUBMITIT_EXECUTOR"] = "local"
-    try:
-        run = contender.work(*contender.arguments)
-        pipe.send(None)
-        while pipe.recv():
-            pipe.send(timed(run))
-    except EOFError:
-        return  # the parent has ended
-    except Exception as error:
-        trace = "\n".join(traceback.format_exc().splitlines()[-25:])
-        pipe.send(JobError(f"{contender.label}: {type(error).__name__}: {error}\n{trace}"))
+    return timed(contender.work(*contender.arguments))
 
 
 def timed(run: Timed) -> Run:
@@ -156,11 +98,6 @@ def peak_memory() -> int:
     return max(own, 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
-def _once(contender: Contender) -> Run:
-    with Process(contender) as process:
-        return process.run()
-
-
 def compare(
     title: str,
     contenders: Sequence[Contender],
@@ -168,29 +105,22 @@ def compare(
     count: float,
     unit: str,
     clock: Literal["wall", "cpu"] = "wall",
-    where: Literal["fresh", "kept", "here"] = "fresh",
+    here: bool = False,
     before: Callable[[str], None] = lambda label: None,
 ) -> list[Row]:
     """A row per contender, for `count` documents, bytes or tokens; `clock` gives speed and ratio.
 
-    `where`: in new processes each round, in processes that are kept because preparing takes long, or in this process.
+    Each run has a new process; or all are in this one (`here`), where contenders share what takes long to prepare.
     `before` is called before each run, for example to remove what the one before has written.
     """
     runs: dict[str, list[Run]] = {contender.label: [] for contender in contenders}
-    with ExitStack() as stack:
-        runners: dict[str, Callable[[], Run]] = {}
-        kept = {each.label: stack.push(Process(each)) for each in contenders if where == "kept"}  # start together
-        for each in contenders:
-            if where == "here":
-                runners[each.label] = partial(timed, each.work(*each.arguments))
-            elif where == "kept":
-                runners[each.label] = kept[each.label].__enter__().run
-            else:
-                runners[each.label] = partial(_once, each)
-        for _ in range(rounds):
-            for label, run in runners.items():
-                before(label)
-                runs[label].append(run())
+    ready = {
+        each.label: partial(timed, each.work(*each.arguments)) if here else partial(_fresh, each) for each in contenders
+    }
+    for _ in range(rounds):
+        for label, run in ready.items():
+            before(label)
+            runs[label].append(run())
     rows: list[Row] = []
     for contender in contenders:
         own, peer, done = runs[contender.label], runs[contender.peer or contenders[0].label], count * contender.times
@@ -226,7 +156,6 @@ class Case(NamedTuple):
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, pages or shards"},
-    "large": {"type": cli.positive_int, "metavar": "N", "help": "also measure a larger input"},
     "length": {"type": cli.positive_int, "metavar": "N", "help": "mean tokens per document, or MB of a file"},
     "rounds": {"type": cli.positive_int, "metavar": "N", "help": "rounds per row"},
     "size": {"metavar": "NAME", "help": "size of the model"},

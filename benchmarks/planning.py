@@ -10,23 +10,21 @@ is compared ("as theirs"); `ours` is what is predicted for this trainer. Everyth
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from tabulate import tabulate
+import yaml
 
+from benchmarks.harness import table
 from common import cli
 from common.settings import ModelSettings
 from training.planning.layout import Layout, Term, Workload
 from training.planning.machines import Machine, machine
 from training.planning.speed import BANDWIDTH, PRODUCTS, attention_seconds, flops_per_token, speed_terms
 
-_NARAYANAN = "Narayanan et al. 2021, table 1"  # micro-batches and virtual stages: Megatron-LM, examples/sc21
-_KORTHIKANTI = "Korthikanti et al. 2022, table 5"
-_LLMC, _TORCH = "llm.c", "PyTorch"
-
 
 class Run(NamedTuple):
-    """A published run."""
+    """A published run, of published.yaml."""
 
     name: str
     source: str
@@ -34,12 +32,21 @@ class Run(NamedTuple):
     model: ModelSettings
     layout: Layout
     seconds: float
-    """Of a step, as published or from the published rate."""
+    """Of a step."""
     calibrates: bool = False
-    megatron: bool = False
-    """Megatron-LM of 2021 or 2022."""
-    attention_again: bool = False
-    """Selective recompute repeats attention's core instead of what ours repeats."""
+    megatron: int = 0
+    """The year of the Megatron-LM that ran it: 2021 or 2022; 0: other software."""
+
+
+def _read_runs() -> list[Run]:
+    text = (Path(__file__).parent / "published.yaml").read_text(encoding="utf-8")
+    return [
+        Run(**{**run, "model": ModelSettings(**run["model"]), "layout": Layout(**run["layout"])})
+        for run in yaml.safe_load(text)
+    ]
+
+
+RUNS = _read_runs()
 
 
 class Outcome(NamedTuple):
@@ -72,7 +79,7 @@ def _more_in_megatron(run: Run, workload: Workload, target: Machine, terms: list
     parameters = layers * run.model.layer_parameters / layout.tensor
     memory = BANDWIDTH * target.gpu.memory_gb_per_s * 1e9
     weights = sum(term.value for term in terms if "accumulated" in term.name)
-    accumulated = (10 if run.source == _NARAYANAN else 6) * parameters * layout.accumulation / memory  # fused in 2022
+    accumulated = (10 if run.megatron == 2021 else 6) * parameters * layout.accumulation / memory  # fused in 2022
     transfers = sum(term.value for term in terms if term.name.startswith("activations and their gradients"))
     alike = 1 / layout.tensor if not layout.sequence_parallel else 1.0
     return waited * (attention - (weights - accumulated) - transfers * (1 - alike))
@@ -93,76 +100,11 @@ def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
     backward = scores * (8 * head_size / flops + 19 / memory)
     our_forward, our_backward = attention_seconds(workload, layout, target)
     more = forward + backward - our_forward - our_backward
-    if run.attention_again:
+    if layout.recompute == "none" and layout.sequence_parallel:  # selective recompute repeats attention's core
         more += forward
     elif layout.recompute == "full":
         more += forward - our_forward
     return more
-
-
-def _narayanan(
-    name: str, heads: int, width: int, layers: int, tensor: int, pipeline: int, gpus: int, batch: int, tflops: float,
-    micro: int, virtual: int = 1, calibrates: bool = False,
-) -> Run:  # fmt: skip
-    vocab, seq = 51_200, 2048
-    model = ModelSettings(n_layer=layers, n_head=heads, n_embd=width, seq_len=seq, vocab_size=vocab)
-    data = gpus // (tensor * pipeline)
-    layout = Layout(
-        tensor=tensor, pipeline=pipeline, virtual_stages=virtual, data=data, recompute="full",
-        micro_batch_size=micro, accumulation=batch // (micro * data),
-    )  # fmt: skip
-    work = 96 * batch * seq * layers * width**2 * (1 + seq / (6 * width) + vocab / (16 * layers * width))
-    return Run(name, _NARAYANAN, "a100-80g", model, layout, work / gpus / (tflops * 1e12), calibrates, True)
-
-
-def _korthikanti(
-    name: str, heads: int, width: int, layers: int, pipeline: int, virtual: int, batch: int, micro: int,
-    full: float, selective: float, calibrates: bool = False,
-) -> list[Run]:  # fmt: skip
-    model = ModelSettings(n_layer=layers, n_head=heads, n_embd=width, seq_len=2048, vocab_size=51_200)
-    layout = Layout(
-        tensor=8, pipeline=pipeline, virtual_stages=virtual, micro_batch_size=micro, accumulation=batch // micro,
-        recompute="full",
-    )  # fmt: skip
-    sliced = layout._replace(recompute="none", sequence_parallel=True)
-    return [
-        Run(f"{name} full", _KORTHIKANTI, "a100-80g", model, layout, full, calibrates, True),
-        Run(f"{name} selective", _KORTHIKANTI, "a100-80g", model, sliced, selective, calibrates, True, True),
-    ]
-
-
-def _gpt2(
-    name: str, source: str, gpu: str, gpus: int, micro: int, accumulation: int, rate: float, calibrates: bool = False
-) -> Run:
-    """A GPT-2 by its tokens per second and GPU."""
-    layers, heads, width = {"124M": (12, 12, 768), "350M": (24, 16, 1024), "1.5B": (48, 25, 1600)}[name]
-    model = ModelSettings(n_layer=layers, n_head=heads, n_embd=width, dropout=0)
-    layout = Layout(data=gpus, zero_stage=int(gpus > 1), micro_batch_size=micro, accumulation=accumulation)
-    return Run(name, source, gpu, model, layout, layout.global_batch_size * 1024 / gpus / rate, calibrates)
-
-
-RUNS = [
-    _narayanan("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137, 16, calibrates=True),
-    _narayanan("3.6B", 32, 3072, 30, 2, 1, 64, 512, 138, 16),
-    _narayanan("7.5B", 32, 4096, 36, 4, 1, 128, 512, 142, 16),
-    _narayanan("18.4B", 48, 6144, 40, 8, 1, 256, 1024, 135, 8),
-    _narayanan("39.1B", 64, 8192, 48, 8, 2, 512, 1536, 138, 4),
-    _narayanan("76.1B", 80, 10240, 60, 8, 4, 1024, 1792, 140, 2, 3),
-    _narayanan("145.6B", 96, 12288, 80, 8, 8, 1536, 2304, 148, 2, 2),
-    _narayanan("310.1B", 128, 16384, 96, 8, 16, 1920, 2160, 155, 1, 2),
-    _narayanan("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 163, 1, 3),
-    _narayanan("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 163, 1),
-    *_korthikanti("22B", 64, 6144, 48, 1, 1, 4, 4, 1.42, 1.10, calibrates=True),
-    *_korthikanti("175B", 96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
-    *_korthikanti("530B", 128, 20480, 105, 35, 3, 280, 1, 49.05, 37.83),
-    *_korthikanti("1T", 160, 25600, 128, 64, 1, 512, 1, 94.42, 71.49),
-    _gpt2("124M", _LLMC, "h100", 8, 64, 1, 468e3),
-    _gpt2("350M", _LLMC, "h100", 8, 64, 1, 188e3),
-    _gpt2("1.5B", _LLMC, "h100", 8, 16, 8, 48.5e3),
-    _gpt2("350M", _LLMC, "a100-80g", 8, 64, 1, 0.62 * 312e12 / 2.425e9),
-    _gpt2("124M", _TORCH, "h100", 1, 64, 8, 349e3),
-    _gpt2("1.5B", _TORCH, "h100", 8, 16, 8, 40e3, calibrates=True),
-]
 
 
 def row(outcome: Outcome) -> dict[str, str]:
@@ -199,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     cli.parser("benchmarks.planning", __doc__).parse_args(argv)
     outcomes = [predict(run) for run in RUNS]
-    print(tabulate([row(outcome) for outcome in outcomes], headers="keys", tablefmt="github", disable_numparse=True))
+    print(table([row(outcome) for outcome in outcomes]))
     print(f"\n{summary(outcomes)}")
     return 0
 

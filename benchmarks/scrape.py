@@ -9,36 +9,24 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import resource
-import subprocess
-import sys
-import time
+import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.harness import Contender, Row, Timed, compare
-from benchmarks.inputs import read_articles
+from benchmarks.harness import Contender, Row, Timed, compare, run_command
+from common.files import write_json
 
 _HOSTS = 200
+_ADDRESSES = [f"127.0.1.{1 + number}" for number in range(_HOSTS)]
 _CONNECTIONS = 256  # scrape.concurrency's default
-_HTTPX = next((name for name in ("httpx", "httpx2") if find_spec(name)), None)
 Hosts = Sequence[Sequence[str]]
 """URLs: one list per host."""
-
-
-def _addresses() -> list[str]:
-    return [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(_HOSTS)]
-
-
-# ------------------------------------------------------------------------------------------------ the server
 
 
 class _Answers(asyncio.Protocol):
@@ -65,16 +53,12 @@ class _Answers(asyncio.Protocol):
             self._transport.write(head % (status, len(body)) + body)
 
 
-def _serve(bodies: Sequence[bytes], parent: Connection) -> None:
+def _serve(listener: socket.socket, bodies: Sequence[bytes]) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one open connection per host
 
     async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Answers(bodies), "0.0.0.0", 0, backlog=4096)
-        parent.send(server.sockets[0].getsockname()[1])
-        await asyncio.to_thread(parent.poll, None)  # until the parent closes the pipe or ends
+        server = await asyncio.get_running_loop().create_server(lambda: _Answers(bodies), sock=listener, backlog=4096)
+        await server.serve_forever()
 
     asyncio.run(serve())
 
@@ -82,16 +66,14 @@ def _serve(bodies: Sequence[bytes], parent: Connection) -> None:
 @contextlib.contextmanager
 def web(bodies: Sequence[bytes]) -> Iterator[int]:
     """Serve `/page/N` from another process; yields the port, which is the same on every host."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(bodies, theirs))
-    process.start()
-    theirs.close()
-    try:
-        yield ours.recv()
-    finally:
-        ours.close()
-        process.join()
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        process = multiprocessing.get_context("fork").Process(target=_serve, args=(listener, bodies), daemon=True)
+        process.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            process.kill()
+            process.join()
 
 
 # ------------------------------------------------------------------------------------------------ the clients
@@ -131,7 +113,8 @@ def _one_task_per_host(hosts: Hosts, client: Any, fetch: Callable[[Any, str], Aw
 
 def httpx_tasks(hosts: Hosts) -> None:
     """httpx, one task per host."""
-    httpx: Any = import_module(str(_HTTPX))
+    import httpx2 as httpx
+
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
 
     async def fetch(client: Any, url: str) -> tuple[int, bytes]:
@@ -184,76 +167,38 @@ def fetching(client: Callable[[Hosts], None], hosts: Hosts) -> Timed:
 
 
 def scraping(port: int, pages: int, folder: Path) -> Timed:
-    """A whole command, sampled ten times per second."""
-    import psutil
-    import yaml
-
-    resolve = {f"site{number}.example": f"{address}:{port}" for number, address in enumerate(_addresses())}
-    config = {"run": str(folder), "urls": ["-"], "scrape": {"resolve": resolve, "host_delay": 0}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "urls.txt").write_text("".join(f"http://site{n % _HOSTS}.example/page/{n}\n" for n in range(pages)))
-    command: list[str | Path] = [sys.executable, "-m", "corpus.scrape", "--workers", "2", "--urls", folder / "urls.txt"]
-    command += ["--config", folder / "config.yaml", "--output", folder / "pages.jsonl.zst"]
-
-    def sample(parent: psutil.Process) -> tuple[float, float, float, float]:
-        """CPU seconds of the fetching process and of the workers, idle seconds of the machine, memory of all."""
-        families = [[worker, *worker.children()] for worker in parent.children()]
-        extracting = 0.0
-        for worker, *children in families:
-            extracting += sum(worker.cpu_times()[:4]) + sum(sum(child.cpu_times()[:2]) for child in children)
-        memory = [process.memory_info().rss for family in ([parent], *families) for process in family]
-        machine = psutil.cpu_times()
-        return sum(parent.cpu_times()[:2]), extracting, machine.idle + machine.iowait, sum(memory) / 1e6
-
-    def run() -> dict[str, Any]:
-        samples = []
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            parent = psutil.Process(process.pid)
-            while process.poll() is None:
-                time.sleep(0.1)
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    samples.append(sample(parent))
-        if process.returncode:
-            raise RuntimeError(f"the scrape ended with exit code {process.returncode}")
-        tenth = len(samples) // 10  # without the start of the workers and the end
-        first, last = samples[tenth], samples[-1 - tenth]
-        fetched, extracted, idle = (after - before for before, after in zip(first[:3], last[:3], strict=True))
-        return {
-            "fetching, CPU s": fetched,
-            "extracting, CPU s": extracted,
-            "extracting, of the remaining CPU %": 100 * extracted / max(extracted + idle, 1e-9),
-            "MB after a quarter": samples[len(samples) // 4][3],
-            "MB at the end": last[3],
-            "MB at most": max(each[3] for each in samples),
-        }
-
-    return run
+    """A whole command, start of Python included; its CPU seconds and memory are those of all its processes."""
+    resolve = {f"site{number}.example": f"{address}:{port}" for number, address in enumerate(_ADDRESSES)}
+    write_json(
+        folder / "config.yaml", {"run": str(folder), "urls": ["-"], "scrape": {"resolve": resolve, "host_delay": 0}}
+    )
+    urls, output = folder / "urls.txt", folder / "pages.jsonl.zst"
+    urls.write_text("".join(f"http://site{n % _HOSTS}.example/page/{n}\n" for n in range(pages)))
+    words = ("--workers", 2, "--urls", urls, "--output", output, "--config", folder / "config.yaml")
+    return lambda: run_command("corpus.scrape", *words)
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Pages per second of clients, each slow one with fewer pages; then of a whole scrape."""
-    if arguments.texts:
-        bodies = [article.body for article in read_articles(arguments.texts[0])]
-    else:
-        from demo.articles import python_articles
-        from demo.pages import Host, page_html
+    """Pages per second of clients; then of a whole scrape."""
+    from demo.articles import python_articles
+    from demo.pages import Host, page_html
 
-        host = Host("one.example", "The One", "A site of sorts", ("Home", "News", "Contact"), "main")
-        bodies = [page_html(host, title, text).encode() for title, text in python_articles().items()]
+    host = Host("one.example", "The One", "A site of sorts", ("Home", "News", "Contact"), "main")
+    bodies = [page_html(host, title, text).encode() for title, text in python_articles().items()]
     yield {"different pages": len(bodies), "kB on average": sum(map(len, bodies)) / len(bodies) / 1000}
     each = max(1, arguments.count // _HOSTS)
     with web(bodies) as port, TemporaryDirectory() as name:
         hosts = [
             [f"http://{address}:{port}/page/{_HOSTS * n + number}" for n in range(each)]
-            for number, address in enumerate(_addresses())
+            for number, address in enumerate(_ADDRESSES)
         ]
-        clients = {
-            "requests, 32 threads": Contender("requests, 32 threads", fetching, (requests_threads, hosts)),
-            "aiohttp, asyncio, bare": Contender("aiohttp, asyncio, bare", fetching, (aiohttp_tasks, hosts)),
-            "fetcher": Contender("corpus.scrape's Fetcher", fetching, (fetcher, hosts), bar=2.8),
-        }
-        if _HTTPX:
-            clients["httpx"] = Contender(f"{_HTTPX}, asyncio", fetching, (httpx_tasks, hosts))
-        yield from compare("client", list(clients.values()), arguments.rounds, each * _HOSTS, "pages")
+        clients = [
+            Contender("requests, 32 threads", fetching, (requests_threads, hosts)),
+            Contender("aiohttp, asyncio, bare", fetching, (aiohttp_tasks, hosts)),
+            Contender("corpus.scrape's Fetcher", fetching, (fetcher, hosts), bar=2.8),
+        ]
+        if find_spec("httpx2"):
+            clients.append(Contender("httpx2, asyncio", fetching, (httpx_tasks, hosts)))
+        yield from compare("client", clients, arguments.rounds, each * _HOSTS, "pages")
         whole = [Contender("python -m corpus.scrape, 2 workers", scraping, (port, arguments.count, Path(name)))]
         yield from compare("whole scrape", whole, arguments.rounds, arguments.count, "pages")

@@ -1,13 +1,10 @@
-"""An optimiser step: ours against transformers and a plain loop in the manner of nanoGPT; then ours on 2 processes.
+"""An optimiser step: ours against transformers and a plain loop in the manner of nanoGPT.
 
 A step is forward, backward, clipping and fused AdamW, without dropout, on the same samples. Ours is the trainer's own
 step, including reading its data; the peers are `transformers`' GPT2LMHeadModel (SDPA attention) and the shortest GPT-2
 that one can write. All have the vocabulary that our layout pads 50,257 to, 50,304. On CPUs everything is float32, on
-all cores; two processes share them, and one process gets the micro-batches of both. Ours lets glibc keep freed memory,
-as the trainer always does; the peers run as their users run them. `benchmarks.gpu` has the steps on a GPU.
-
-FLOPs per token are 6 (N - wpe) + 12 L h s, with attention counted in full (Narayanan et al. 2021, appendix, without its
-recomputation). The peak is the speed of float32 products of large matrices, measured in the same run.
+all cores. Ours lets glibc keep freed memory, as the trainer always does; the peers run as their users run them.
+`benchmarks.gpu` has the steps on a GPU.
 """
 
 from argparse import Namespace
@@ -19,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.harness import Contender, Row, Timed, compare
-from common.settings import Experiment, ModelSettings, ParallelSettings, Settings, TrainSettings
+from common.settings import Experiment, ModelSettings, Settings, TrainSettings
 from common.workers import available_cpus
 
 if TYPE_CHECKING:
@@ -30,14 +27,8 @@ if TYPE_CHECKING:
     from training.planning.run import Plan
     from training.step import Session
 
-_MATRIX = 2048  # rows and columns of the product that measures the machine
 Steps = Generator["Tensor | float", None, None]
 """Each `next` runs one optimiser step and returns its loss, which may still be on the device."""
-LAYOUTS = {
-    "tensor 2": ParallelSettings(tensor=2),
-    "tensor 2, sequence parallel": ParallelSettings(tensor=2, sequence_parallel=True),
-    "data 2, ZeRO 0": ParallelSettings(data=2),
-}
 
 
 class Size(NamedTuple):
@@ -66,15 +57,11 @@ SIZES = {
 
 
 class Job(NamedTuple):
-    """The work of the processes of one row."""
+    """The work of one row."""
 
     folder: Path
-    """Folder of the dataset, and of the files for the rendezvous."""
+    """Folder of the dataset."""
     size: Size
-    parallel: ParallelSettings = ParallelSettings()
-    """The layout of our trainer."""
-    micro_batches: int = 1
-    """Per step, over all data-parallel ranks."""
     train: Mapping[str, Any] = {}  # never changed
     """More keys of the `train` section of our trainer."""
 
@@ -82,9 +69,8 @@ class Job(NamedTuple):
     def settings(self) -> Settings:
         """The configuration of our trainer."""
         micro = self.size.micro_batch_size
-        batch = {"micro_batch_size": micro, "global_batch_size": micro * self.micro_batches}
-        train = TrainSettings.model_validate({"iterations": 1, "split": "1,0,0", **batch, **self.train})
-        experiment = Experiment(model=self.size.model, parallel=self.parallel, train=train)
+        keys = {"iterations": 1, "split": "1,0,0", "micro_batch_size": micro, "global_batch_size": micro, **self.train}
+        experiment = Experiment(model=self.size.model, train=TrainSettings.model_validate(keys))
         return Settings(run=self.folder, urls=["-"], models={"step": experiment})
 
 
@@ -242,17 +228,6 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
         first += micro
 
 
-def matrices(_job: Job) -> Steps:
-    """Not a training step but a product of large matrices: the speed that no step can exceed."""
-    import torch
-
-    torch.set_num_threads(available_cpus())
-    left, right = torch.rand(_MATRIX, _MATRIX), torch.rand(_MATRIX, _MATRIX)
-    product = torch.empty(_MATRIX, _MATRIX)
-    while True:
-        yield torch.mm(left, right, out=product)[0, 0]
-
-
 # ------------------------------------------------------------------------------------------------ the case
 
 
@@ -264,33 +239,17 @@ def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Tokens per second, for each size; processes are kept, 4 GB each at 124M."""
-    from training.planning.speed import flops_per_token
-
-    spread: list[Row] = []
+    """Tokens per second, for each size."""
     for name in [arguments.size] if arguments.size else ["small", "124m"]:
         size = SIZES[name]
-        tokens = size.steps * size.micro_batch_size * size.model.seq_len
-        flop = flops_per_token(size.model.model_copy(update={"vocab_size": size.rows}))  # padding rows are computed too
         with TemporaryDirectory() as folder:
             job = Job(Path(folder), size)
             write_dataset(job)
-            steps = {"nanoGPT-style": nanogpt, "transformers": transformers, "ours": ours, "matrices": matrices}
             contenders = [
-                Contender(label, stepping, (work, job), bar=1.1 if label == "ours" else None)
-                for label, work in steps.items()
+                Contender("nanoGPT-style", stepping, (nanogpt, job)),
+                Contender("transformers", stepping, (transformers, job)),
+                Contender("ours", stepping, (ours, job), bar=1.1),
             ]
-            *rows, products = compare("step", contenders, arguments.rounds, tokens, "tokens", where="kept")
-            peak = 2 * _MATRIX**3 * size.steps / products["s"]
-            for row in rows:
-                share = 100 * flop * row["tokens/s"] / peak
-                yield {"size": name, **row, "GFLOP/token": flop / 1e9, "of the peak %": share}
-            job = job._replace(micro_batches=2)
-            for label, parallel in LAYOUTS.items():  # one after the other, because all would not fit a laptop's memory
-                contenders = [
-                    Contender("one process", stepping, (ours, job)),
-                    Contender(label, stepping, (ours, job._replace(parallel=parallel)), ranks=2),
-                ]
-                pair = compare("2 processes", contenders, arguments.rounds, 2 * tokens, "tokens", where="kept")
-                spread += [{"size": name, **row} for row in pair]
-    yield from spread
+            tokens = size.steps * size.micro_batch_size * size.model.seq_len
+            rows = compare("step", contenders, arguments.rounds, tokens, "tokens")
+            yield from ({"size": name, **row} for row in rows)

@@ -76,7 +76,7 @@ def way(command: list[str], shards: int, tasks: int) -> Timed:
 
 def measure(arguments: Namespace) -> Iterator[Row]:
     """One row per way to run the shards."""
-    shards, tasks = arguments.count, min(arguments.large, arguments.count)
+    shards, tasks = arguments.count, min(8, arguments.count)
     commands = {
         "plain array, one shard per task": _array(shards, shards),
         f"plain array of {tasks} tasks": _array(shards, tasks),
