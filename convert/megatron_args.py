@@ -94,8 +94,6 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
             "layer_norm_epsilon": _float(args, 1e-5, "norm_epsilon", "layernorm_epsilon"),
             "dropout": dropout,
         },
-        tensor=number(args, "tensor_model_parallel_size", "model_parallel_size"),
-        pipeline=number(args, "pipeline_model_parallel_size"),
         consumed_samples=number(args, "consumed_train_samples"),
         notes=notes,
     )

@@ -79,6 +79,16 @@ def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
                 )
 
 
+def iteration_of(folder: Path, recorded: int | None) -> int | None:
+    """The iteration by the folder's name. Raises CheckpointError if its files say another one."""
+    named = re.fullmatch(r"iter_(\d+)", folder.name)
+    if named and recorded not in (None, int(named[1])):
+        raise file_error(
+            folder, f"its files are of iteration {recorded}; rename it to iter_{recorded:07d} if nothing is missing"
+        )
+    return int(named[1]) if named else recorded
+
+
 def check_agreement(low: Mapping[str, Sharded], high: Mapping[str, Sharded], cure: str) -> None:
     """Raises CheckpointError if a tensor of `high` does not round to that of `low`; each in its first block."""
     for name in low.keys() & high.keys():

@@ -12,9 +12,9 @@ from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.pt import load_pt, once
 from convert.sources.names import parse
-from convert.sources.ranks import architecture, qkv_order, true_vocabulary
-from convert.sources.source import Architecture, Recorded, Source, whole
-from convert.stored import Stored, StoredTensor, same_values
+from convert.sources.ranks import architecture, qkv_order, tie_head
+from convert.sources.source import Recorded, Source, whole
+from convert.stored import Stored, StoredTensor
 from training.checkpoint.files import read_file
 from training.huggingface import origin
 from training.huggingface.config import (
@@ -28,6 +28,7 @@ from training.huggingface.config import (
 )
 from training.huggingface.pretrained import open_weights
 from training.huggingface.tokenizer import read_tokenizer, token_count
+from training.tensors import HEAD
 
 _OLD_WEIGHTS = "pytorch_model.bin"
 _WEIGHT_FILES = (WEIGHTS, INDEX, _OLD_WEIGHTS, f"{_OLD_WEIGHTS}.index.json")
@@ -46,16 +47,22 @@ def open_folder(folder: Path, options: Options) -> Source:
     """The model in a folder. Raises CheckpointError for anything that is not a whole GPT-2."""
     config = read_raw_config(folder)
     files, stored = open_weights(folder, _read_file, _OLD_WEIGHTS)
-    try:
-        tensors = _by_our_names(stored)
-        _tie_head(tensors, config.get("tie_word_embeddings", True))
-        model, notes = _architecture(folder, tensors, config, options)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+    found = {name: whole(tensor) for name, tensor in _by_our_names(stored).items()}
+    tensors, _ = tie_head(found, None)
+    recorded = recorded_in(config, options)
+    tied = config.get("tie_word_embeddings", True)
+    if tied or HEAD not in found:  # one that is the embedding may be stored, whatever is said
+        recorded.sizes["tied"] = f"{CONFIG}'s tie_word_embeddings", tied
+    if tokens := token_count(folder):
+        recorded = _with_tokens(recorded, tokens, options)
+    model, notes = architecture(tensors, recorded, conv1d=True)
+    rows = tensors["wte.weight"].shape[0]
+    if model.vocab_size < rows:
+        notes += (f"{rows - model.vocab_size} of the embedding's {rows} rows are padding and are left out",)
     if (folder / _POINTER).is_file():
         tag = (folder / _POINTER).read_text(errors="replace").strip()
         notes += (f"{files[-1].name} is taken; for the DeepSpeed checkpoint give {folder / tag}",)
-    types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}))
+    types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()}))
     small = (CONFIG, GENERATION_CONFIG, origin.NAME, *origin.TOKENIZER_FILES)
     merged = origin.read_origin(folder) or origin.Origin()
     facts = {key: config.get(key) for key in _FACTS} | {"split": merged.split, "data": merged.data}
@@ -64,7 +71,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         layout=f"Hugging Face, {model.n_layer} layers, {types}, {files[0].name if len(files) == 1 else files[-1].name}",
         model=model,
         qkv=qkv_order(0, options, 1, what="the order under names of transformers"),
-        tensors={name: whole(tensor) for name, tensor in tensors.items()},
+        tensors=tensors,
         files=(*files, *(path for name in small if (path := folder / name).is_file())),
         conv1d=True,
         iteration=merged.iteration,
@@ -108,31 +115,16 @@ def _by_our_names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
     return tensors
 
 
-def _tie_head(tensors: dict[str, Stored], tied: bool) -> None:
-    """Remove a head that is the embedding. CheckpointError if tensors and config.json contradict each other."""
-    head, embedding = tensors.get("lm_head.weight"), tensors.get("wte.weight")
-    if head is None and not tied:
-        raise CheckpointError(f"{CONFIG} says that the head is not tied, but tensor 'lm_head.weight' is missing")
-    if head is None or embedding is None:
-        return
-    if same_values(head, embedding):
-        del tensors["lm_head.weight"]
-    elif tied:
+def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
+    """With the vocabulary of the tokenizer; CheckpointError if the flag leaves some of its tokens out."""
+    said = recorded.vocab_size
+    if options.vocab_size is None:
+        return replace(recorded, vocab_size=min(said or tokens, tokens))
+    if options.vocab_size < tokens:
         raise CheckpointError(
-            f"tensor 'lm_head.weight' differs from 'wte.weight', but {CONFIG} says that they are tied: set "
-            "tie_word_embeddings to false there, or remove lm_head.weight"
+            f"--vocab-size is {options.vocab_size}, but the tokenizer has {tokens} tokens; leave the flag out"
         )
-
-
-def _architecture(
-    folder: Path, tensors: Mapping[str, Stored], config: Mapping[str, Any], options: Options
-) -> tuple[Architecture, tuple[str, ...]]:
-    """Sizes from the tensors, constants from config.json, and notes. CheckpointError if these contradict each other."""
-    rows = tensors["wte.weight"].shape[0] if "wte.weight" in tensors else config.get("vocab_size", 0)
-    vocabulary, notes = _vocabulary(rows, config.get("vocab_size") or rows, token_count(folder), options.vocab_size)
-    recorded = replace(recorded_in(config, options), vocab_size=vocabulary)
-    model, found = architecture({name: whole(tensor) for name, tensor in tensors.items()}, recorded, conv1d=True)
-    return model, (*found, *notes)
+    return recorded
 
 
 def recorded_in(config: Mapping[str, Any], options: Options) -> Recorded:
@@ -162,19 +154,3 @@ def recorded_in(config: Mapping[str, Any], options: Options) -> Recorded:
         },
         notes=(kept,) if len(set(dropouts)) > 1 else (),
     )
-
-
-def _vocabulary(rows: int, recorded: int, tokens: int | None, wanted: int | None) -> tuple[int, list[str]]:
-    """How many of the embedding's rows are tokens, and a note; `tokens` is the number that the tokenizer knows."""
-    if (wanted or recorded) > rows:
-        who = "--vocab-size" if wanted else f"{CONFIG}'s vocab_size"
-        raise CheckpointError(f"{who} is {wanted or recorded}, but tensor 'wte.weight' has {rows} rows")
-    if wanted and tokens and wanted < min(tokens, rows):
-        raise CheckpointError(f"--vocab-size is {wanted}, but the tokenizer has {tokens} tokens; leave the flag out")
-    true = wanted or min(recorded, tokens or recorded)
-    if true < rows:
-        return true, [f"{rows - true} of the embedding's {rows} rows are padding and are left out"]
-    likely, _ = true_vocabulary(rows, None)
-    if likely < rows and not (wanted or tokens):
-        return rows, [f"{rows} rows may be {likely} tokens and padding, which --vocab-size {likely} leaves out"]
-    return rows, []

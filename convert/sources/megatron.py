@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.megatron_args import json_args, number, read_args
 from convert.pt import fields, flatten, load_pt
-from convert.sources.consistency import check_alike, check_count, file_error, grid
+from convert.sources.consistency import check_alike, check_count, file_error, grid, iteration_of
 from convert.sources.names import COPY_OF_WTE, Name, parse
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
 from convert.sources.source import Sharded, Source
@@ -82,7 +82,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         qkv=qkv,
         tensors=tensors,
         files=tuple(file.path for row in files for file in row),
-        iteration=_iteration(folder, first.iteration),
+        iteration=iteration_of(folder, first.iteration),
         consumed_samples=recorded.consumed_samples,
         notes=(*notes, *head_notes),
         facts={"checkpoint_version": first.version, "args": json_args(first.args)},
@@ -222,12 +222,3 @@ def _ranks_by_shape(first: _RankFile) -> int | None:
     rows = {name.leaf: tensor.shape[0] for name, tensor in first.chunks[0].items() if len(tensor.shape) == 1}
     width, part = rows.get("ln_1.bias", 0), rows.get(f"{QKV}.bias", 0)
     return 3 * width // part if part and 3 * width % part == 0 else None
-
-
-def _iteration(folder: Path, recorded: int | None) -> int | None:
-    """Raises CheckpointError if the folder's name says another iteration than the files."""
-    named = re.fullmatch(r"iter_(\d+)", folder.name)
-    if named and recorded not in (None, int(named[1])):
-        cure = f"rename it to iter_{recorded:07d} if nothing is missing"
-        raise file_error(folder, f"its files are of iteration {recorded}; {cure}")
-    return int(named[1]) if named else recorded

@@ -54,13 +54,10 @@ class Recorded:
     vocab_size: int | None = None
     """True tokens."""
     tied: bool | None = None
-    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    sizes: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By field of `Architecture`, what must be that of the tensors: how it is called there, and its value."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of `Architecture`."""
-    tensor: int | None = None
-    """Tensor-parallel ranks that wrote the checkpoint."""
-    pipeline: int | None = None
     consumed_samples: int | None = None
     notes: tuple[str, ...] = ()
     """What was assumed, a sentence each."""

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.errors import CheckpointError, InputError
 from common.files import read_json
 from convert.arguments import Options
-from convert.megatron_args import json_args, read_args
+from convert.megatron_args import json_args, number, read_args
 from convert.pt import fields, load_pt
+from convert.sources.consistency import iteration_of
 from convert.sources.dcp import Dcp
 from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, qkv_order
@@ -30,7 +29,6 @@ _COMMON = "common_state/"
 _PARTS = ("args", "iteration", "checkpoint_version")  # objects of their own in torch_dcp folders
 _OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.(exp_avg|exp_avg_sq|fp32_param|param)\.)?(.+)")
 _MASTERS = ("fp32_param", "param")
-_FOLDER = re.compile(r"iter_(\d+)")
 _Keys = Mapping[str, Name]
 """Keys of one kind (weights, a moment), and what they name."""
 
@@ -53,21 +51,16 @@ def open_folder(folder: Path, options: Options) -> Source:
         )
     dcp = Dcp(folder)
     common = _read_common(dcp)
-    iteration = _iteration(folder, common)
-    recorded = read_args(fields(common.get("args")), options)
+    iteration = iteration_of(folder, number_in(common.get("iteration")))
+    args = fields(common.get("args"))
+    recorded = read_args(args, options)
     kinds, notes = _sort_keys(dcp)
     weights = _load(dcp, kinds[""])
     # masters and moments may be flat; their places in the model tell the shapes
     shapes = {(name.leaf, name.layer): dcp.shapes[key] for key, name in kinds[""].items()}
     masters = _load(dcp, {key: name for kind in _MASTERS for key, name in kinds[kind].items()}, shapes)
     moments = {kind: _load(dcp, kinds[kind], shapes) for kind in MOMENTS}
-    used = {
-        name: master
-        for name, master in masters.items()
-        if name in weights
-        and weights[name].blocks[0].tensor.dtype != torch.float32
-        and master.shape == weights[name].shape
-    }
+    used = {name: one for name, one in masters.items() if name in weights and one.shape == weights[name].shape}
     tensors = weights | used
     if used:
         notes.append(f"weights are the optimizer's float32 masters ({len(used)} of {len(tensors)} tensors)")
@@ -76,7 +69,8 @@ def open_folder(folder: Path, options: Options) -> Source:
     if any(moments.values()) and step is None:
         step = iteration
         notes.append(f"the optimizer's step is not recorded: {iteration}, the iteration, is taken")
-    ranks = f", written by tensor {recorded.tensor} x pipeline {recorded.pipeline}" if recorded.pipeline else ""
+    tensor, pipeline = (number(args, f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
+    ranks = f", written by tensor {tensor} x pipeline {pipeline}" if pipeline else ""
     stacked = " (stacked)" if any(name.stacked for name in kinds[""].values()) else ""
     small = {path for name in ("metadata.json", "common.pt") if (path := folder / name).exists()}
     return Source(
@@ -93,7 +87,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         step=step,
         facts={
             "checkpoint_version": number_in(common.get("checkpoint_version")),
-            "args": json_args(fields(common.get("args"))),
+            "args": json_args(args),
         },
     )
 
@@ -118,16 +112,6 @@ def _read_common(dcp: Dcp) -> Mapping[str, Any]:
         content = dcp.load_object(keys[0])  # a list of one shard's content
         return fields(content[0] if isinstance(content, list) and content else content)
     return {key: dcp.load_object(key) for key in _PARTS if key in dcp.objects}
-
-
-def _iteration(folder: Path, common: Mapping[str, Any]) -> int | None:
-    recorded, found = number_in(common.get("iteration")), _FOLDER.fullmatch(folder.name)
-    if found and recorded is not None and int(found[1]) != recorded:
-        raise CheckpointError(
-            f"the folder is of iteration {int(found[1])}, its common part of iteration {recorded}: files of two "
-            f"checkpoints; restore them, or rename the folder to iter_{recorded:07d}"
-        )
-    return int(found[1]) if found else recorded
 
 
 def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:

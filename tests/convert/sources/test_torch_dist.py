@@ -169,7 +169,7 @@ def test_a_metadata_file_that_contradicts_the_records_or_the_model_is_refused(
 @pytest.mark.parametrize(
     ("args", "common", "parts"),
     [
-        ({}, {"iteration": 200}, ["iteration 100", "iteration 200"]),
+        ({}, {"iteration": 200}, ["iter_0000100", "iteration 200"]),
         ({"num_layers": 5}, {}, ["args.num_layers is 5", "4"]),
         ({"untie_embeddings_and_output_weights": True}, {}, ["untie_embeddings_and_output_weights"]),
     ],
