@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -28,14 +29,13 @@ from common.errors import RESUME_ME, InputError, ToolkitError
 from common.files import write_json
 from common.settings import Experiment, Settings
 from common.tables import readable_bytes, text_table
-from training.launch.device import check_offload
-from training.launch.process_group import World, describe, monitored, process_group
-from training.launch.rank import Launch, check_world_size, read_launch
+from training.launch.process_group import World, describe, joined
+from training.launch.rank import check_layout, read_launch
 from training.launch.signals import leave_at_once
 from training.planning.fit import predict, resolve
 from training.planning.layout import by_part
 from training.planning.machines import Machine
-from training.planning.run import machine_of_device
+from training.planning.run import machine_of
 from training.planning.search import Prediction
 
 if TYPE_CHECKING:
@@ -125,20 +125,16 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
     """
     launch, folder = read_launch(), settings.model_folder(name) / "probe"
     try:
-        with monitored(launch, folder, settings.cluster.interface) as job:
-            experiment = settings.experiment(name)
-            check_world_size(launch, experiment.parallel, name)
-            check_offload(experiment.parallel, name)
-            folder.mkdir(parents=True, exist_ok=True)
-            with process_group(job, settings.cluster) as world:
-                from training.operations import choose_operations
+        check = partial(check_layout, launch, settings.experiment(name).parallel, name)
+        with joined(launch, folder, settings.cluster, check) as (world, _):
+            from training.operations import choose_operations
 
-                experiment, machine = _resolved(settings, name, launch, world)
-                choose_operations(experiment, world, folder)
-                memory, seconds = measure(experiment, world, steps)
-                if world.rank == 0:
-                    prediction = predict(experiment, machine)
-                    _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
+            experiment, machine = _resolved(settings, name, world)
+            choose_operations(experiment, world, folder)
+            memory, seconds = measure(experiment, world, steps)
+            if world.rank == 0:
+                prediction = predict(experiment, machine)
+                _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
     except Exception as error:
         lost = isinstance(error, ToolkitError) and error.exit_code == RESUME_ME  # it says nothing about the layout
         if output is not None and not lost:
@@ -147,12 +143,12 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
     return 0
 
 
-def _resolved(settings: Settings, name: str, launch: Launch, world: World) -> tuple[Experiment, Machine]:
+def _resolved(settings: Settings, name: str, world: World) -> tuple[Experiment, Machine]:
     """The experiment in its layout, which rank 0 chooses if it is `auto`, and the machine (a collective call)."""
     from training.parallel.collectives import run_on_rank0
 
     def decide() -> tuple[Experiment, Machine]:
-        machine = machine_of_device(world.device, launch, settings.cluster)
+        machine = machine_of(world, settings.cluster)
         return resolve(settings, name, machine, world.size).models[name], machine
 
     return run_on_rank0(decide, world.rank)

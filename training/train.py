@@ -17,13 +17,12 @@ from common import cli
 from common.config import settings_text
 from common.errors import RESUME_ME
 from common.settings import Settings
-from training.launch.device import check_offload
-from training.launch.process_group import monitored, process_group
-from training.launch.rank import check_world_size, read_launch
+from training.launch.process_group import joined
+from training.launch.rank import check_layout, read_launch
 from training.launch.signals import ignore_signals, leave_at_once
 from training.metrics.boards import check_boards
 from training.model_folder import stopped_mark
-from training.planning.run import fit_plan, make_plan
+from training.planning.run import Plan, fit_plan, make_plan
 
 
 def train(settings: Settings, name: str) -> int:
@@ -32,25 +31,22 @@ def train(settings: Settings, name: str) -> int:
     Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end. Raises ToolkitError, whose exit
     code tells an error that a person must cure from a rank that died and a lock that was lost.
     """
-    launch, folder, cluster = read_launch(), settings.model_folder(name), settings.cluster
-    with monitored(launch, folder, cluster.interface) as job:
+    launch, folder = read_launch(), settings.model_folder(name)
+
+    def check() -> Plan:
         plan = make_plan(settings, name)
-        experiment = plan.experiment
-        check_world_size(launch, experiment.parallel, name)
-        check_offload(experiment.parallel, name)
-        check_boards(experiment.log, name)
-        folder.mkdir(parents=True, exist_ok=True)
+        check_layout(launch, plan.experiment.parallel, name)
+        check_boards(plan.experiment.log, name)
         if launch.rank == 0:
             stopped_mark(folder).unlink(missing_ok=True)
-        with process_group(job, cluster) as world:
-            from training.trainer import run_training  # imports torch for seconds: after every check that needs none
+        return plan
 
-            plan, settings = fit_plan(plan, settings, launch, world)
-            text = settings_text(settings)
-            finished = run_training(
-                plan.experiment, plan.data, plan.tokenize, folder, world, plan=plan.as_dict, settings=text
-            )
-            ignore_signals()
+    with joined(launch, folder, settings.cluster, check) as (world, plan):
+        from training.trainer import run_training  # imports torch for seconds: after every check that needs none
+
+        plan, chosen = fit_plan(plan, settings, world)
+        finished = run_training(plan, folder, world, settings_text(chosen))
+        ignore_signals()
     return 0 if finished else RESUME_ME
 
 

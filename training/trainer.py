@@ -6,12 +6,11 @@ iteration trains one step (`training.step`), and reports, validates and saves wh
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -19,7 +18,7 @@ from common import run_card
 from common.console import say, warn
 from common.errors import ConfigError, InputError
 from common.files import read_rows, write_json, write_text
-from common.settings import Experiment, TokenizeSettings, changes
+from common.settings import Experiment, changes
 from corpus.index import suffixed
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
@@ -42,29 +41,20 @@ from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.layout import build_model, compile_mode, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline
 from training.parallel.randomness import RandomStreams
-from training.planning.run import duration
+from training.planning.run import Plan, duration
 from training.step import Session, Step, run_micro_batches, step_batches, train_step, validate
 
 _LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem several times slower than it is
 
 
-def run_training(
-    experiment: Experiment,
-    data: Splits,
-    tokenize: TokenizeSettings,
-    folder: Path,
-    world: World,
-    *,
-    plan: Callable[[int, int], Mapping[str, Any]],
-    settings: str,
-) -> bool:
+def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
 
-    If asked to stop early, it saves a checkpoint first; the next start resumes from it.
-    `plan`, of the iterations done and the samples consumed, is written to plan.json and its `text` printed, and
-    `settings` written to settings.yaml, unless the model is finished already.
+    If asked to stop early, it saves a checkpoint first; the next start resumes from it. The plan is printed and written
+    to plan.json, and `settings` to settings.yaml, unless the model is finished already.
     """
-    train, on_rank0 = experiment.train, world.rank == 0
+    experiment, data, on_rank0 = plan.experiment, plan.data, world.rank == 0
+    train = experiment.train
     newest = checkpoint.newest(folder)
     if newest is not None:
         fits = partial(checkpoint.check_fits, newest, name=folder.name, experiment=experiment, data=data.train)
@@ -75,7 +65,7 @@ def run_training(
                 _write_done(folder, newest)
             return True
 
-    lock = RunLock(folder, world.rank, world.job)
+    lock = RunLock(folder, world.rank, world.launch.key)
     lock.take()
     start = newest.progress if newest is not None else Progress(0, 0)
     if on_rank0:
@@ -86,7 +76,7 @@ def run_training(
             )
             if changed := changes(then, now):
                 say(f"changed since {newest.path.name}: {', '.join(changed)}")
-        kept = plan(start.iteration, start.consumed_samples)
+        kept = plan.as_dict(start.iteration, start.consumed_samples)
         say(kept["text"])
         write_json(folder / "plan.json", kept)
         write_text(folder / "settings.yaml", settings)
@@ -94,7 +84,7 @@ def run_training(
         _write_card(folder, seeds, [experiment.finetune] if experiment.finetune else [], data.train, world)
         _ = data.train.content  # cached now: the files may change during the run
         (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised
-    job = f"{world.job}-{lock.token}"
+    job = f"{world.launch.key}-{lock.token}"
     with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
         mesh = make_mesh(experiment.parallel, world.device.type)
         preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
@@ -108,7 +98,7 @@ def run_training(
         state = (session.parameters, session.optimizer)
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
-            CheckpointWriter(folder, *state, experiment, tokenize, data.train, lock.require, lock.token) as writer,
+            CheckpointWriter(folder, *state, experiment, plan.tokenize, data.train, lock.require, lock.token) as writer,
             MetricsLogger(
                 folder, experiment, world, session.timers, boards, at, progress.journal, lock.is_held
             ) as logger,
@@ -294,7 +284,7 @@ def _write_card(folder: Path, seeds: Mapping[str, int], start: Sequence[Path], d
     """Write MODEL_FOLDER/run.json, the card of this start, which may `start` from weights."""
     prefixes = [part.corpus.prefix for part in data.parts]
     inputs = [*(suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")), *start]
-    more = {"job": world.job, "processes": world.size}
+    more = {"job": world.launch.key, "processes": world.size}
     run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", seeds=seeds, inputs=inputs, **more)
 
 

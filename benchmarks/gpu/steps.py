@@ -144,14 +144,14 @@ def planning(variant: Variant, context: Context) -> Iterator[Row]:
     from training.launch.rank import read_launch
     from training.operations import choose_operations
     from training.planning.fit import predict
-    from training.planning.run import machine_of_device
+    from training.planning.run import machine_of
     from training.probe import Figures, error_percent, measure
 
-    launch, job = read_launch(), job_of(variant, context)
-    with started(launch, job.folder) as world:
+    job = job_of(variant, context)
+    with started(read_launch(), job.folder) as world:
         experiment = job.settings.models["step"]
         choose_operations(experiment, world, job.folder)
-        prediction = predict(experiment, machine_of_device(context.device, launch, job.settings.cluster))
+        prediction = predict(experiment, machine_of(world, job.settings.cluster))
         measured = Figures.measured(*measure(experiment, world, 5), prediction)
     predicted = Figures.predicted(prediction)
     yield {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import LOCK_LOST, RESUME_ME
+from common.errors import RESUME_ME
 from tests.training.helpers import Job, launch, make_run
-from training.launch.failure_monitor import DIED, Failure, FailureMonitor, Hub
+from training.launch.failure_monitor import Failure, FailureMonitor, Hub
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
@@ -43,21 +43,9 @@ def test_a_rank_that_is_killed_makes_the_others_leave_to_be_resumed(tmp_path: Pa
     assert survivor.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("others", "code"),
-    [
-        ([DIED, Failure("no space", 2)], 2),
-        ([DIED, Failure("another job has the folder", LOCK_LOST)], LOCK_LOST),
-        ([DIED, Failure("lost contact", RESUME_ME)], RESUME_ME),
-    ],
-)
-def test_what_a_person_must_cure_outweighs_a_take_over_and_that_outweighs_a_death(
-    others: list[Failure], code: int
-) -> None:
+def test_the_first_failure_is_the_one_that_all_ranks_leave_with() -> None:
     hub = Hub("127.0.0.1", 3)
-    healthy, *failing = (FailureMonitor(rank, "127.0.0.1", hub.port) for rank in range(3))
-    for one, failure in zip(failing, others, strict=True):
-        one.report(failure)
-    decided = healthy.wait(10)
-    assert decided is not None and decided.code == code
-    assert decided.ranks == (1 + [failure.code for failure in others].index(code),)
+    healthy, first, second = (FailureMonitor(rank, "127.0.0.1", hub.port) for rank in range(3))
+    failure = Failure(1, "no space", 2)
+    assert first.fail(failure) == failure
+    assert second.fail(Failure(2, "lost contact", RESUME_ME)) == failure == healthy.wait()

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, JobError
-from common.settings import ParallelSettings
+from common.errors import JobError
 from common.workers import available_cpus
 from training.launch.rank import Launch, node_name
 
@@ -16,17 +15,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
-
-
-def check_offload(parallel: ParallelSettings, model: str) -> None:
-    """Raises ConfigError if parameters are to be offloaded from GPUs and this machine has none."""
-    if parallel.offload:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                f"models.{model}.parallel.offload spares the memory of GPUs, and there is none here; set it to false"
-            )
 
 
 def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int:

@@ -2,11 +2,11 @@
 
 Without this, they wait in a collective call until the process group's time-out. Each rank holds a connection to a hub,
 a thread of rank 0. A rank that fails says why; a connection that closes without a message means that the process died.
-The hub decides which failure ends the job and sends it to all: each rank exits with its exit code. A rank that is still
-stuck in a library some seconds later is ended hard: it has nothing to save.
+The hub sends the first failure to all: each rank exits with its exit code. A rank that is still stuck in a library some
+seconds later is ended hard: it has nothing to save.
 
-The messages are lines of JSON. To the hub: {"rank": 3}, then {"message": "…", "code": 2}, or {} at the end of the job.
-From the hub: {"message": "…", "code": 2, "ranks": [3]}, or {} when rank 0 has finished.
+A connection carries lines. To the hub: the rank, then {"rank": 3, "message": "…", "code": 2}, or {} at the end of the
+job. From the hub: the first failure, or {} when rank 0 has finished.
 """
 
 import asyncio
@@ -15,45 +15,39 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from common.errors import LOCK_LOST, RESUME_ME, USER_ERROR
+from common.errors import RESUME_ME, USER_ERROR
 from training.launch.signals import ignore_signals
 
-_COLLECT = 2.0  # seconds after the first failure to wait for others with the same cause
-_GRACE = 4.0  # seconds a rank gets to exit by itself after it has been notified
+_GRACE = 4.0  # seconds a rank gets to exit by itself after it has been told, and to be told
 _LEAVING = 60.0  # seconds a failed rank gets to close its files and libraries
 _CONNECT = 30.0  # seconds to connect to the hub
-_SEVERITY = (USER_ERROR, LOCK_LOST, RESUME_ME)
+_RANK_0_FIRST = 0.5  # seconds that the others wait before they report a failure
+_FINISHED = b"{}\n"
 
 
 class Failure(NamedTuple):
-    """Why a rank ends, or all of them do."""
+    """Why a rank ends, and all others with it."""
 
+    rank: int
     message: str
     code: int = USER_ERROR
-    ranks: tuple[int, ...] = ()
-    """Those that have failed like this, in the hub's decision."""
+
+    @classmethod
+    def died(cls, rank: int) -> "Failure":
+        """That of a rank whose connection closed."""
+        return cls(rank, "it ended without a message (killed, or out of memory?); its own log may say why", RESUME_ME)
 
     def seen_by(self, rank: int) -> str:
-        """The message of a rank that exits because of it."""
-        more = f" (and {len(self.ranks) - 1} more)" if len(self.ranks) > 1 else ""
-        text = f"rank {rank} leaves because rank {self.ranks[0]}{more} failed: {self.message}"
+        """The message of another rank that exits because of it."""
+        text = f"rank {rank} leaves because rank {self.rank} failed: {self.message}"
         return f"{text}; started again, the job continues" if self.code == RESUME_ME else text
 
-
-DIED = Failure("it ended without a message (killed, or out of memory?); its own log may say why", RESUME_ME)
-
-
-def _line(failure: Failure | None) -> bytes:
-    return json.dumps(failure._asdict() if failure else {}).encode() + b"\n"
-
-
-def _read(line: bytes) -> Failure | None:
-    fields = json.loads(line)
-    return Failure(**{**fields, "ranks": tuple(fields["ranks"])}) if fields else None
+    def line(self) -> bytes:
+        """As a connection carries it."""
+        return json.dumps(self._asdict()).encode() + b"\n"
 
 
 class Hub:
@@ -63,56 +57,34 @@ class Hub:
         self._world_size = world_size
         self._listener = socket.create_server((host, 0), backlog=world_size)
         self.port: int = self._listener.getsockname()[1]
-        self.all_notified = threading.Event()
+        self.all_told = threading.Event()
         self._connections: list[asyncio.StreamWriter] = []
-        self._failures: dict[int, Failure] = {}  # in the order of their arrival
-        self._over = False
+        self._told = 0  # how many of the connections
+        self._answer = b""  # what all ranks are told
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="hub", daemon=True).start()
 
     async def _serve(self) -> None:
-        self._news = asyncio.Condition()
         async with await asyncio.start_server(self._hear, sock=self._listener, backlog=self._world_size):
-            await self._until(lambda: bool(self._failures) or self._over)
-            if self._failures:
-                await self._until(lambda: len(self._connections) == self._world_size, _CONNECT)
-                await self._until(lambda: len(self._failures) == self._world_size, _COLLECT)
-            for connection in self._connections:
-                connection.write(_line(self._decision()))
-            await asyncio.gather(*(each.drain() for each in self._connections), return_exceptions=True)
-            self.all_notified.set()
-            await asyncio.Event().wait()  # for the end of the process: to close now could discard what was sent
-
-    async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout), self._news:
-                await self._news.wait_for(condition)
+            await asyncio.Event().wait()  # for the end of the process: to close earlier could discard what was sent
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
-        rank = -1
         try:
-            rank = int(json.loads(await reader.readline())["rank"])
-            async with self._news:
-                self._connections.append(writer)
-                self._news.notify_all()
-            failure = _read(await reader.readline())
-        except (OSError, ValueError, TypeError, KeyError):
-            failure = DIED
-        if rank < 0:  # not one of our processes: a port scanner
+            rank = int(await reader.readline())
+        except (OSError, ValueError):  # not one of our processes: a port scanner
             writer.close()
             return
-        async with self._news:
-            if failure:
-                self._failures[rank] = failure
-            self._over = self._over or (rank == 0 and not failure)
-            self._news.notify_all()
-
-    def _decision(self) -> Failure | None:
-        """Of the failures that a person must cure, or else a lost lock, or else a death, the one that came first."""
-        if not self._failures:
-            return None
-        first = min(self._failures.values(), key=lambda failure: _SEVERITY.index(failure.code))
-        return first._replace(ranks=tuple(sorted(rank for rank, other in self._failures.items() if other == first)))
+        self._connections.append(writer)
+        line = self._answer
+        with suppress(OSError):  # reset: the process was killed
+            line = line or await reader.readline()
+        if not self._answer and (line != _FINISHED or rank == 0):
+            self._answer = line or Failure.died(rank).line()
+        while self._answer and self._told < len(self._connections):
+            self._connections[self._told].write(self._answer)
+            self._told += 1
+        if self._told == self._world_size:
+            self.all_told.set()
 
 
 class FailureMonitor:
@@ -121,23 +93,19 @@ class FailureMonitor:
     with FailureMonitor(rank, host, port) as monitor:
         …                       # after an error: monitor.fail(failure) returns the one that ends the job
 
-    Rank 0 gives the `hub`, which ends with its process, and leaves when all have been notified.
+    Rank 0 gives the `hub`, which ends with its process, and leaves when all have been told.
     """
 
     def __init__(self, rank: int, host: str, port: int, hub: Hub | None = None) -> None:
         self.rank = rank
         self._hub = hub
         self._decided: Failure | None = None
-        self._notified, self._leaving = threading.Event(), threading.Event()
+        self._told, self._leaving = threading.Event(), threading.Event()
         self._socket = socket.create_connection((host, port), _CONNECT)
         self._socket.settimeout(None)
         self.own_address: str = self._socket.getsockname()[0]
         self.hub_address: str = self._socket.getpeername()[0]
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-            if hasattr(socket, option):  # a node without power is detected after 90 seconds
-                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-        self._send(json.dumps({"rank": rank}).encode() + b"\n")
+        self._send(f"{rank}\n".encode())
         threading.Thread(target=self._listen, name="failure monitor", daemon=True).start()
 
     def __enter__(self) -> "FailureMonitor":
@@ -146,13 +114,13 @@ class FailureMonitor:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._leaving.set()
         if kind is None:
-            self._send(_line(None))
+            self._send(_FINISHED)
         else:  # the clean-up may hang in a library that waits for other processes
             timer = threading.Timer(_LEAVING, os._exit, [self._decided.code if self._decided else USER_ERROR])
             timer.daemon = True
             timer.start()
         if self._hub is not None:
-            self._hub.all_notified.wait(_GRACE)
+            self._hub.all_told.wait(_GRACE)
 
     def _send(self, line: bytes) -> None:
         with suppress(OSError):  # rank 0 has exited already
@@ -163,28 +131,27 @@ class FailureMonitor:
         line = b""
         with self._socket, suppress(OSError), self._socket.makefile("rb") as lines:
             line = lines.readline()
-        self._decided = _read(line) if line else DIED._replace(ranks=(0,))
-        if self._decided is None:
-            return
-        ignore_signals()
-        self._notified.set()
-        if not self._leaving.wait(_GRACE):
+        if line != _FINISHED:
+            self._decided = Failure(**json.loads(line)) if line else Failure.died(0)
+            ignore_signals()
+        self._told.set()
+        if self._decided and not self._leaving.wait(_GRACE):
             sys.stdout.flush()
             print(f"error: {self._decided.seen_by(self.rank)}", file=sys.stderr, flush=True)
             os._exit(self._decided.code)
 
-    def report(self, failure: Failure) -> None:
-        """Tell the hub why this rank ends."""
-        self._leaving.set()
-        self._send(_line(failure))
-
     def fail(self, failure: Failure) -> Failure:
-        """Tell the hub why this rank ends; returns the failure that ends the job."""
-        self.report(failure)
-        return self.wait(_CONNECT + _GRACE) or failure._replace(ranks=(self.rank,))
+        """Tell the hub why this rank ends; returns the failure that ends the job.
 
-    def wait(self, timeout: float = _COLLECT + _GRACE) -> Failure | None:
-        """Wait for the failure of another rank; None if there is none."""
+        Rank 0 comes first: of an error that all ranks share, it alone prints a line.
+        """
         self._leaving.set()
-        self._notified.wait(timeout)
+        if self.rank == 0 or not self._told.wait(_RANK_0_FIRST):
+            self._send(failure.line())
+        return self.wait() or failure
+
+    def wait(self) -> Failure | None:
+        """Wait for the failure that ends the job; None if there is none."""
+        self._leaving.set()
+        self._told.wait(_GRACE)
         return self._decided

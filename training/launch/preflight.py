@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -30,8 +31,8 @@ from common.files import write_text
 from common.settings import ModelSettings, ParallelSettings, Settings
 from common.tables import text_table
 from common.workers import available_cpus
-from training.launch.process_group import World, monitored, process_group
-from training.launch.rank import check_world_size, node_name, read_launch
+from training.launch.process_group import World, joined
+from training.launch.rank import check_layout, node_name, read_launch
 from training.launch.rendezvous import remove_stale
 from training.parallel.collectives import all_gather, run_on_rank0
 
@@ -70,10 +71,10 @@ def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, needed: int
     Raises JobError on all ranks if a node does not see the model folder, cannot write to it, or has less space than
     `needed`, the bytes of a checkpoint. Unequal nodes are warnings.
     """
-    shared = folder / f"preflight-{world.job}"
+    shared = folder / f"preflight-{world.launch.key}"
     if world.rank == 0:
         remove_stale(folder, "preflight-*")
-        write_text(shared, world.job)
+        write_text(shared, world.launch.key)
     try:
         all_gather(None)  # the file is there
         reports = _gather(world, _look(world, folder, shared))
@@ -116,14 +117,14 @@ def _look(world: World, folder: Path, shared: Path) -> Report:
         device = torch.cuda.get_device_name(world.device)
         free, total = torch.cuda.mem_get_info(world.device)
     report = Report(world.rank, node_name(), device, torch.get_num_threads(), available_cpus(), free, total)
-    if not _is_visible(shared, world.job):
+    if not _is_visible(shared, world.launch.key):
         report.problem = "does not see the file that rank 0 wrote"
         return report
     own = shared.with_name(f"{shared.name}-{world.rank}")
     try:
         usage = os.statvfs(folder)
         report.disk_free = usage.f_bavail * usage.f_frsize if usage.f_blocks else None
-        own.write_text(world.job, encoding="utf-8")
+        own.write_text(world.launch.key, encoding="utf-8")
         own.unlink()
     except OSError as error:
         report.problem = f"cannot write there: {error.strerror}"
@@ -223,14 +224,12 @@ def run_preflight(settings: Settings, name: str) -> int:
     Every process of the job calls this. Raises ToolkitError for what a person has to cure.
     """
     launch, folder = read_launch(), settings.model_folder(name)
-    with monitored(launch, folder, settings.cluster.interface) as job:
-        experiment = settings.experiment(name)
-        check_world_size(launch, experiment.parallel, name)
-        folder.mkdir(parents=True, exist_ok=True)
-        with process_group(job, settings.cluster) as world:
-            from training.parallel.layout import make_mesh
+    experiment = settings.experiment(name)
+    check = partial(check_layout, launch, experiment.parallel, name)
+    with joined(launch, folder, settings.cluster, check) as (world, _):
+        from training.parallel.layout import make_mesh
 
-            parallel = ParallelSettings(data=world.size) if experiment.parallel.auto else experiment.parallel
-            mesh = make_mesh(parallel, world.device.type)
-            preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
+        parallel = ParallelSettings(data=world.size) if experiment.parallel.auto else experiment.parallel
+        mesh = make_mesh(parallel, world.device.type)
+        preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
     return 0

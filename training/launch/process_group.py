@@ -1,27 +1,25 @@
 """Starts and ends the process group of a job, and decides which rank reports a failure.
 
-    with monitored(launch, folder) as job:      # all ranks have met; an error of one ends them all
-        ...                                     # checks that need no device
-        with process_group(job) as world: ...   # collective calls work in here
-    with started(launch, folder) as world: ...  # both
+    with joined(launch, folder, cluster, check) as (world, checked):    # an error of one rank ends them all
+        ...                                                             # collective calls work in here
 
 How they meet: `training.launch.rendezvous`. How they learn of a failure: `training.launch.failure_monitor`.
 """
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from common.errors import USER_ERROR, JobError, LostRankError, ToolkitError, TrainingError
 from common.settings import ClusterSettings
 from training.launch.device import choose_device, claim_gpu, set_threads
 from training.launch.failure_monitor import Failure, FailureMonitor
-from training.launch.rank import Launch
+from training.launch.rank import SINGLE, Launch
 from training.launch.rendezvous import rendezvous, set_interface, start_monitor
 from training.launch.signals import ignore_signals
 
@@ -32,14 +30,7 @@ if TYPE_CHECKING:
 _PRINTING = 1.0  # seconds the failed rank gets to print its error: srun kills all tasks when the first one exits
 
 
-@dataclass(frozen=True)
-class Job:
-    """The ranks that have met, seen from one of them."""
-
-    launch: Launch
-    store: "Store | None" = None
-    """Shared by all ranks; None if there is only one."""
-    monitor: FailureMonitor | None = None
+Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True)
@@ -49,74 +40,76 @@ class World:
     rank: int
     size: int
     device: "torch.device"
-    job: str = "single"
-    """`Launch.key`."""
+    launch: Launch = SINGLE
     store: "Store | None" = None
     """Shared by all ranks; None if there is only one."""
 
 
 @contextmanager
-def monitored(launch: Launch, folder: Path, interface: str = "") -> Iterator[Job]:
-    """Meet the job's other ranks in `folder`, and end with them if one fails.
+def joined(
+    launch: Launch, folder: Path, cluster: ClusterSettings, check: Callable[[], Checked]
+) -> Iterator[tuple[World, Checked]]:
+    """Meet the job's other ranks in `folder`, call `check`, start the process group, and end with a rank that fails.
 
-    An error inside is printed once: by rank 0 if all ranks raise the same one, otherwise by the lowest rank that raises
-    it, with its rank. The others exit within seconds and name that rank, with the same exit code. Raises JobError if
-    the ranks do not all arrive within START_TIMEOUT seconds, and LostRankError if another rank died.
+    `check` needs no device: its errors come before torch is imported. `cluster` decides the number of threads and the
+    network interface, and whether there must be GPUs.
+
+    An error is printed by the rank that raises it first, with its rank. The others exit within seconds and name that
+    rank, with the same exit code. Raises JobError if the ranks do not all arrive within START_TIMEOUT seconds, and
+    LostRankError if another rank died.
     """
     if launch.world_size == 1:
         try:
-            yield Job(launch)
+            checked = check()
+            folder.mkdir(parents=True, exist_ok=True)
+            yield World(0, 1, _device(launch, cluster), launch), checked
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
             raise TrainingError(describe(error)) from None
         return
     folder.mkdir(parents=True, exist_ok=True)
-    store = rendezvous(launch, folder, interface)
-    with start_monitor(launch, store, interface) as monitor:
+    store = rendezvous(launch, folder, cluster.interface)
+    with start_monitor(launch, store, cluster.interface) as monitor:
         try:
-            yield Job(launch, store, monitor)
+            checked = check()
+            yield _start_process_group(launch, cluster, store, monitor), checked
         except Exception as error:
             final = _error_to_raise(launch, monitor, error)
             if final is error:
                 raise
             raise final from None
         except BaseException as error:  # an interrupt
-            monitor.report(Failure(describe(error)))
+            monitor.fail(Failure(launch.rank, describe(error)))
             raise
         finally:
             _end_process_group(failed=sys.exc_info()[0] is not None)
 
 
-@contextmanager
-def process_group(job: Job, cluster: ClusterSettings) -> Iterator[World]:
-    """Choose this rank's device and start the process group, which `monitored` ends.
-
-    `cluster` decides the number of threads and the network interface, and whether there must be GPUs.
-    """
-    launch = job.launch
+def _device(launch: Launch, cluster: ClusterSettings) -> "torch.device":
     set_threads(launch, cluster.cpus_per_task)  # before torch is imported
-    import torch.distributed as dist
+    return choose_device(launch, cluster.gpus_per_node)
 
-    device = choose_device(launch, cluster.gpus_per_node)
-    if job.store is None or job.monitor is None:
-        yield World(0, 1, device, launch.key)
-        return
+
+def _start_process_group(launch: Launch, cluster: ClusterSettings, store: "Store", monitor: FailureMonitor) -> World:
+    """Choose this rank's device, and start the process group."""
+    device = _device(launch, cluster)
+    import torch.distributed as dist
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     on_gpu = device.type == "cuda"
     if on_gpu:
-        claim_gpu(launch, device, job.store)
-    set_interface(launch, cluster.interface, job.store, job.monitor)
+        claim_gpu(launch, device, store)
+    set_interface(launch, cluster.interface, store, monitor)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=PrefixStore("group", job.store),
+        store=PrefixStore("group", store),
         rank=launch.rank,
         world_size=launch.world_size,
         timeout=timedelta(minutes=30),  # the longest a rank may wait for another: a checkpoint on a slow disk
         device_id=device if on_gpu else None,
     )
-    yield World(launch.rank, launch.world_size, device, launch.key, job.store)
+    return World(launch.rank, launch.world_size, device, launch, store)
 
 
 def _end_process_group(failed: bool) -> None:
@@ -128,9 +121,8 @@ def _end_process_group(failed: bool) -> None:
 
 @contextmanager
 def started(launch: Launch, folder: Path, cluster: ClusterSettings | None = None) -> Iterator[World]:
-    """`monitored` and `process_group`, with nothing to check in between."""
-    cluster = cluster or ClusterSettings()
-    with monitored(launch, folder, cluster.interface) as job, process_group(job, cluster) as world:
+    """`joined` with nothing to check."""
+    with joined(launch, folder, cluster or ClusterSettings(), lambda: None) as (world, _):
         yield world
 
 
@@ -164,7 +156,7 @@ def _job_error(message: str, code: int) -> JobError:
 
 
 def _error_to_raise(launch: Launch, monitor: FailureMonitor, error: Exception) -> BaseException:
-    """The exception this rank should end with, once the hub has decided which failure ends the job."""
+    """The exception this rank should end with, once the hub has said which failure ends the job."""
     import torch.distributed as dist
 
     ignore_signals()
@@ -173,17 +165,15 @@ def _error_to_raise(launch: Launch, monitor: FailureMonitor, error: Exception) -
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):
         error = LostRankError("lost contact with another process of the job; started again, the job continues")
         decided = monitor.wait()
-    own = Failure(describe(error), error.exit_code if isinstance(error, ToolkitError) else USER_ERROR)
+    code = error.exit_code if isinstance(error, ToolkitError) else USER_ERROR
+    own = Failure(launch.rank, describe(error), code)
     decided = decided or monitor.fail(own)
     if not isinstance(error, ToolkitError | OSError) and not _out_of_memory(error):
         error.add_note(f"(on rank {launch.rank} of {launch.world_size})")
         return error  # a defect of ours, whose traceback is worth printing
-    if launch.rank == decided.ranks[0]:
-        others = len(decided.ranks) - 1
-        more = f" and {others} more" if others else ""
-        everywhere = others == launch.world_size - 1
-        return _job_error(own.message if everywhere else f"rank {launch.rank}{more}: {own.message}", own.code)
+    if decided.rank == launch.rank:
+        return _job_error(f"rank {launch.rank}: {own.message}", own.code)
     time.sleep(_PRINTING)
-    if launch.rank in decided.ranks:
-        return SystemExit(decided.code)  # another rank prints the error
+    if decided.message == own.message and launch.rank != 0:
+        return SystemExit(decided.code)  # rank 0 has printed it
     return _job_error(decided.seen_by(launch.rank), decided.code)

@@ -1,7 +1,7 @@
-"""Reads rank, world size and job id from the launcher's environment; needs no torch.
+"""Reads rank, world size and job id from the launcher's environment.
 
     launch = read_launch()
-    check_world_size(launch, experiment.parallel, "tiny")
+    check_layout(launch, experiment.parallel, "tiny")
 
 In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too), torchrun, a single
 process. A torchrun inside a Slurm job wins over Slurm's variables, which then describe torchrun itself.
@@ -32,6 +32,9 @@ class Launch:
     """Differs between two jobs, and between two starts of the same job."""
 
 
+SINGLE = Launch("single", 0, 1, 0, 1, 1, "single")
+
+
 def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
     """This process's rank and job, from its environment."""
     if env.get("SUBMITIT_EXECUTOR") == "local":
@@ -52,7 +55,7 @@ def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
         rank, local_rank = int(env["RANK"]), int(env.get("LOCAL_RANK", 0))
         start = "-".join(env.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"))
         return Launch("torchrun", rank, size, local_rank, local_size, -(-size // local_size), f"torchrun-{start}")
-    return Launch("single", 0, 1, 0, 1, 1, "single")
+    return SINGLE
 
 
 def node_name() -> str:
@@ -60,10 +63,17 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def check_world_size(launch: Launch, parallel: ParallelSettings, model: str) -> None:
-    """Raises ConfigError if the job has more or fewer processes than the layout of `model`."""
+def check_layout(launch: Launch, parallel: ParallelSettings, model: str) -> None:
+    """Raises ConfigError if the job has more or fewer processes than the layout of `model`, or no GPU to offload."""
     if parallel.world_size and launch.world_size != parallel.world_size:  # 0: `auto` takes what was started
         raise ConfigError(
             f"models.{model}.parallel: {parallel.factors}, but {launch.world_size} were started; "
             f"start {parallel.world_size} (python -m cluster.submit does) or change these keys"
         )
+    if parallel.offload:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"models.{model}.parallel.offload spares the memory of GPUs, and there is none here; set it to false"
+            )

@@ -8,7 +8,6 @@ from common.tables import text_table
 from training.dataset.blend import Splits, open_splits
 from training.huggingface.config import check_finetune
 from training.launch.device import threads_of
-from training.launch.rank import Launch
 from training.model_folder import checkpoint_folders, newest_iteration
 from training.parallel.collectives import run_on_rank0
 from training.parallel.sizes import bubble_share, stage_layers, with_padded_vocabulary
@@ -18,8 +17,6 @@ from training.planning.machines import Machine, this_cpu, this_gpu
 from training.planning.search import Prediction
 
 if TYPE_CHECKING:
-    import torch
-
     from training.launch.process_group import World
 
 
@@ -154,25 +151,25 @@ def make_plan(settings: Settings, name: str) -> Plan:
     return Plan(name, experiment, settings.tokenize, data, start_note)
 
 
-def machine_of_device(device: "torch.device", launch: Launch, cluster: ClusterSettings) -> Machine:
+def machine_of(world: "World", cluster: ClusterSettings) -> Machine:
     """What the processes of a running job train on."""
-    tasks = launch.local_world_size
-    if device.type == "cpu":
-        return this_cpu(tasks, threads_of(launch, cluster.cpus_per_task))
+    tasks = world.launch.local_world_size
+    if world.device.type == "cpu":
+        return this_cpu(tasks, threads_of(world.launch, cluster.cpus_per_task))
     import torch
 
-    properties = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(world.device)
     return this_gpu(properties.name, properties.total_memory, cluster.gpus, tasks)
 
 
-def fit_plan(plan: Plan, settings: Settings, launch: Launch, world: "World") -> tuple[Plan, Settings]:
+def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
     """The plan and the settings with a layout, which is chosen here if it is `auto`, and checked (a collective call).
 
     Rank 0 decides for all. Raises ConfigError on all ranks if the model is too large for the memory.
     """
 
     def decide() -> tuple[Settings, Machine]:
-        machine = machine_of_device(world.device, launch, settings.cluster)
+        machine = machine_of(world, settings.cluster)
         chosen = resolve(settings, plan.name, machine, world.size)
         done = newest_iteration(settings.model_folder(plan.name))
         check_fits(chosen, plan.name, machine, done=done, here=True)
