@@ -4,8 +4,8 @@
     python -m convert.to_megatron --checkpoint results/demo/models/tiny --output megatron-td --tp 2 --format torch_dist
 
 --checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp reads. --format is
-2019 (the first public Megatron-LM and its forks: names without version, no pipeline), v3 (today's GPTModel, one file
-per rank: load with --ckpt-format torch --transformer-impl local) or torch_dist (today's default, for any layout).
+v3 (today's GPTModel, one file per rank: load with --ckpt-format torch --transformer-impl local) or torch_dist (today's
+default, for any layout).
 
 Weights are written bit for bit, in the source's type; the embedding is padded to a multiple of 128 x TP rows. There is
 no optimizer and no random state: load with --finetune, or --no-load-optim --no-load-rng. --output is a new folder.
@@ -15,10 +15,8 @@ Needs no GPU, and memory for a few copies of the largest tensor.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common import cli
-from common.console import note
 from common.errors import InputError
 from common.folders import replace_folder
 from common.run_card import NAME as CARD
@@ -26,10 +24,7 @@ from common.run_card import write_card
 from convert import arguments as flags
 from convert.arguments import Options, check_output
 
-if TYPE_CHECKING:
-    from convert.sources.source import Source
-
-FORMATS = ("2019", "v3", "torch_dist")
+FORMATS = ("v3", "torch_dist")
 
 
 def convert(path: Path, output: Path, *, form: str, tp: int, pp: int = 1, options: Options | None = None) -> str:
@@ -47,33 +42,17 @@ def convert(path: Path, output: Path, *, form: str, tp: int, pp: int = 1, option
         check(output)
     source = open_source(path, options)
     flags.announce(source)
-    write = {"2019": megatron.write_2019, "v3": megatron.write_v3, "torch_dist": torch_dist.write}[form]
+    write = {"v3": megatron.write_v3, "torch_dist": torch_dist.write}[form]
     with replace_folder(output, check) as temporary:
         write(source, temporary, tp=tp, pp=pp)
-        model = source.model
-        found = open_source(temporary, Options(num_heads=model.n_head, vocab_size=model.vocab_size))
-        proof = prove_source(source, found)
+        proof = prove_source(source, open_source(temporary))
         files = [path.stat().st_size for path in temporary.rglob("*") if path.is_file()]
         write_card(temporary / CARD, inputs=[source.path])
-    if form == "2019" and (needed := _flags_to_read(source)):
-        note(f"{output}: the 2019 format does not record everything; read it with {needed}")
     return (
         f"{output}: Megatron-LM ({form}), tensor {tp} x pipeline {pp}, {len(files)} files, "
         f"{sum(files) / 1e6:.1f} MB, from {source.path}; logits equal the source's within "
         f"{proof.relative_difference:.1e} of the largest"
     )
-
-
-def _flags_to_read(source: "Source") -> str:
-    """The flags that convert.merge_mp needs for a 2019 file of this model."""
-    from convert.sources.ranks import GPT2_VOCABULARY, HEAD_SIZE  # what readers of such a file assume
-
-    model, needed = source.model, []
-    if model.n_head * HEAD_SIZE != model.n_embd:
-        needed.append(f"--num-heads {model.n_head}")
-    if model.vocab_size != GPT2_VOCABULARY:
-        needed.append(f"--vocab-size {model.vocab_size}")
-    return " ".join(needed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

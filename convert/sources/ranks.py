@@ -13,7 +13,7 @@ from training import tensors as table
 from training.tensors import HEAD, Sizes, all_names, layer_of, leaf_of
 
 GPT2_VOCABULARY = 50257
-HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
+_HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
 _VOCABULARY_STEP = 128  # Megatron's make_vocab_size_divisible_by: rows are a multiple of this times the ranks
 _MAX_RANKS = 128
 
@@ -139,12 +139,12 @@ def architecture(
             )
     n_head, notes = recorded.n_head, list(recorded.notes)
     if n_head is None:
-        if n_embd % HEAD_SIZE:
+        if n_embd % _HEAD_SIZE:
             raise CheckpointError(
-                f"the number of heads is not recorded, and {n_embd} is no multiple of {HEAD_SIZE}; give --num-heads"
+                f"the number of heads is not recorded, and {n_embd} is no multiple of {_HEAD_SIZE}; give --num-heads"
             )
-        n_head = n_embd // HEAD_SIZE
-        notes.insert(0, f"heads are not recorded: {n_head} of {HEAD_SIZE} assumed (--num-heads decides)")
+        n_head = n_embd // _HEAD_SIZE
+        notes.insert(0, f"heads are not recorded: {n_head} of {_HEAD_SIZE} assumed (--num-heads decides)")
     if n_head < 1 or n_embd % n_head or n_head % shards:
         raise CheckpointError(
             f"{n_head} heads do not divide a width of {n_embd} over {shards} tensor ranks; give --num-heads"

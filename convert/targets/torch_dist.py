@@ -9,7 +9,6 @@ Only weights are written: load with --no-load-optim --no-load-rng, or --finetune
 """
 
 import argparse
-import io
 import json
 import pickle
 from collections.abc import Iterator
@@ -29,11 +28,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from convert.assemble import OURS, assemble
-from convert.megatron_args import args_of, check_split, padded_rows
+from convert.assemble import assemble
+from convert.megatron_args import args_of, padded_rows
 from convert.sources.source import Architecture, Source
+from convert.targets.megatron import begin_run, key_of
 from training.checkpoint.files import HashedFile
-from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY, Leaf
+from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
 # modules whose (empty) extra state a model asks for when it is loaded; the third exists with Transformer Engine alone
@@ -53,15 +53,13 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
     to, a multiple of 128 * tp, and both are recorded in args. Raises CheckpointError if the model cannot be split over
     tp x pp ranks or has an activation that Megatron lacks, and OSError if a file cannot be written.
     """
-    check_split(source, tp, pp)
     model = source.model
     recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_rows(source, tp)
-    name = f"iter_{source.iteration:07d}" if source.iteration else "release"
-    target = folder / name
+    target = begin_run(source, folder, tp, pp)
     target.mkdir()
     with _Writer(target) as writer:
         for ours, key, layer in _keys(model):
-            tensor = assemble(source, ours, qkv=OURS)
+            tensor = assemble(source, ours)
             if layer is not None:
                 shape, offset = (model.n_layer, *tensor.shape), (layer, *[0] * tensor.ndim)
                 writer.add(key, shape, offset, tensor[None])
@@ -77,36 +75,27 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
         for layer in range(model.n_layer):
             for module in _EXTRA_STATE:
                 writer.add_object(f"decoder.layers.{module}._extra_state/shard_{layer}_{model.n_layer}", [None])
-    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
-    content = {**backend, "common_backend": "torch", "common_backend_version": 1}
-    (target / "metadata.json").write_text(json.dumps(content))
+    backends = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    backends |= {"common_backend": "torch", "common_backend_version": 1}
+    (target / "metadata.json").write_text(json.dumps(backends))
     common = {
         "args": argparse.Namespace(**recorded),
         "iteration": source.iteration or 0,
         "checkpoint_version": 3.0,
         "num_floating_point_operations_so_far": 0,
     }
-    saved = io.BytesIO()
-    torch.save(common, saved)
-    (target / "common.pt").write_bytes(saved.getvalue())
-    (folder / "latest_checkpointed_iteration.txt").write_text(str(source.iteration or name))
+    with HashedFile(target / "common.pt") as file:
+        torch.save(common, file)  # type: ignore[arg-type]
 
 
 def _keys(model: Architecture) -> Iterator[tuple[str, str, int | None]]:
     """Our name, the key, and the index in a stacked tensor."""
-    for leaf, prefix in zip(
-        ROOT_LEAVES.values(), ("embedding.", "embedding.", "decoder.", "decoder.", ""), strict=True
-    ):
+    for leaf in ROOT_LEAVES.values():
         if leaf.name != HEAD or not model.tied:
-            yield leaf.name, prefix + _theirs(leaf), None
+            yield leaf.name, key_of(leaf), None
     for layer in range(model.n_layer):
         for leaf in LAYER_LEAVES.values():
-            yield f"h.{layer}.{leaf.name}", f"decoder.layers.{_theirs(leaf)}", layer
-
-
-def _theirs(leaf: Leaf) -> str:
-    module = leaf.module
-    return (module.folded or f"{module.core}.") + leaf.kind
+            yield f"h.{layer}.{leaf.name}", key_of(leaf, folded=True), layer
 
 
 class _Writer:

@@ -17,19 +17,18 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from common.errors import CheckpointError
 from convert import merge_mp, to_megatron
-from convert.arguments import Options
 from convert.sources.find import open_source
 from convert.sources.source import Architecture
 from convert.targets import torch_dist
 from convert.targets.huggingface import write_folder
-from convert.targets.megatron import write_2019, write_v3
+from convert.targets.megatron import write_v3
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.helpers import as_conv1d, merged, source_of
 from tests.convert.megatron_files import Layout, content_of, folder_name, write
 from tests.helpers import run_main
 from tests.training.helpers import refusal
 
-WRITERS: dict[str, Callable[..., None]] = {"2019": write_2019, "core": write_v3, "torch_dist": torch_dist.write}
+WRITERS: dict[str, Callable[..., None]] = {"core": write_v3, "torch_dist": torch_dist.write}
 
 
 @pytest.fixture
@@ -40,19 +39,16 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("names", "tensor", "pipeline", "made"),
-    [("2019", 4, 1, as_conv1d), ("core", 4, 2, as_conv1d), ("core", 8, 4, source_of)],
+    ("tensor", "pipeline", "made"),
+    [(4, 2, as_conv1d), (8, 4, source_of)],
 )
-def test_a_file_has_what_megatron_writes(
-    names: str, tensor: int, pipeline: int, made: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_file_has_what_megatron_writes(tensor: int, pipeline: int, made: Callable[..., Any], tmp_path: Path) -> None:
     weights = {name: value.half() for name, value in truth().items()}
     source = made(weights, iteration=100, consumed_samples=6400)
-    WRITERS[names](source, tmp_path, tp=tensor, pp=pipeline)
+    write_v3(source, tmp_path, tp=tensor, pp=pipeline)
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "100"
     assert len(list(tmp_path.glob("iter_0000100/mp_rank_*/*"))) == tensor * pipeline
-    version = None if names == "2019" else 3.0
-    layout = Layout(names, version, tensor, pipeline, dtype=torch.float16, padding="last")
+    layout = Layout("core", 3.0, tensor, pipeline, dtype=torch.float16, padding="last")
     for stage in range(pipeline):
         for rank in range(tensor):
             path = tmp_path / "iter_0000100" / folder_name(layout, stage, rank) / "model_optim_rng.pt"
@@ -60,19 +56,17 @@ def test_a_file_has_what_megatron_writes(
             expected = content_of(layout, truth(), stage, rank)
             expected["model"].pop("output_layer._extra_state", None)  # Megatron sets it itself where it is missing
             assert found["iteration"] == 100 and found.keys() == expected.keys()
-            assert found.get("checkpoint_version") == expected.get("checkpoint_version")
+            assert found["checkpoint_version"] == 3.0
             assert_equal(found["model"], expected["model"])
             assert all(value.dtype == torch.float16 for value in found["model"].values())
-            if "args" in expected:
-                assert vars(expected["args"]).items() <= (vars(found["args"]) | {"rank": 0}).items()
+            assert vars(expected["args"]).items() <= (vars(found["args"]) | {"rank": 0}).items()
 
 
 @settings(max_examples=10)
 @given(data=st.data())
 def test_what_is_written_is_read_again_bit_by_bit(data: st.DataObject) -> None:
     names = data.draw(st.sampled_from(sorted(WRITERS)))
-    old = names == "2019"
-    tensor, pipeline = data.draw(st.integers(1, 4)), 1 if old else data.draw(st.integers(1, 3))
+    tensor, pipeline = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     heads = tensor * data.draw(st.integers(1, 2))
     width = heads * data.draw(st.sampled_from([1, 2, 3, 5]))
     model = Architecture(
@@ -80,12 +74,12 @@ def test_what_is_written_is_read_again_bit_by_bit(data: st.DataObject) -> None:
         n_head=heads,
         n_embd=width,
         n_positions=data.draw(st.integers(1, 5)),
-        n_inner=4 * width if old else tensor * data.draw(st.integers(1, 7)),
+        n_inner=tensor * data.draw(st.integers(1, 7)),
         vocab_size=data.draw(st.integers(2, 400)),
-        activation="gelu_new" if old else data.draw(st.sampled_from(["gelu_new", "gelu"])),
-        layer_norm_epsilon=1e-5 if old else 1e-6,
-        tied=old or data.draw(st.booleans()),
-        dropout=0.1 if old else 0.25,
+        activation=data.draw(st.sampled_from(["gelu_new", "gelu"])),
+        layer_norm_epsilon=1e-6,
+        tied=data.draw(st.booleans()),
+        dropout=0.25,
     )
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     iteration = data.draw(st.sampled_from([None, 7]))
@@ -94,7 +88,7 @@ def test_what_is_written_is_read_again_bit_by_bit(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         WRITERS[names](made(weights, model, iteration=iteration), Path(folder), tp=tensor, pp=pipeline)
         assert os.path.isdir(f"{folder}/{'iter_0000007' if iteration else 'release'}")
-        again = open_source(Path(folder), Options(num_heads=heads, vocab_size=model.vocab_size) if old else Options())
+        again = open_source(Path(folder))
         assert again.model == model
         assert again.iteration == (iteration or 0)
         assert_equal(merged(again), weights, model)
@@ -121,10 +115,6 @@ def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("names", "changes", "sizes", "named"),
     [
-        ("2019", {}, (1, 2), "--pp"),
-        ("2019", {"tied": False}, (1, 1), "head"),
-        ("2019", {"layer_norm_epsilon": 1e-6}, (1, 1), "1e-06"),
-        ("2019", {"n_inner": 64}, (1, 1), "64"),
         ("core", {"activation": "relu"}, (1, 1), "relu"),
         ("core", {}, (3, 1), "--tp 3"),
         ("core", {}, (1, 3), "--pp 3"),
@@ -141,30 +131,24 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
 
 
 OTHER = replace(SMALL, tied=False, n_inner=96, activation="gelu", layer_norm_epsilon=1e-6)
-SIZES = ("--num-heads", SMALL.n_head, "--vocab-size", SMALL.vocab_size)
 
 
 @pytest.mark.parametrize(
     ("form", "tp", "pp", "dtype"),
     [
-        ("2019", 4, 1, torch.float16),
+        ("v3", 4, 1, torch.float16),
         ("v3", 1, 1, torch.float32),
         ("v3", 2, 4, torch.bfloat16),
         ("torch_dist", 2, 2, torch.float32),
     ],
 )
-def test_the_weights_come_back_byte_for_byte(
-    form: str, tp: int, pp: int, dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = SIZES if form == "2019" else ()
+def test_the_weights_come_back_byte_for_byte(form: str, tp: int, pp: int, dtype: torch.dtype, tmp_path: Path) -> None:
     first, middle, second = (tmp_path / name for name in ("first", "megatron", "second"))
     first.mkdir()
-    model = SMALL if form == "2019" else OTHER
-    write_folder(first, source_of({name: weight.to(dtype) for name, weight in truth(model).items()}, model))
+    write_folder(first, source_of({name: weight.to(dtype) for name, weight in truth(OTHER).items()}, OTHER))
     there = ("--checkpoint", first, "--output", middle, "--format", form, "--tp", tp, "--pp", pp)
     assert run_main(to_megatron.main, *there) == 0
-    assert " ".join(map(str, flags)) in capsys.readouterr().err  # what the 2019 format does not record
-    assert run_main(merge_mp.main, "--checkpoint", middle, "--output", second, *flags) == 0
+    assert run_main(merge_mp.main, "--checkpoint", middle, "--output", second) == 0
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (second / name).read_bytes() == (first / name).read_bytes(), name
 
