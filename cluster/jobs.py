@@ -18,10 +18,10 @@ import psutil
 
 from cluster import slurm
 from cluster.slurm import QueuedJob
+from common.config import read_yaml
 from common.console import note
 from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
-from common.yaml_text import read_yaml
 from training.model_folder import stopped_mark
 from training.monitoring.heartbeat import progress_of
 

@@ -4,13 +4,17 @@
     settings.scrape.concurrency
 
 Unknown keys, wrong types and contradictions raise ConfigError, one line with the key's full path.
+
+YAML is read with every value as text, so that the type of a key decides what its value means, not its look: `no`,
+`1:30`, `010` and `2024-01-01` stay as written, and only null (`null`, `~`, nothing) becomes None. The Snakefile uses
+this reader, too, because Snakemake's own takes `no` for False.
+
 `python -m common.config > docs/config.md` writes the reference page from the models' docstrings.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -18,39 +22,90 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import Experiment, Section, Settings, closest
-from common.yaml_text import read_yaml, with_overrides
 
 JOB_SETTINGS = "URLS_TO_GPT2_SETTINGS"
 """Environment variable of a job of the workflow: path of the run's resolved settings."""
-_WORDS = {
-    "Input should": "must",
-    "String should": "must",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid list": "a list",
-    "a valid dictionary": "a mapping of keys",
-    "a valid tuple": "two numbers, such as [0.9, 0.999]",
-}
-"""Pydantic's words, and ours."""
+_NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 TOP_LEVEL = frozenset(Settings.model_fields) - frozenset(Experiment.model_fields)
 """What an override of a command with a model may name besides the model's own sections."""
 
 
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """Names of the keys in the section at `location`."""
-    section: Any = Settings
-    for part in location:
-        if section is Settings and part == "models":
-            section = {"": Experiment}
-        elif isinstance(section, dict):
-            section = section[""]
-        elif isinstance(part, int):  # an entry of a list
-            section = get_args(section)[0]
-        elif isinstance(part, str) and part in getattr(section, "model_fields", {}):
-            section = section.model_fields[part].annotation
-    return list(getattr(section, "model_fields", {}))
+class _TextLoader(yaml.SafeLoader):
+    """PyYAML's safe loader with only two implicit types, null and the merge key `<<`."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own class attribute)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in (_NULL, _MERGE)]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose one mapping. Raises MarkedYAMLError if it has a key twice."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+
+def _parse(text: str, source: str) -> object:
+    """YAML text as plain data. Raises ConfigError with the line of the error."""
+    try:
+        return yaml.load(text, Loader=_TextLoader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of an explicit tag, such as `!!int x`
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(f"{where}: not valid YAML: {problem}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError if it is missing, empty, not UTF-8 or not YAML."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give a YAML file") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
+    raw = _parse(text, str(path))
+    if not isinstance(raw, dict):
+        found = "empty" if raw is None else type(raw).__name__
+        raise ConfigError(f"{path}: must be a mapping of keys, not {found}")
+    return raw
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` updated with `more`, recursively. Copies, because YAML aliases share their sections."""
+    result = dict(base)
+    for key, value in more.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str], section: tuple[str, ...] = ()) -> dict[str, Any]:
+    """`raw` with each `section.key=value` set, below `section`. Raises ConfigError for a malformed one."""
+    result = dict(raw)
+    for override in overrides:
+        name, separator, text = override.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"override {override!r} must read section.key=value")
+        value = _parse(text, f"override {override!r}")
+        for key in reversed((*section, *name.split("."))):
+            value = {key: value}
+        assert isinstance(value, dict)
+        result = merged(result, value)
+    return result
+
+
+def _keys(section: type[Section] = Section) -> set[str]:
+    """The names of the keys of all sections."""
+    return set(section.model_fields).union(*map(_keys, section.__subclasses__()))
 
 
 def validate(raw: object, source: str) -> Settings:
@@ -64,24 +119,13 @@ def validate(raw: object, source: str) -> Settings:
         location = error["loc"]
         key = ".".join(str(part) for part in location)
         if error["type"] == "extra_forbidden":
-            hint = closest(str(location[-1]), _fields_at(location[:-1])) or "; docs/config.md lists the keys"
+            hint = closest(str(location[-1]), _keys()) or "; docs/config.md lists the keys"
             raise ConfigError(f"{source}: unknown key {key!r}{hint}") from None
         if error["type"] == "missing":
             raise ConfigError(f"{source}: key {key!r} is missing") from None
-        message = plain_words(error["msg"])
-        value = error["input"]  # text is shown as written if that is one line
-        plain = isinstance(value, str) and value.isprintable() and value.strip() == value != ""
-        shown = value if plain else repr(value)
-        given = "" if error["type"] == "value_error" else f" (given: {shown})"
-        raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
-
-
-def plain_words(message: str) -> str:
-    """A message of pydantic's in plain words: `must be a whole number`."""
-    message = re.sub(r", unable to (parse|interpret) .*| or instance of \w+", "", message.removeprefix("Value error, "))
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    return message
+        given = "" if error["type"] == "value_error" else f" (given: {error['input']!r})"
+        message = error["msg"].removeprefix("Value error, ") + given
+        raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}") from None
 
 
 def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None = None) -> Settings:
@@ -90,14 +134,11 @@ def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None =
     Raises ConfigError for a file that cannot be read, an unknown key or model, or an override without `=`.
     """
     raw = read_yaml(path)
-    models = raw.get("models")
-    if model is not None and isinstance(models, dict) and model not in models:
+    models = raw.get("models") or {}
+    if model is not None and model not in models:
         hint = closest(model, models)
         raise ConfigError(f"{path}: no model {model!r} under models{hint}; it has {', '.join(models) or 'none'}")
-    settings = validate(with_model_overrides(raw, overrides, model), str(path))
-    if model is not None and model not in settings.models:
-        raise ConfigError(f"{path}: no model {model!r} under models")
-    return settings
+    return validate(with_model_overrides(raw, overrides, model), str(path))
 
 
 def with_model_overrides(raw: Mapping[str, Any], overrides: Iterable[str], model: str | None) -> Mapping[str, Any]:

@@ -9,9 +9,7 @@ with replace_folder(folder, check) as new: ...        # write the files to `new`
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from glob import escape
 from pathlib import Path
-from tempfile import mkdtemp
 
 from common.errors import InputError
 from common.files import fsync, open_locked
@@ -58,32 +56,28 @@ def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = 
 def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterator[Path]:
     """Yield an empty folder that replaces `folder` when the block ends without an error.
 
-    The work is done in a temporary folder beside `folder`. `check(old, new)` is called before an older folder is
-    deleted; if it raises, `folder` stays as it was. What a killed command left is removed, and an older folder that it
-    had moved away is put back. Raises InputError if another process writes the same folder.
+    The work is done in FOLDER.partial/. `check(old, new)` is called before an older folder is deleted; if it raises,
+    `folder` stays as it was. What a killed command left is removed, and an older folder that it had moved away is put
+    back. Raises InputError if another process writes the same folder.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f"{folder.name[:100]}.partial-"
-    lock = folder.with_name(f"{prefix}lock")
+    work = folder.with_name(f"{folder.name}.partial")
+    new, old, lock = work / "new", work / "old", work / "lock"
+    work.mkdir(parents=True, exist_ok=True)
     with open_locked(lock, f"{folder}: another process is writing it; stop that one, or wait for it"):
         try:
-            for leftover in folder.parent.glob(f"{escape(prefix)}*"):
-                if leftover.is_dir() and all(path.name in ("new", "old") for path in leftover.iterdir()):
-                    if (leftover / "old").exists() and not folder.exists():
-                        (leftover / "old").rename(folder)
-                    shutil.rmtree(leftover)
-            work = Path(mkdtemp(prefix=prefix, dir=folder.parent))
-            new, old = work / "new", work / "old"
-            try:
-                new.mkdir()
-                yield new
-                for path in new.rglob("*"):
-                    fsync(path)
-                swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
-                shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
-                with suppress(OSError):  # an older folder that could not be put back stays
-                    work.rmdir()
+            if old.exists() and not folder.exists():
+                old.rename(folder)
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+            new.mkdir()
+            yield new
+            for path in new.rglob("*"):
+                fsync(path)
+            swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
         finally:
+            shutil.rmtree(new, ignore_errors=True)
+            if folder.exists():  # otherwise the older one could not be put back
+                shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
             lock.unlink(missing_ok=True)
+            with suppress(OSError):
+                work.rmdir()

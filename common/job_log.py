@@ -16,19 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from common.config import JOB_SETTINGS
 
 _LAST_LINE = re.compile(rb"finished after ([\d.]+) s; largest process (\d+) MB\s*\Z")
 _LONGEST = 100  # bytes of the line
+_STARTED = time.monotonic()  # imports of this module come first in every command
 
 
 class JobTime(NamedTuple):
     """What a log says of its command."""
 
     seconds: float
-    """From the start of the process, imports included."""
+    """From the start of the process."""
     memory_mb: int
     """Largest resident set of one of its processes."""
     ended: float
@@ -45,21 +44,12 @@ def finish() -> None:
         return
     if not stat.S_ISREG(out.st_mode) or (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino):
         return
-    seconds = _age()
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit
+    seconds = time.monotonic() - _STARTED
+    peak = 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     with suppress(OSError):  # a full disk: the work is done all the same
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(1, f"finished after {seconds:.1f} s; largest process {peak / 1e6:.0f} MB\n".encode())
-
-
-def _age() -> float:
-    """Seconds since this process started."""
-    started = psutil.Process().create_time()
-    if sys.platform == "linux":  # the time of the boot, which it is relative to, is in whole seconds
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - (started - psutil.boot_time())
-    return time.time() - started
 
 
 def read(path: Path) -> JobTime | None:

@@ -8,32 +8,19 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Lock
-from types import TracebackType
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from common.console import is_quiet
 
 LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
-
-
-class _Bar(Progress):
-    """A progress bar with a line of figures below it."""
-
-    figures = ""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """The lines to draw; rich calls this ten times per second."""
-        yield from super().get_renderables()
-        yield Text(self.figures, no_wrap=True, overflow="ellipsis")
 
 
 class Meter:
@@ -50,20 +37,21 @@ class Meter:
         self._lines = lines and not is_quiet()
         self._bytes = 0
         self._note = ""
-        self._bar: _Bar | None = None
+        self._bar: Progress | None = None
 
     def __enter__(self) -> "Meter":
         self._interval = LOG_INTERVAL
         if sys.stderr.isatty() and not is_quiet():
             self._interval = _BAR_INTERVAL
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = _Bar(
-                *columns,
+            names, figures = TextColumn("{task.description}"), TextColumn("{task.fields[figures]}")
+            self._bar = Progress(
+                *(names, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), figures),
                 console=Console(stderr=True),
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),  # printed lines appear above the bar
             )
-            self._task = self._bar.add_task(f"{self.label} ({self.unit})", total=self.total, completed=self.done)
+            name = f"{self.label} ({self.unit})"
+            self._task = self._bar.add_task(name, total=self.total, completed=self.done, figures="")
             self._bar.start()
         # (time, items, bytes) at the last updates: rates are computed since the oldest of them
         self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW / self._interval))
@@ -96,15 +84,12 @@ class Meter:
         if self._note:
             figures += f"; {self._note}"
         if self._bar is not None:
-            self._bar.figures = figures
-        if not self._lines or self._bar is not None:
-            return
-        of = f"/{self.total}" if self.total is not None else ""
-        print(f"{self.label}: {self.done}{of} {self.unit}, {figures}", file=sys.stderr, flush=True)
+            self._bar.update(self._task, figures=figures)
+        elif self._lines:
+            of = f"/{self.total}" if self.total is not None else ""
+            print(f"{self.label}: {self.done}{of} {self.unit}, {figures}", file=sys.stderr, flush=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

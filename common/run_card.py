@@ -1,11 +1,11 @@
 """run.json, the card of a result: what made it, where, when, from which settings and inputs. Imports no torch.
 
-    write_card(run / "run.json", settings=run / "settings/0123.yaml", seeds=seeds(data), inputs=paths)
+    write_card(run / "run.json", settings=run / "settings/0123.yaml", inputs=paths)
 
     {"format": 1, "started": "2026-11-22T20:11:31+00:00", "host": "node1", "folder": "/home/me/toolkit",
      "command": "python -m snakemake all", "commit": "fe430b8…", "versions": {"python": "3.11.7", "torch": "2.13.0", …},
-     "settings": {"path": "settings/0123.yaml", "sha256": "…"}, "seeds": {"models.tiny.train.seed": 1234},
-     "inputs": [{"path": "urls.txt", "size": 812, "modified": "2026-…", "sha256": "…"}]}
+     "settings": {"path": "settings/0123.yaml", "sha256": "…"},
+     "inputs": [{"path": "urls.txt", "size": 812, "modified": "2026-…"}]}
 
 `commit` ends in -dirty if tracked files were edited; it is null outside a git checkout. A card has a date, so it is no
 output of a rule and no part of a comparison.
@@ -17,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import islice
@@ -35,19 +35,10 @@ _LIBRARIES = (
     *("aiohttp", "turbohtml", "trafilatura", "newspaper3k", "ftfy", "pycld2", "langdetect", "tldextract", "datasketch"),
     *("gigatoken", "tiktoken", "tokenizers", "safetensors", "transformers"),
 )
-_MOST_INPUTS = 1000  # listed; the others are counted
-_HASHED = 16_000_000  # bytes of the largest file that is hashed; of a larger one, size and date tell
-_HASHED_IN_ALL = 256_000_000  # bytes; half a second
+_MOST_INPUTS = 1000  # listed
 
 
-def write_card(
-    path: Path,
-    *,
-    settings: Path | None = None,
-    seeds: Mapping[str, int] | None = None,
-    inputs: Iterable[Path] = (),
-    **more: Any,
-) -> None:
+def write_card(path: Path, *, settings: Path | None = None, inputs: Iterable[Path] = (), **more: Any) -> None:
     """Write a card. `settings`: the file with the resolved settings; `more`: further keys, JSON types."""
     card = {
         "format": 1,
@@ -57,13 +48,13 @@ def write_card(
         "command": shlex.join(sys.orig_argv),
         "commit": commit(),
         "versions": versions(),
-        "seeds": dict(seeds or {}),
+        "inputs": [_input(path) for path in islice(dict.fromkeys(inputs), _MOST_INPUTS)],
         **more,
     }
     if settings is not None:
         named = settings.relative_to(path.parent) if settings.is_relative_to(path.parent) else settings
         card["settings"] = {"path": str(named), "sha256": sha256(settings)}
-    write_json(path, card | _inputs(inputs))
+    write_json(path, card)
 
 
 def versions() -> dict[str, str]:
@@ -92,34 +83,12 @@ def commit(root: Path = _ROOT) -> str | None:
     return done.stdout.strip() or None
 
 
-def seeds(settings: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
-    """Every key called `seed` of settings as plain data, by its full path."""
-    found: dict[str, int] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= seeds(value, f"{prefix}{key}.")
-        elif key == "seed":
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _inputs(paths: Iterable[Path]) -> dict[str, Any]:
-    """`inputs`: path, size and date of each, the hash of small ones; `inputs_left_out`: how many are not listed."""
-    rest = iter(dict.fromkeys(paths))
-    listed, budget = [], _HASHED_IN_ALL
-    for path in islice(rest, _MOST_INPUTS):
-        entry: dict[str, Any] = {"path": str(path)}
-        try:
-            facts = path.stat()
-            entry |= {"size": facts.st_size, "modified": _date(facts.st_mtime)}
-            if path.is_file() and facts.st_size <= min(_HASHED, budget):  # not a folder, and not a pipe
-                budget -= facts.st_size
-                entry["sha256"] = sha256(path)
-        except OSError as error:
-            entry["error"] = error.strerror  # a later rule makes it, or says what is wrong
-        listed.append(entry)
-    left_out = sum(1 for _ in rest)
-    return {"inputs": listed, **({"inputs_left_out": left_out} if left_out else {})}
+def _input(path: Path) -> dict[str, Any]:
+    """Path, size and date of an input; the path alone if it does not exist: a later rule makes it, or says so."""
+    if not path.exists():
+        return {"path": str(path)}
+    facts = path.stat()
+    return {"path": str(path), "size": facts.st_size, "modified": _date(facts.st_mtime)}
 
 
 def _date(seconds: float) -> str:

@@ -15,6 +15,7 @@ from common.tables import text_table
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
+_COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")
 
 
 @dataclass
@@ -68,31 +69,21 @@ class Stats:
 
     def add(self, other: "Stats") -> None:
         """Add the counts of another part of the step."""
-        self.documents_in += other.documents_in
-        self.documents_out += other.documents_out
-        self.bytes_in += other.bytes_in
-        self.bytes_out += other.bytes_out
-        self.reasons += other.reasons
-        self.sizes_in += other.sizes_in
-        self.sizes_out += other.sizes_out
+        for name in (*_COUNTS, "reasons", "sizes_in", "sizes_out"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, examples in other.examples.items():
             self.examples[reason] = sorted(self.examples[reason] + examples, key=_id)[:_EXAMPLES]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data in a stable order, with the seconds since the step began."""
-        return {
-            "step": self.step,
-            "documents_in": self.documents_in,
-            "documents_out": self.documents_out,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "reasons": dict(sorted(self.reasons.items())),
-            **({"sizes_in": _histogram(self.sizes_in)} if self.sizes_in else {}),
-            **({"sizes_out": _histogram(self.sizes_out)} if self.sizes_out else {}),
-            **({"examples": dict(sorted(self.examples.items()))} if self.examples else {}),
-            "seconds": round(time.monotonic() - self._started, 3),
-            **self.extra,
-        }
+        counts = {name: getattr(self, name) for name in ("step", *_COUNTS)}
+        counts["reasons"] = dict(sorted(self.reasons.items()))
+        for name in ("sizes_in", "sizes_out"):
+            if sizes := getattr(self, name):
+                counts[name] = _histogram(sizes)
+        if self.examples:
+            counts["examples"] = dict(sorted(self.examples.items()))
+        return {**counts, "seconds": round(time.monotonic() - self._started, 3), **self.extra}
 
     def finish(self, path: Path | None) -> None:
         """Write everything as JSON if there is a path, and print a summary for people."""

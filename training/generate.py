@@ -21,7 +21,6 @@ from pathlib import Path
 import orjson
 
 from common import cli
-from common.config import plain_words
 from common.console import fail
 from common.errors import InputError
 from common.files import Document, optional_writer, read_lines, write_text
@@ -104,7 +103,7 @@ def _options(given: dict[str, object]) -> GenerateSettings:
     except ValidationError as errors:
         error = errors.errors()[0]
         flag = "--" + str(error["loc"][0]).replace("_", "-")
-        raise InputError(f"{flag} {error['input']}: {plain_words(error['msg'])}") from None
+        raise InputError(f"{flag} {error['input']}: {error['msg']}") from None
 
 
 def _answer_records(

@@ -80,8 +80,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         say(kept["text"])
         write_json(folder / "plan.json", kept)
         write_text(folder / "settings.yaml", settings)
-        seeds = run_card.seeds(experiment.model_dump())
-        _write_card(folder, seeds, [experiment.finetune] if experiment.finetune else [], data.train, world)
+        _write_card(folder, [experiment.finetune] if experiment.finetune else [], data.train, world)
         _ = data.train.content  # cached now: the files may change during the run
         (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised
     job = f"{world.launch.key}-{lock.token}"
@@ -280,12 +279,12 @@ def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
     return first_non_finite(models, session.parameters, partial(run_micro_batches, session, batches, 1.0, train=False))
 
 
-def _write_card(folder: Path, seeds: Mapping[str, int], start: Sequence[Path], data: Blend, world: World) -> None:
+def _write_card(folder: Path, start: Sequence[Path], data: Blend, world: World) -> None:
     """Write MODEL_FOLDER/run.json, the card of this start, which may `start` from weights."""
     prefixes = [part.corpus.prefix for part in data.parts]
     inputs = [*(suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")), *start]
     more = {"job": world.launch.key, "processes": world.size}
-    run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", seeds=seeds, inputs=inputs, **more)
+    run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", inputs=inputs, **more)
 
 
 def _write_done(folder: Path, last: Manifest) -> None:

@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common import run_card
-from common.config import JOB_SETTINGS, load_settings, settings_text, validate, write_settings
+from common.config import (
+    JOB_SETTINGS,
+    load_settings,
+    merged,
+    read_yaml,
+    settings_text,
+    validate,
+    with_overrides,
+    write_settings,
+)
 from common.console import fail, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import find_inputs, read_json, write_json, write_text
 from common.settings import Settings
-from common.yaml_text import merged, read_yaml, with_overrides
 from workflow import patches, steps
 
 _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
@@ -39,38 +47,14 @@ def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Se
     """
     paths, raw = list(files), dict[str, Any]()
     for path in paths:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ConfigError(f"{path}: a pipe can be read only once; save the configuration to a file")
         raw = merged(raw, read_yaml(path))
     source = ", ".join(map(str, paths))
     settings = validate(with_overrides(raw, overrides), source)
     try:
-        _check_names(settings)
-        settings.check_datasets()
+        settings.check_inputs()
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
     return settings
-
-
-def _check_names(settings: Settings) -> None:
-    """Raise ValueError for an input that does not exist, and for a path that Snakemake cannot handle."""
-    paths: dict[str, Iterable[object]] = {
-        "run": [settings.run],
-        "urls": settings.url_files(),
-        "sources": settings.source_files(),
-        "site": [settings.site],
-        "blacklist.domain_lists": settings.blacklist.domain_lists,
-        "decontaminate.files": settings.evaluation_files(),
-        "tokenize": [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe],
-        **{f"models.{name}.finetune": [model.finetune] for name, model in settings.models.items()},
-        **{f"models.{name}.data": [data.prefix for data in model.data] for name, model in settings.models.items()},
-    }
-    for key, named in paths.items():
-        for path in map(str, named):
-            if any(character in "{}" or not character.isprintable() for character in path):
-                raise ValueError(
-                    f"{key}: {path!r}: braces are wildcards to Snakemake, and lines end at a line break; rename it"
-                )
 
 
 def settings_path(settings: Settings) -> Path:
@@ -144,9 +128,8 @@ def _prepare_run(settings: Settings) -> None:
         path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
     patches.restore_times(settings.run)
-    seeds = run_card.seeds(settings.model_dump())
     place = patches.place(settings.run)
-    run_card.write_card(settings.run / run_card.NAME, settings=path, seeds=seeds, inputs=_inputs(settings), **place)
+    run_card.write_card(settings.run / run_card.NAME, settings=path, inputs=_inputs(settings), **place)
     if settings.urls:
         write_json(_crawl_layout(settings), {"shards": settings.shards})
     if warning := settings.dedup.low_recall():

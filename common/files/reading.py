@@ -49,8 +49,7 @@ _FOREIGN = {
 
 def foreign(head: bytes) -> str:
     """What a file that begins with `head` is, and the cure; empty if it may be text."""
-    binary = "binary data; convert it to text" if b"\0" in head[:512] else ""
-    return next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), binary)
+    return next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), "")
 
 
 def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:

@@ -1,9 +1,8 @@
 """The configuration section `cluster`: where jobs run, and what a Slurm site asks of them."""
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from common.settings.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
@@ -56,14 +55,6 @@ class SiteSettings(Section):
     """Further options of sbatch, such as --mail-type=END."""
     setup: list[str] = []
     """Shell commands that a job runs first, such as module load cuda."""
-
-    @field_validator("sbatch")
-    @classmethod
-    def _long_options(cls, options: list[str]) -> list[str]:
-        for option in options:
-            if not re.fullmatch(r"--[a-z][a-z-]*(=.+)?", option):
-                raise ValueError(f"{option!r} must be one long option with its value, such as --mail-type=END")
-        return options
 
 
 class CorpusJobSettings(SiteSettings):

@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.files import MAX_SHARDS
-from common.settings.robot import TOKEN, product_token
 from common.settings.section import PositiveFloat, PositiveInt, Section, Share
+
+_ROBOT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # a name in robots.txt
 
 
 class BlacklistSettings(Section):
@@ -53,9 +54,8 @@ class ScrapeSettings(Section):
 
     user_agent: str = "urls-to-gpt2/0.1"
     """User-Agent header, followed by the contact in parentheses."""
-    robot_name: Annotated[str, Field(pattern=rf"^({TOKEN})?$")] = ""
-    """Name of this robot in robots.txt; empty: the product token of user_agent, which is `MyBot` in both `MyBot/1.0`
-    and `Mozilla/5.0 (compatible; MyBot/1.0; +https://…)`."""
+    robot_name: Annotated[str, Field(pattern=rf"^({_ROBOT})?$")] = ""
+    """Name of this robot in robots.txt; empty: what user_agent begins with, such as `MyBot` in `MyBot/1.0`."""
     contact: str = ""
     """Mail address or web page for site owners; required to scrape public hosts."""
     resolve: dict[str, str] = {}
@@ -100,13 +100,13 @@ class ScrapeSettings(Section):
 
     @property
     def robot_token(self) -> str:
-        """The robot's name in robots.txt; empty only if obey_robots is off."""
-        return self.robot_name or product_token(self.user_agent) or ""
+        """The robot's name in robots.txt (RFC 9309, section 2.2.1)."""
+        return self.robot_name or re.split(r"[\s/]", self.user_agent, maxsplit=1)[0]
 
     @model_validator(mode="after")
     def _robot_is_named(self) -> Self:
-        name = self.robot_name
-        if self.obey_robots and not self.robot_token:
+        name = self.robot_token
+        if self.obey_robots and (not re.fullmatch(_ROBOT, name) or name == "Mozilla"):
             raise ValueError(f"user_agent {self.user_agent!r} names no robot: use `MyBot/1.0`, or set robot_name")
         if name.lower() not in self.user_agent.lower():  # RFC 9309: site owners find it in their logs
             raise ValueError(f"robot_name {name!r} must be a part of user_agent {self.user_agent!r}")
@@ -229,12 +229,6 @@ class DecontaminateSettings(Section):
     """Pieces of a document with this many characters or fewer are dropped."""
     max_pieces: PositiveInt = 10
     """Documents that fall into more pieces are dropped."""
-
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> Self:
-        if self.min_words > self.max_words:
-            raise ValueError(f"min_words {self.min_words} is greater than max_words {self.max_words}")
-        return self
 
 
 class TrainTokenizerSettings(Section):

@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from common.settings.cluster import JobSettings
 from common.settings.model import ModelSettings, ParallelSettings
@@ -30,13 +30,6 @@ class DataSettings(Section):
     """PREFIX of a dataset (PREFIX.bin, PREFIX.idx), from this toolkit or from Megatron-LM."""
     weight: PositiveFloat
     """Relative share of the samples; the weights need not add up to 1."""
-
-    @field_validator("prefix")
-    @classmethod
-    def _has_a_name(cls, prefix: Path) -> Path:
-        if not prefix.name or "\0" in str(prefix):
-            raise ValueError(f"{str(prefix)!r} is not a PREFIX; give the name of a dataset without .bin or .idx")
-        return prefix
 
 
 class Experiment(Section):
@@ -75,14 +68,6 @@ class Experiment(Section):
     def accumulation(self) -> int:
         """Micro-batches per optimiser step and data-parallel rank; unknown while the layout is `auto`."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
-
-    @field_validator("data")
-    @classmethod
-    def _corpora_differ(cls, data: list[DataSettings]) -> list[DataSettings]:
-        for number, source in enumerate(data):
-            if any(source.prefix == other.prefix for other in data[:number]):
-                raise ValueError(f"{source.prefix} is named twice; name it once, with the sum of its weights")
-        return data
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:
@@ -154,13 +139,4 @@ class Experiment(Section):
             raise ValueError("parallel is auto, but train.global_batch_size is missing; set it to the samples per step")
         if train.accumulation:
             raise ValueError(f"parallel is auto and chooses train.accumulation {train.accumulation}, too; leave it out")
-        if train.micro_batch_size and train.global_batch_size % train.micro_batch_size:
-            raise ValueError(
-                f"train.global_batch_size {train.global_batch_size} is not a multiple of train.micro_batch_size "
-                f"{train.micro_batch_size}; leave the latter out"
-            )
-        if train.compile == "model":
-            raise ValueError(
-                "parallel is auto, but train.compile model works without data-parallel ranks only; use blocks"
-            )
         return self

@@ -127,8 +127,10 @@ class Settings(CorpusSettings):
         """The datasets that a model is trained on: its own blend, or this run's corpus."""
         return self.experiment(name).data or [DataSettings(prefix=self.dataset_prefix, weight=1)]
 
-    def check_datasets(self) -> None:
-        """Raise ValueError for a dataset of a blend that does not exist and that this run does not build."""
+    def check_inputs(self) -> None:
+        """Raise ValueError for an input that does not exist and that this run does not build."""
+        for files in (self.url_files, self.source_files, self.evaluation_files):
+            files()
         for name, model in self.models.items():
             for source in model.data:
                 index = source.prefix.with_name(source.prefix.name + ".idx")

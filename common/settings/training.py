@@ -144,8 +144,6 @@ class TrainSettings(Section):
                 f"warmup_iterations {self.warmup_end} is longer than the run, {self.iterations} iterations; lower it, "
                 "or raise iterations"
             )
-        if self.decay_iterations and self.lr_decay == "constant":
-            raise ValueError(f"decay_iterations {self.decay_iterations}, but lr_decay constant has no end; remove one")
         if 0 < self.decay_iterations < self.warmup_end:
             raise ValueError(
                 f"decay_iterations {self.decay_iterations} is before the end of the warm-up, "
@@ -206,9 +204,3 @@ class GenerateSettings(Section):
     """Seed of the sampling, below 2^64."""
     samples: PositiveInt = 1
     """Texts to generate, with the seeds `seed`, `seed` + 1, …"""
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
-        if self.samples > 1 and self.temperature == 0:
-            raise ValueError(f"samples {self.samples}, but with temperature 0 all texts are the same; set samples to 1")
-        return self

@@ -19,7 +19,6 @@ from urllib.parse import quote
 from yarl import URL
 
 from common.errors import PageError
-from common.settings.robot import product_token
 from corpus.urls.url import Url, parse_url
 
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
@@ -178,8 +177,6 @@ def _lines(body: bytes) -> list[str]:
 def _match_length(agent: str, robot: str) -> int:
     """How many characters of an agent line match a robot's name: 0 for `*`, -1 if it does not match."""
     name, robot = re.split(r"[\s/]", agent, maxsplit=1)[0].lower(), robot.lower()
-    if "*" not in name and name != robot:
-        name = (product_token(agent) or name).lower()
     return len(name.replace("*", "")) if name and _matches(name.split("*"), robot, to_end=True) else -1
 
 

@@ -45,11 +45,11 @@ def test_a_replaced_folder_is_gone_and_a_refused_one_or_one_that_is_being_writte
 
 def test_what_a_killed_command_left_is_removed_and_the_older_folder_put_back(tmp_path: Path) -> None:
     result = tmp_path / "result"
-    folder(tmp_path / "result.partial-killed_1/new", "half")
-    folder(tmp_path / "result.partial-killed_2/old", "older")
-    folder(tmp_path / "result.partial-notes/mine", "mine")
-    (tmp_path / "result.partial-lock").touch()
+    folder(tmp_path / "result.partial/new", "half")
+    folder(tmp_path / "result.partial/old", "older")
+    folder(tmp_path / "result.partial/mine", "mine")
+    (tmp_path / "result.partial/lock").touch()
     with pytest.raises(InputError), replace_folder(result, refuse):
         pass
     assert (result / "file").read_text() == "older"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["result", "result.partial-notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result", "result.partial"]

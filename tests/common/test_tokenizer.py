@@ -63,5 +63,5 @@ def test_files_that_are_missing_or_do_not_belong_together_are_an_error(tmp_path:
         vocabulary_files(files.encoder_json, files.vocab_bpe)
     for merges in (b"#version: 0.2\n\xc4\xa0 t\n", b"\xff\xfe"):
         files.vocab_bpe.write_bytes(merges)
-        with pytest.raises(InputError, match=r"vocab\.bpe: .*encoder\.json"):
+        with pytest.raises(InputError, match=r"vocab\.bpe: "):
             Tokenizer(files).encode("a")

@@ -10,8 +10,7 @@ from tokenizers import Tokenizer as Peer
 from transformers import GPT2Tokenizer
 
 from common.errors import InputError
-from common.tokenizer import Tokenizer, TokenizerJson
-from common.vocabulary import CHARACTERS, END_OF_TEXT, Vocabulary, to_json
+from common.tokenizer import CHARACTERS, END_OF_TEXT, Tokenizer, Vocabulary, VocabularyFiles, to_json
 
 ODD = [
     *("Naïve café — 3.14", " leading and trailing ", "\n\n\ttabs  and   runs\r\n", "I'll we've they'RE 'quoted'"),
@@ -25,9 +24,9 @@ def test_what_we_write_and_what_transformers_writes_mean_the_same(tmp_path: Path
     theirs = Peer.from_str(json.dumps(raw))
     assert theirs.token_to_id("<|endoftext|>") == 50256 and theirs.get_vocab_size() == 50257
     assert theirs.encode("<|endoftext|>").ids == [50256]  # as in the file that transformers writes
-    assert not isinstance(ours.files, TokenizerJson)
+    assert isinstance(ours.files, VocabularyFiles)
     GPT2Tokenizer(str(ours.files.encoder_json), str(ours.files.vocab_bpe)).save_pretrained(tmp_path)
-    read, saved = Tokenizer(TokenizerJson(tmp_path / "tokenizer.json")), Peer.from_file(f"{tmp_path}/tokenizer.json")
+    read, saved = Tokenizer(tmp_path / "tokenizer.json"), Peer.from_file(f"{tmp_path}/tokenizer.json")
     assert read.vocabulary == ours.vocabulary
     for text in ODD:
         ids = ours.encode(text).tolist()
@@ -59,4 +58,4 @@ def test_a_tokenizer_that_would_give_other_ids_is_refused_by_what_differs(
     spoil(raw)
     path.write_text(json.dumps(raw))
     with pytest.raises(InputError, match=rf"tokenizer\.json: .*{says}"):
-        Tokenizer(TokenizerJson(path)).encode("text")
+        Tokenizer(path).encode("text")

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_settings, settings_text
+from common.config import load_settings, read_yaml, settings_text, with_overrides
 from common.errors import ConfigError
-from common.yaml_text import read_yaml, with_overrides
 
 # What YAML 1.1 takes for booleans, numbers in base 8 and 60, dates and special floats.
 MISREAD = ("no", "true", "1:30", "010", "2024-01-01", "1e3", "1_000", ".inf", "=")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from common.config import with_overrides
 from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
-from common.yaml_text import with_overrides
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
 from workflow import steps
 

@@ -69,7 +69,6 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("run: 'a{b}'\nsources: [{path: .}]", "run: 'a{b}'"),
         ("run: x\nrun: y\n", "config.yaml:2: not valid YAML: key 'run'"),
         ("run: x\n\tsources: []", "config.yaml:2: "),
         ("run: x\nsources: []\n# caf\xe9\n", "config.yaml:3: "),

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.config import plain_words
 from common.errors import CheckpointError, ConfigError, InputError
 from common.files import read_json
 from common.settings import ModelSettings
@@ -132,7 +131,7 @@ def read_config(folder: Path) -> ModelSettings:
     except ValidationError as errors:
         problem = errors.errors()[0]
         where = ".".join(map(str, problem["loc"]))
-        raise CheckpointError(f"{path}: {where}{': ' if where else ''}{plain_words(problem['msg'])}") from None
+        raise CheckpointError(f"{path}: {where}{': ' if where else ''}{problem['msg']}") from None
     if config.get("n_inner") not in (None, 4 * model.n_embd):
         raise CheckpointError(
             f"{path}: n_inner is {config['n_inner']}, only 4 x n_embd = {4 * model.n_embd} is supported"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.files import read_json, write_json, write_text
-from common.tokenizer import END_OF_TEXT, Tokenizer, TokenizerJson, VocabularyFiles
-from common.vocabulary import to_json
+from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles, to_json
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
@@ -36,7 +35,7 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     if files.encoder_json.is_file() and files.vocab_bpe.is_file():
         return Tokenizer(files)
     whole = folder / "tokenizer.json"
-    return Tokenizer(TokenizerJson(whole)) if whole.is_file() else None
+    return Tokenizer(whole) if whole.is_file() else None
 
 
 def true_vocabulary(rows: int, tokenizer: Tokenizer | None, wanted: int | None = None) -> int:

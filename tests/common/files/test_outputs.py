@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "pair",
     [
         *(("a", "deep/../a"), ("a", "soft"), ("a", "hard"), ("new", "dangling"), ("new", "new")),
-        *(("deep/x", "round/x")),
+        ("deep/x", "round/x"),
     ],
 )
 def test_two_outputs_that_are_one_file_are_refused(pair: tuple[str, str]) -> None:

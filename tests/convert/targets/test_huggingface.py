@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from common.errors import CheckpointError, InputError
-from common.tokenizer import Tokenizer, TokenizerJson
-from common.vocabulary import to_json
+from common.tokenizer import Tokenizer, to_json
 from convert.arguments import Options
 from convert.merge_mp import parse_size
 from convert.sources.huggingface import open_folder
@@ -117,7 +116,7 @@ def test_shards_are_those_of_transformers(sizes: list[int], limit: int) -> None:
 def test_gpt2s_vocabulary_is_added_or_kept_and_transformers_reads_either_form(tmp_path: Path, own: bool) -> None:
     (tmp_path / "t.json").write_text(json.dumps(to_json(Tokenizer().vocabulary)))
     model = Architecture(n_layer=1, n_head=1, n_embd=2, n_positions=8, n_inner=8, vocab_size=50257)
-    tokenizer = Tokenizer(TokenizerJson(tmp_path / "t.json")) if own else None
+    tokenizer = Tokenizer(tmp_path / "t.json") if own else None
     folder = folder_of(tmp_path, source_of(truth(model), model, tokenizer=tokenizer))
     for name in ("config.json", "generation_config.json"):
         assert json.loads((folder / name).read_text())["eos_token_id"] == 50256

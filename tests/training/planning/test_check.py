@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from common.config import validate
+from common.config import validate, with_overrides
 from common.errors import ConfigError
 from common.settings import Settings
-from common.yaml_text import with_overrides
 from training.planning import machines
 from training.planning.fit import check_fits, gib, predict, prepare
 from training.planning.machines import GIB, Machine, available_memory, machine, machine_of_job

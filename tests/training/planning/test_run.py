@@ -62,7 +62,6 @@ def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "train", "names"),
     [
-        ([("books", 1), ("books", 2)], {}, "books is named twice"),
         ([("books", 1), ("short", 1)], {"split": "1,0,0"}, "short: .* 3 tokens in 1 documents"),
         ([("books", 1), ("other", 1)], {}, "books with token 256 and .*other with token 3"),
     ],
