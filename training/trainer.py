@@ -6,7 +6,7 @@ iteration trains one step (`training.step`), and reports, validates and saves wh
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
