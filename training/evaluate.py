@@ -9,7 +9,7 @@
 PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any other file, read as one text. The
 tokens are cut into windows of the model's sequence length that do not overlap; every token but the first is predicted
 once. Several datasets get a line each, and the loss over all is the mean over their tokens. --max-tokens takes windows
-evenly spaced over all data; what takes longer than ten seconds says its time first. --part valid or test
+evenly spaced over all data. --part valid or test
 evaluates documents that the model was not trained on: checkpoints and merged folders record their train.split.
 
 --task wikitext reads one file in WikiText's format (wiki.test.tokens, wiki.test.raw) and computes the word perplexity
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check_data(arguments)
 
     from corpus.index import suffixed
-    from training.evaluation.data import choose_split, dataset_vocabulary
+    from training.evaluation.data import dataset_vocabulary
     from training.inference.load import load_model, trained_split
     from training.precision import precision_type
 
@@ -73,7 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_outputs([arguments.output], files)
     split = None
     if part != "all":
-        split = choose_split(checkpoint, paths, part, arguments.split, trained_split(checkpoint))
+        split = arguments.split or trained_split(checkpoint)
+        if split is None:
+            raise InputError(
+                f"{checkpoint}: does not say which documents it was trained on; for --part {part} give "
+                "--split, the train.split of its training"
+            )
     model, tokenizer = load_model(checkpoint, dataset_vocabulary(paths))
     model.dtype = precision_type("auto", model.wte.weight.device)
     about = {"checkpoint": str(checkpoint), "data": ", ".join(map(str, paths))}

@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from common.console import note, say
+from common.console import say
 from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
-from common.settings import Experiment, ParallelSettings, TrainSettings
+from common.settings import Experiment, TrainSettings
 from training.kernels import library
 from training.launch.process_group import World
 from training.parallel.collectives import all_gather, run_on_rank0
 from training.precision import precision_type
 
-ATTENTION = ("flash", "cudnn", "efficient", "math")
-_SWITCHES = ("flash", "cudnn", "mem_efficient", "math")  # torch's names of the same
+_SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}  # torch's names
+ATTENTION = tuple(_SWITCHES)
 REPEATABLE = ("flash", "math")
 """Those whose gradients are the same bits in every run under `torch.use_deterministic_algorithms`."""
 
@@ -53,8 +53,6 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product runs
         torch.use_deterministic_algorithms(True)
-    if (ignored := ignored_keys(train, parallel, world.device.type)) and world.rank == 0:
-        note(f"without effect here: {', '.join(ignored)}")
     if world.device.type != "cuda":
         return
     heads, head_size = model.n_head // parallel.tensor, model.n_embd // model.n_head
@@ -78,17 +76,6 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
     missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
     lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
     library.select([] if lacking else found["kernels"])
-
-
-def ignored_keys(train: TrainSettings, parallel: ParallelSettings, device: str) -> list[str]:
-    """The keys that were set but change nothing on this kind of device, or with so few ranks, each with the reason."""
-    keys = {
-        f"train.attention={train.attention} (no GPU)": device == "cpu" and train.attention != "auto",
-        f"train.kernels={train.kernels} (no GPU)": device == "cpu" and train.kernels == "on",
-        f"parallel.zero_stage={parallel.zero_stage} (parallel.data is 1)": parallel.zero_stage and parallel.data == 1,
-        "parallel.sequence_parallel (parallel.tensor is 1)": parallel.sequence_parallel and parallel.tensor == 1,
-    }
-    return [key for key, ignored in keys.items() if ignored]
 
 
 def _recorded(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
@@ -123,9 +110,10 @@ def _measured(
     return found
 
 
-def use_attention(kernel: str) -> None:
-    """Let attention run in this kernel alone, from now on."""
-    _enable([name == kernel for name in ATTENTION])
+def use_attention(*kernels: str) -> None:
+    """Let attention run in these kernels alone, from now on."""
+    for name, switch in _SWITCHES.items():
+        getattr(torch.backends.cuda, f"enable_{switch}_sdp")(name in kernels)
 
 
 def measure_attention(
@@ -133,19 +121,15 @@ def measure_attention(
 ) -> dict[str, float]:
     """Milliseconds of a forward and a backward pass on the current GPU, by kernel; those that cannot run are left out.
 
-    Which kernels are enabled is restored.
+    The last one stays selected.
     """
-    before = _enabled()
     times = {}
-    try:
-        for kernel in kernels:
-            use_attention(kernel)
-            try:
-                times[kernel] = _time(shape, dtype, dropout)
-            except RuntimeError:  # no such kernel for this GPU, type or shape; or out of memory
-                torch.cuda.empty_cache()
-    finally:
-        _enable(before)
+    for kernel in kernels:
+        use_attention(kernel)
+        try:
+            times[kernel] = _time(shape, dtype, dropout)
+        except RuntimeError:  # no such kernel for this GPU, type or shape; or out of memory
+            torch.cuda.empty_cache()
     return times
 
 
@@ -158,15 +142,6 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
             "train.micro_batch_size"
         )
     return min(allowed, key=lambda kernel: allowed[kernel])
-
-
-def _enabled() -> list[bool]:
-    return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _SWITCHES]
-
-
-def _enable(switches: list[bool]) -> None:
-    for name, on in zip(_SWITCHES, switches, strict=True):
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
 
 
 def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:

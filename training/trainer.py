@@ -38,7 +38,7 @@ from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.operations import choose_operations
 from training.optimizer import learning_rate, make_optimizer, rate_change, steps_taken
 from training.parallel.collectives import all_gather, run_on_all_ranks
-from training.parallel.layout import build_model, compile_mode, coordinates, make_mesh, named_parameters
+from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline
 from training.parallel.randomness import RandomStreams
 from training.planning.run import Plan, duration
@@ -188,7 +188,6 @@ class Trainer:
     writer: CheckpointWriter
     logger: MetricsLogger
     progress: Progress
-    first_step_reported: bool = False
 
     def run(self, batches: Iterator[list[Batch]]) -> None:
         """Step, report, validate and save until the last iteration, or until asked to stop."""
@@ -221,13 +220,7 @@ class Trainer:
         batch = next(batches)
         waited = time.perf_counter() - asked
         self.heartbeat.beat(iteration, "step")
-        begun = time.perf_counter()
         step = train_step(session, iteration, batch, rate, guard.scale, guard.accepts, self.stop.poll())
-        if not self.first_step_reported:
-            self.first_step_reported = True
-            compiled = compile_mode(session.experiment.train.compile, session.world.device) != "none"
-            if compiled and session.world.rank == 0:
-                say(f"iteration {iteration} took {time.perf_counter() - begun:.0f} s, nearly all of it compilation")
         guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()

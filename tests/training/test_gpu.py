@@ -29,7 +29,7 @@ def undo_choices() -> Iterator[None]:
     """A run chooses its operations for the whole process."""
     yield
     torch.use_deterministic_algorithms(False)
-    operations._enable([True] * len(operations.ATTENTION))
+    operations.use_attention(*operations.ATTENTION)
     library.select(())
     torch._dynamo.reset()
 

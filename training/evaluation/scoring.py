@@ -1,10 +1,8 @@
 """The loss of one unsharded model: summed over samples or overlapping windows; its mean, perplexity, bits per byte."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import timedelta
 from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -14,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.console import note
 from common.errors import InputError
 from common.progress import Meter
 from common.tokenizer import Lengths
@@ -98,14 +95,11 @@ def logits_at(model: GPT2, tokens: Tensor, selected: Tensor) -> Tensor:
     return model.logits(x[selected].float())
 
 
-LONG = 10  # seconds: what takes longer says so first
-
-
 @torch.no_grad()
 def evaluate(model: GPT2, samples: Samples, byte_lengths: Lengths | None = None, share: float = 1.0) -> dict[str, Any]:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included.
 
-    With a `share` below 1, over that share of the windows, evenly spaced, but at least one. Says its time beforehand.
+    With a `share` below 1, over that share of the windows, evenly spaced, but at least one.
     With the bytes of each token id (`Tokenizer.byte_lengths`) also the bits per byte of the predicted text, where
     end-of-text costs bits and has no bytes. They compare models of different vocabularies.
     """
@@ -114,8 +108,6 @@ def evaluate(model: GPT2, samples: Samples, byte_lengths: Lengths | None = None,
     numbers = [number * windows // count for number in range(count)]
     tail = samples.tail() if count == windows else np.empty(0, np.int64)
     predicted = count * samples.seq_len
-    if count:
-        _say_time(model, samples, predicted)
     total = sum_of_losses(model, samples, numbers, BATCH)
     if len(tail) > 1:
         device = next(model.parameters()).device
@@ -128,21 +120,6 @@ def evaluate(model: GPT2, samples: Samples, byte_lengths: Lengths | None = None,
     if byte_lengths is not None:
         text = sum(int(byte_lengths[tokens[1:]].sum()) for tokens in chain(map(samples.sample, numbers), [tail]))
     return _result(total, predicted, samples.tokens - 1, samples.documents, text)
-
-
-def _say_time(model: GPT2, samples: Samples, tokens: int) -> None:
-    """Say what evaluating `tokens` takes, by the second of two single windows, if that is long."""
-    seconds = 0.0
-    for _ in range(2):
-        began = time.perf_counter()
-        sum_of_losses(model, samples, range(1), 1)
-        seconds = (time.perf_counter() - began) * tokens / samples.seq_len
-    if seconds > LONG:
-        device = next(model.parameters()).device.type
-        note(
-            f"{samples.corpus.prefix}: {tokens:,} of {samples.tokens - 1:,} tokens take about "
-            f"{timedelta(seconds=round(seconds))} on this {device.upper()}"
-        )
 
 
 def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

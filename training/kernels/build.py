@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ class Compiler:
 
     def version(self) -> str:
         """What it says about itself. Raises KernelError if it does not run."""
-        return _output(self.path, "--version")
+        return _version(self.path)
 
     def library(self, folder: Path) -> Path:
         """Where its library is, or will be: the name ends with a hash of all that it depends on."""
@@ -122,24 +121,18 @@ def _compile(compiler: Compiler, scratch: Path, limit: float) -> None:
     """Write library.so into a folder; raises KernelError with the first error."""
     sources = [str(path) for path in _sources() if path.suffix == ".cu"]
     log = scratch / "log"
-    with open(log, "wb") as file:
-        # in a session of its own: nvcc starts other programs, which must end with it
-        process = subprocess.Popen(
-            [compiler.path, *compiler.flags, "-o", str(scratch / "library.so"), *sources],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=scratch, start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise KernelError(f"{compiler.path}: still compiling after {limit:.0f} s; stopped") from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if code != 0:
+    command = [compiler.path, *compiler.flags, "-o", str(scratch / "library.so"), *sources]
+    try:
+        with open(log, "wb") as file:  # not a pipe, which the programs that nvcc starts would keep open
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=limit, check=False
+            )
+    except subprocess.TimeoutExpired:
+        raise KernelError(f"{compiler.path}: still compiling after {limit:.0f} s; stopped") from None
+    if done.returncode != 0:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
         errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line)] or [line for line in lines if line]
-        raise KernelError(f"{compiler.path}: {errors[0] if errors else f'ended with code {code}'}")
+        raise KernelError(f"{compiler.path}: {errors[0] if errors else f'ended with code {done.returncode}'}")
 
 
 def _sources() -> list[Path]:
@@ -160,11 +153,11 @@ def _digest(*texts: str) -> str:
 
 
 @cache
-def _output(path: str, option: str) -> str:
+def _version(path: str) -> str:
     try:
-        result = subprocess.run([path, option], capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"{path}: {error}") from None
     if result.returncode != 0:
-        raise KernelError(f"{path} {option} ended with code {result.returncode}: {result.stderr.strip()[:200]}")
+        raise KernelError(f"{path} --version ended with code {result.returncode}: {result.stderr.strip()[:200]}")
     return result.stdout

@@ -13,7 +13,7 @@ from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import LogSettings
-from training.parallel.collectives import all_gather
+from training.parallel.collectives import run_on_all_ranks
 
 
 class Board(Protocol):
@@ -40,21 +40,19 @@ def open_boards(
     `config`: the settings that Weights & Biases shows.
     Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
     """
-    boards: list[Board] = []
-    problem = ""
-    if on_rank0 and log.tensorboard:
-        try:
-            boards.append(TensorBoard(folder, iteration))
-        except ImportError as error:
-            warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
-    if on_rank0 and log.wandb:
-        try:
+
+    def opened() -> list[Board]:
+        boards: list[Board] = []
+        if on_rank0 and log.tensorboard:
+            try:
+                boards.append(TensorBoard(folder, iteration))
+            except ImportError as error:
+                warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
+        if on_rank0 and log.wandb:
             boards.append(WeightsAndBiases(folder, log.wandb, name, config))
-        except ConfigError as error:
-            problem = str(error)
-    if any(problems := all_gather(problem)):
-        raise ConfigError(next(filter(None, problems)))
-    return boards
+        return boards
+
+    return run_on_all_ranks(opened)
 
 
 class TensorBoard:

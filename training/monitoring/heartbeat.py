@@ -43,11 +43,8 @@ class Heartbeat:
     def __enter__(self) -> "Heartbeat":
         if self.rank == 0:
             _remove_old(self.folder)
-        for _ in range(100):  # a job that ends meanwhile may remove the parent folder
-            with suppress(FileNotFoundError):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._stacks = (self.folder / f"rank_{self.rank:05d}.stacks").open("w")
-                break
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._stacks = (self.folder / f"rank_{self.rank:05d}.stacks").open("w")
         self._path = Path(self._stacks.name).with_suffix(".json")
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self.beat(0, "start")

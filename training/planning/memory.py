@@ -75,11 +75,6 @@ def _elements(names: tuple[str, ...], sizes: Sizes, tensor: int, ranks: int) -> 
     return elements
 
 
-def rank_parameters(model: ModelSettings, layout: Layout, rank: int = 0) -> int:
-    """Elements of parameters on the fullest rank of a pipeline stage, whole or, from ZeRO 1 on, its shards."""
-    return held(model, layout, rank, layout.data if layout.zero_stage else 1).total
-
-
 def in_flight(layout: Layout, rank: int) -> float:
     """Micro-batches whose activations a pipeline rank keeps at once; with virtual stages, a sum of their shares."""
     pipeline, stages, count = layout.pipeline, layout.virtual_stages, layout.accumulation

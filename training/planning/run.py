@@ -126,7 +126,7 @@ def _predicted_rows(prediction: Prediction, iterations: int) -> dict[str, str]:
     if machine.timed:
         total = duration(iterations * prediction.step_seconds)
         speed = f"{prediction.tokens_per_second:,.0f} tokens per second, MFU {prediction.mfu:.0%}"
-        rows["time"] = f"predicted {total} at {speed}{', uncalibrated' * bool(prediction.uncalibrated)}"
+        rows["time"] = f"predicted {total} at {speed}"
     return rows
 
 

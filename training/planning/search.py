@@ -83,15 +83,6 @@ class Prediction:
         return self.tokens_per_second * flops_per_token(self.workload.model) / peak
 
     @property
-    def uncalibrated(self) -> str:
-        """Why the speed deserves little trust: no published run like it was compared (docs/planning.md); or empty."""
-        if self.machine.name.partition("-")[0] not in ("a100", "h100"):
-            return "only A100s and H100s were compared with published runs; V100s were predicted 27 to 65 % too fast"
-        if self.layout.world_size == 1 and self.workload.model.parameters < 1e9:
-            return "small models on one GPU were predicted 27 to 65 % too fast"
-        return ""
-
-    @property
     def bubble_share(self) -> float:
         """The share of the step's time that a GPU waits for other stages of the pipeline."""
         return bubble_share(self.layout.pipeline, self.layout.virtual_stages, self.layout.accumulation)

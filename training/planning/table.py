@@ -50,12 +50,10 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
 
 
 def remarks(prediction: Prediction) -> list[tuple[str, str]]:
-    """Lines on a speed that is not predicted, or not to be trusted, and on what offload needs."""
+    """Lines on a speed that is not predicted, and on what offload needs."""
     found = []
     if not prediction.machine.timed:
         found.append(("speed", "not predicted on CPUs; training.probe measures it"))
-    elif prediction.uncalibrated:
-        found.append(("speed", f"uncalibrated: {prediction.uncalibrated}"))
     if prediction.layout.offload:
         host = 16 * prediction.workload.model.parameters / prediction.layout.world_size  # weight, gradient, two moments
         found.append(("offload", f"each GPU needs {host / GIB:,.1f} GiB of CPU memory"))
@@ -159,7 +157,6 @@ def _document(prediction: Prediction, tokens: float) -> dict[str, Any]:
         "headroom_bytes": prediction.machine.memory - prediction.memory_bytes,
         "memory_by_part": by_part(prediction.memory),
         **(times if timed else dict.fromkeys(times)),
-        "uncalibrated": prediction.uncalibrated,
         "bubble_share": prediction.bubble_share,
         "bytes_per_step": dict(zip(("in_node", "between_nodes"), prediction.links, strict=True)),
         "terms": {part: [term._asdict() for term in each] for part, each in terms.items()},

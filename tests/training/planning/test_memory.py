@@ -9,7 +9,7 @@ from common.settings import Experiment, ModelSettings
 from tests.training.planning.simulated_step import simulate
 from training.planning.layout import Layout, Workload, by_part, total
 from training.planning.machines import Machine, known_gpus
-from training.planning.memory import PARTS, in_flight, memory_terms, peak, rank_parameters
+from training.planning.memory import PARTS, held, in_flight, memory_terms, peak
 
 GPU = Machine("h100", 2**60, known_gpus()["h100"], 8)  # memory without end: the loss is whole
 UNEVEN = {"n_layer": 5, "n_head": 6, "n_embd": 42, "seq_len": 18, "vocab_size": 257}  # as FSDP's shards are
@@ -65,7 +65,7 @@ def test_parameters_and_peak_are_those_of_a_simulated_step(
     workload, layout = Workload.of(experiment, GPU), Layout.of(experiment)
     pipeline_rank = rank // (layout.data * layout.tensor)  # ranks are (pp, dp, tp) with tp fastest
     found = simulate(experiment, rank)
-    mine = rank_parameters(workload.model, layout, pipeline_rank)
+    mine = held(workload.model, layout, pipeline_rank, layout.data if layout.zero_stage else 1).total
     assert [found[key] for key in ("parameters", "gradients", "optimizer")] == [4 * mine, 4 * mine, 8 * mine]
     if model != "uneven":
         assert sum(peak(workload, layout, GPU, pipeline_rank)) == pytest.approx(found["peak"], rel=0.04)
@@ -73,8 +73,8 @@ def test_parameters_and_peak_are_those_of_a_simulated_step(
 
 def test_a_rank_holds_the_known_numbers_of_parameters() -> None:
     model = GPT2_345M.model
-    assert rank_parameters(model, Layout()) == 354_871_296  # 50,304 rows
-    assert rank_parameters(model, Layout(tensor=2)) == 178_100_224  # 50,432 rows
+    assert held(model, Layout(), 0).total == 354_871_296  # 50,304 rows
+    assert held(model, Layout(tensor=2), 0).total == 178_100_224  # 50,432 rows
     assert model.parameters == 354_823_168  # 50,257 rows
 
 
