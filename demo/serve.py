@@ -70,16 +70,7 @@ def read_site(folder: Path) -> list[Page]:
     if not isinstance(site, dict) or site.get("format") != _FORMAT:
         raise InputError(f"{path}: not a recorded site of format {_FORMAT}; make it again")
     try:
-        return [
-            Page(
-                url=entry["url"],
-                body=(folder / entry["body"]).read_bytes(),
-                status=entry["status"],
-                headers=entry["headers"],
-                delay=entry["delay"],
-            )
-            for entry in site["pages"]
-        ]
+        return [Page(**{**entry, "body": (folder / entry["body"]).read_bytes()}) for entry in site["pages"]]
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: a page lacks {error}; make the site again") from None
 

@@ -9,8 +9,7 @@ from common.files import read_json
 from common.settings import Settings
 from common.tables import text_table
 from report.funnel import Step, funnel
-from report.models import trained_models
-from report.overview import split_samples
+from report.models import split_samples, trained_models
 from workflow import steps
 
 LINES, COLUMNS = 24, 100

@@ -8,7 +8,8 @@ Reads the stats.json files, training curves, evaluations and samples below DIR; 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from common import cli, page
 from common.config import load_settings, settings_text
 from common.errors import InputError, ToolkitError
 from common.files import read_json, read_text, write_text
+from common.page import duration, number
 from common.settings import Settings
 from report.corpus import corpus_figures
 from report.curves import curve_charts, curve_rows
-from report.funnel import bytes_chart, documents_chart, funnel
-from report.layout import card_of, comparisons, memory_chart
-from report.models import trained_models
-from report.overview import facts, in_short, split_samples, versions
-from report.timing import Clock, gantt_chart, spread, timeline
+from report.funnel import Step, bytes_chart, documents_chart, funnel
+from report.layout import comparisons, memory_chart
+from report.models import Model, split_samples, trained_models
+from report.timing import Clock, Work, gantt_chart, spread, timeline
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -36,14 +37,14 @@ def render(run: Path, settings: Settings | None = None) -> str:
         )
     works = timeline(run, models, settings.shards if settings else None)
     known = settings or _settings_of(run)
-    card_file = run / "run.json"
+    card_file, names = run / "run.json", ", ".join(model.name for model in models)
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
         "report",
         "template.html",
         title=run.name or str(run),
-        summary=in_short(run, models),
-        facts=facts(steps, models, works),
+        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.",
+        facts=_facts(steps, models, works),
         steps=steps,
         documents_chart=documents_chart(steps) if steps else None,
         bytes_chart=bytes_chart(steps) if any(step.unit != "URLs" for step in steps) else None,
@@ -58,11 +59,49 @@ def render(run: Path, settings: Settings | None = None) -> str:
         clock=Clock(works),
         gantt_chart=gantt_chart(works) if works else None,
         samples={model.name: split_samples(model.sample, known) for model in models if model.sample},
-        cards=[card for model in models if (card := card_of(model))],
         config=settings_text(settings) if settings else _configuration(run),
         run_card=run_card,
-        versions=versions(run_card, steps, models),
+        versions=_versions(run_card, steps, models),
     )
+
+
+def _facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work]) -> list[tuple[str, str]]:
+    """(name, value) of what a person wants to know first."""
+    found: list[tuple[str, str]] = []
+    if works:
+        ended = max(work.ended for work in works)
+        found.append(("finished (UTC)", f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M}"))
+        found.append(("time at work", duration(Clock(works).at(ended))))
+    if steps:
+        first, last = steps[0], steps[-1]
+        found.append((f"{first.unit} in", number(first.documents_in)))
+        found.append(("documents kept", number(last.documents_out)))
+        if last.tokens is not None:
+            found.append(("tokens in the dataset", number(last.tokens)))
+    for model in models:
+        head = f"{model.name}: " if len(models) > 1 else ""
+        if model.parameters:
+            found.append((f"{head}parameters", number(model.parameters)))
+        if model.tokens:
+            found.append((f"{head}tokens seen", number(model.tokens)))
+        if model.epochs:
+            found.append((f"{head}epochs", f"{model.epochs:.2f}"))
+        if model.valid_loss is not None:
+            found.append((f"{head}validation loss", f"{model.valid_loss:.4f}"))
+        if per_byte := (model.evaluation or {}).get("bits_per_byte"):
+            found.append((f"{head}bits per byte", f"{per_byte:.4f}"))
+    return found
+
+
+def _versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:
+    """What the run's files say about the software."""
+    found: dict[str, str] = {}
+    for step in steps:
+        found.update(step.libraries)
+    for model in models:
+        found.update((model.merged or {}).get("versions", {}))
+    found.update((run_card or {}).get("versions", {}))
+    return {name: str(version) for name, version in sorted(found.items())}
 
 
 def _configuration(run: Path) -> str | None:

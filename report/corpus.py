@@ -1,4 +1,4 @@
-"""Figures about the corpus: hosts, languages, lengths, clusters of duplicates, and examples of dropped documents."""
+"""Figures about the corpus: hosts, languages, lengths, and clusters of duplicates."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,15 +17,6 @@ _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Documents that a step dropped for one reason."""
-
-    step: str
-    reason: str
-    documents: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class Corpus:
     """Figures about the corpus. A part is empty if the step that counts it has not run."""
 
@@ -39,21 +30,20 @@ class Corpus:
     """(documents in a cluster, clusters)."""
     largest: dict[str, Any] | None
     """The largest cluster: `documents`, `lowest_similarity`, some `ids`."""
-    evaluation_sets: list[tuple[str, int, int]]
-    """(name, hits, documents touched)."""
-    examples: list[Examples]
 
     @property
     def charts(self) -> list[tuple[str, Markup]]:
         """Captions and drawings of the parts that there are."""
-        found = []
-        if self.hosts:
-            chart = bars_chart("hosts", "Shares of the hosts in the scraped URLs", share_bars(self.hosts, "URLs"))
-            found.append(("Hosts, by URLs", chart))
-        if self.languages:
-            languages = lumped([(language or "none", count) for language, count in self.languages])
-            chart = bars_chart("languages", "Shares of the languages", share_bars(languages, "documents"))
-            found.append(("Languages, by documents into clean", chart))
+        languages = lumped([(language or "none", count) for language, count in self.languages])
+        shares = [
+            ("hosts", "Hosts, by URLs", "Shares of the hosts in the scraped URLs", self.hosts, "URLs"),
+            ("languages", "Languages, by documents into clean", "Shares of the languages", languages, "documents"),
+        ]
+        found = [
+            (caption, bars_chart(name, label, share_bars(counts, unit)))
+            for name, caption, label, counts, unit in shares
+            if counts
+        ]
         if self.lengths:
             sizes = [_bytes(int(size.replace(",", ""))) for size, _, _ in self.lengths]
             series = [
@@ -104,13 +94,4 @@ def corpus_figures(run: Path, steps: Sequence[Step]) -> Corpus:
         lengths=[(f"{int(size):,}", before[size], after[size]) for size in sorted({*before, *after}, key=int)],
         clusters=_cluster_sizes(figures.get("cluster_sizes", {})),
         largest=figures.get("largest_cluster"),
-        evaluation_sets=[
-            (name, counts["hits"], counts["documents"])
-            for name, counts in sorted(by_name.get("decontaminate", nothing).evaluation_sets.items())
-        ],
-        examples=[
-            Examples(step.name, reason, documents)
-            for step in steps
-            for reason, documents in sorted(step.examples.items())
-        ],
     )

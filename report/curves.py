@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,15 @@ from report.models import Curve, Floats, Model
 POINTS = 600  # of a curve: the smallest and the largest value of half as many buckets
 HOVERS = 240  # values of a chart that a pointer can read, over all its curves
 ROWS = 20  # of the table below the charts, for each model
+_PANELS = {
+    "lm_loss": "Loss, in nats per token",
+    "learning_rate": "Learning rate",
+    "grad_norm": "Gradient norm before clipping",
+    "tokens_per_second": "Tokens per second",
+    "mfu": "MFU: share of the device's peak",
+}
+"""Captions of the columns of train.csv that are drawn, and shown as numbers."""
 _STYLES = ("-", "--", "-.", ":")  # models are also told apart without colour
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure of a page with its caption."""
-
-    caption: str
-    svg: Markup
 
 
 def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
@@ -56,19 +55,12 @@ def _restarts(model: Model) -> list[tuple[float, int]]:
     return [(per_iteration * iteration, iteration) for iteration in found if iteration > 0]
 
 
-def curve_charts(models: Sequence[Model]) -> list[Chart]:
-    """Loss, learning rate, gradient norm, throughput and MFU; one that no model has is left out."""
-    panels = [
-        ("lm_loss", "Loss, in nats per token"),
-        ("learning_rate", "Learning rate"),
-        ("grad_norm", "Gradient norm before clipping"),
-        ("tokens_per_second", "Tokens per second"),
-        ("mfu", "MFU: share of the device's peak"),
-    ]
-    known = [panel for panel in panels if any(_has(model.train, panel[0]) for model in models)]
-    if not any(name == "mfu" for name, _ in known) and any(_has(model.train, "tflops") for model in models):
-        known.append(("tflops", "TFLOP/s per device (its peak is not known, so no MFU)"))
-    return [Chart(caption, _chart(name, caption, models)) for name, caption in known]
+def curve_charts(models: Sequence[Model]) -> list[tuple[str, Markup]]:
+    """(caption, drawing) of the panels; one that no model has is left out."""
+    known = {name: caption for name, caption in _PANELS.items() if any(_has(model.train, name) for model in models)}
+    if "mfu" not in known and any(_has(model.train, "tflops") for model in models):
+        known["tflops"] = "TFLOP/s per device (its peak is not known, so no MFU)"
+    return [(caption, _chart(name, caption, models)) for name, caption in known.items()]
 
 
 def _has(curve: Curve, name: str) -> bool:
@@ -126,7 +118,6 @@ def curve_rows(model: Model) -> list[dict[str, Any]]:
     """At most ROWS rows of a model's curve, evenly spaced, the last one included: what the charts show, as numbers."""
     curve, tokens = model.train, _tokens(model, model.train)
     places = sorted({*np.linspace(0, len(curve) - 1, min(len(curve), ROWS)).astype(int).tolist()})
-    names = ("lm_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu")
     valid = dict(zip(model.valid.values("iteration").tolist(), model.valid.values("loss").tolist(), strict=False))
 
     def cell(name: str, place: int) -> float | None:
@@ -138,7 +129,7 @@ def curve_rows(model: Model) -> list[dict[str, Any]]:
             "iteration": int(curve.values("iteration")[place]),
             "tokens": int(tokens[place]),
             "valid": valid.get(curve.values("iteration")[place]),
-            **{name: cell(name, place) for name in names},
+            **{name: cell(name, place) for name in _PANELS},
         }
         for place in places
     ]

@@ -1,6 +1,7 @@
 """What a run knows about each of its models, read from the model's folder and the folders beside it."""
 
 import math
+import re
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from common.config import load_settings
 from common.errors import InputError, ToolkitError
 from common.files import read_json, read_rows, read_text
-from common.settings import Experiment
+from common.settings import Experiment, Settings
 from workflow import steps
 
 Floats = NDArray[np.float64]
+_SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def trained_models(run: Path) -> list[Model]:
 def _model(run: Path, folder: Path) -> Model:
     name = folder.name
     merged = steps.result("merge", run, name).parent
+    report, listed = _json(merged / "merge_report.json"), _json(merged / "training.json")
     sample = steps.result("generate", run, name)
     return Model(
         name=name,
@@ -130,8 +133,8 @@ def _model(run: Path, folder: Path) -> Model:
         plan=_json(folder / "plan.json"),
         test=_json(folder / "test.json"),
         evaluation=_json(steps.result("evaluate", run, name)),
-        merged=_json(merged / "merge_report.json"),
-        files=(_json(merged / "training.json") or {}).get("files", {}),
+        merged=report,
+        files={**(report or {}).get("output", {}), **(listed or {}).get("files", {})},
         sample=read_text(sample) if sample.exists() else None,
     )
 
@@ -148,3 +151,16 @@ def _experiment(path: Path, name: str) -> Experiment | None:
         return load_settings(path).models.get(name)
     except (ToolkitError, OSError):
         return None
+
+
+def split_samples(text: str, settings: Settings | None) -> list[tuple[str, str, str]]:
+    """(heading, prompt, continuation) of each sample in a file of `training.generate`.
+
+    The prompt is empty if a sample does not begin with the configured one; the heading, if it is the only sample.
+    """
+    prompt = settings.generate.prompt if settings else ""
+    parts = _SAMPLE.split(text)
+    texts = list(zip(parts[1::2], parts[2::2], strict=True)) if len(parts) > 1 else [("", text)]
+    begins = [prompt if prompt and sample.startswith(prompt) else "" for _, sample in texts]
+    found = zip(texts, begins, strict=True)
+    return [(heading, begin, sample[len(begin) :].rstrip()) for (heading, sample), begin in found]

@@ -33,17 +33,25 @@ def run_folder(folder: Path) -> Path:
 
 def test_the_statistics_of_all_shards_are_summed(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
-    found = corpus_figures(folder, funnel(folder))
+    steps = funnel(folder)
+    found = corpus_figures(folder, steps)
     assert found.languages == [("en", 10), ("de", 1)]
     assert found.lengths[:3] == [("64", 2, 0), ("128", 2, 0), ("256", 2, 12)]
     assert found.clusters == [("1", 3), ("2", 2), ("4 to 7", 1), ("8 to 15", 1)]
-    assert found.evaluation_sets == [("lambada", 3, 2)]
-    (short,) = found.examples
-    assert (short.step, short.reason, [d["id"] for d in short.documents]) == ("clean", "short", ["6", "7"])
+    ((name, counts),) = steps[-1].evaluation_sets.items()
+    assert (name, counts) == ("lambada", {"hits": 3, "documents": 2})
+    ((reason, documents),) = steps[0].examples.items()
+    assert (steps[0].name, reason, [d["id"] for d in documents]) == ("clean", "short", ["6", "7"])
 
 
 def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> None:
     page = render(run_folder(tmp_path))
-    for part in ("8 to 15", "similarity seen inside it is 0.71", "lambada", "clean: short", "&lt;b&gt;short"):
+    for part in (
+        "8 to 15",
+        "similarity seen inside it is 0.71",
+        "<td>lambada</td><td>3</td><td>2</td>",
+        "clean: short",
+        "&lt;b&gt;short",
+    ):
         assert part in page
     assert "<b>short" not in page

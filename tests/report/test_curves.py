@@ -36,11 +36,11 @@ def test_a_curve_is_read_without_its_incomplete_last_row(tmp_path: Path) -> None
 def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> None:
     models = trained_models(finished_run(tmp_path, rows=500, models=("small", "tiny")))
     charts = curve_charts(models)
-    assert [chart.caption.split()[0] for chart in charts] == ["Loss,", "Learning", "Gradient", "Tokens", "MFU:"]
-    for chart in charts:
-        titles = re.findall("<title>([^<]*)</title>", chart.svg)
+    assert [caption.split()[0] for caption, _ in charts] == ["Loss,", "Learning", "Gradient", "Tokens", "MFU:"]
+    for _, svg in charts:
+        titles = re.findall("<title>([^<]*)</title>", svg)
         assert len(titles) <= HOVERS + 2 * len(models)
         for name in ("small", "tiny"):
             assert f"{name}: started again from iteration 2,500" in titles
             assert any(re.fullmatch(rf"{name}( training)?: [\d.,e-]+ at [\d,]+ tokens", title) for title in titles)
-    assert "tiny validation: 5.5 at 10,240 tokens" in charts[0].svg
+    assert "tiny validation: 5.5 at 10,240 tokens" in charts[0][1]

@@ -55,7 +55,7 @@ def test_a_section_says_what_the_files_say(page: str, name: str, parts: tuple[st
 
 def test_the_plan_stands_beside_what_was_used(run: Path) -> None:
     (model,) = trained_models(run)
-    rows = {row.name: (row.planned, row.used) for row in comparisons(model)}
+    rows = {name: (planned, used) for name, planned, used in comparisons(model)}
     assert rows["layout"] == ("tensor 2", "tensor 2 used")
     assert rows["memory per process"] == ("0.24 GiB", "0.38 GiB at most")
     assert rows["tokens per second"][0] == "15,000"
