@@ -7,17 +7,14 @@
     node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
     node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
 
-Each rank looks at its device, its memory and the model folder, and reports to rank 0 through the store, so that a rank
-that does not answer is named, too. Rank 0 prints one row per node, with the worst of its ranks.
+Each rank looks at its device, its memory and the model folder. Rank 0 prints one row per node, with the worst of its
+ranks.
 """
 
-import json
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,21 +23,16 @@ from typing import TYPE_CHECKING
 import psutil
 
 from common.console import say, warn
-from common.errors import JobError, LostRankError
-from common.files import write_text
+from common.errors import JobError
 from common.settings import ModelSettings, ParallelSettings, Settings
 from common.tables import text_table
 from common.workers import available_cpus
 from training.launch.process_group import World, joined
 from training.launch.rank import check_layout, node_name, read_launch
-from training.launch.rendezvous import remove_stale
 from training.parallel.collectives import all_gather, run_on_rank0
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-_PATIENCE = 60.0  # seconds to wait for a rank's answer
-_VISIBLE = 5.0  # seconds until a file must be seen on another node: network file systems cache folders
 
 
 @dataclass
@@ -68,46 +60,15 @@ def checkpoint_bytes(model: ModelSettings) -> int:
 def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, needed: int) -> None:
     """Check all nodes and print the table (a collective call).
 
-    Raises JobError on all ranks if a node does not see the model folder, cannot write to it, or has less space than
+    Raises JobError on all ranks if a node cannot write to the model folder, where all have met, or has less space than
     `needed`, the bytes of a checkpoint. Unequal nodes are warnings.
     """
-    shared = folder / f"preflight-{world.launch.key}"
-    if world.rank == 0:
-        remove_stale(folder, "preflight-*")
-        write_text(shared, world.launch.key)
-    try:
-        all_gather(None)  # the file is there
-        reports = _gather(world, _look(world, folder, shared))
-    finally:
-        if world.rank == 0:
-            shared.unlink(missing_ok=True)
+    reports = all_gather(_look(world, folder))
     run_on_rank0(lambda: _judge(reports, folder, needed), world.rank)
     _connect_axes(world, mesh)
 
 
-def _gather(world: World, report: Report) -> list[Report]:
-    """All reports on rank 0, nothing elsewhere. Raises LostRankError that names a rank that does not answer."""
-    if world.store is None:
-        return [report]
-    world.store.set(f"preflight/{world.rank}", json.dumps(asdict(report)))
-    if world.rank != 0:
-        return []
-    keys = [f"preflight/{rank}" for rank in range(world.size)]
-    deadline = time.monotonic() + _PATIENCE
-    while not world.store.check(keys):  # its wait() would print a warning of its own
-        time.sleep(0.005)
-        if time.monotonic() < deadline:
-            continue
-        missing = next((rank for rank, key in enumerate(keys) if not world.store.check([key])), 0)
-        node = world.store.get(f"here/{missing}").decode()
-        raise LostRankError(
-            f"preflight: rank {missing} on {node} has not answered for {_PATIENCE:.0f} s; its log or its heartbeat "
-            "may say why"
-        )
-    return [Report(**json.loads(text)) for text in world.store.multi_get(keys)]
-
-
-def _look(world: World, folder: Path, shared: Path) -> Report:
+def _look(world: World, folder: Path) -> Report:
     """What this rank sees of its node."""
     import torch
 
@@ -117,30 +78,15 @@ def _look(world: World, folder: Path, shared: Path) -> Report:
         device = torch.cuda.get_device_name(world.device)
         free, total = torch.cuda.mem_get_info(world.device)
     report = Report(world.rank, node_name(), device, torch.get_num_threads(), available_cpus(), free, total)
-    if not _is_visible(shared, world.launch.key):
-        report.problem = "does not see the file that rank 0 wrote"
-        return report
-    own = shared.with_name(f"{shared.name}-{world.rank}")
+    own = folder / f"preflight-{world.launch.key}-{world.rank}"
     try:
         usage = os.statvfs(folder)
         report.disk_free = usage.f_bavail * usage.f_frsize if usage.f_blocks else None
-        own.write_text(world.launch.key, encoding="utf-8")
+        own.touch()
         own.unlink()
     except OSError as error:
         report.problem = f"cannot write there: {error.strerror}"
     return report
-
-
-def _is_visible(path: Path, text: str) -> bool:
-    """Whether rank 0's file arrives here with its text."""
-    deadline = time.monotonic() + _VISIBLE
-    while True:
-        with suppress(OSError):
-            if path.read_text(encoding="utf-8") == text:
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
 
 
 def _connect_axes(world: World, mesh: "DeviceMesh | None") -> None:
@@ -148,8 +94,9 @@ def _connect_axes(world: World, mesh: "DeviceMesh | None") -> None:
     import torch
     import torch.distributed as dist
 
-    for axis in (mesh.mesh_dim_names or ()) if mesh is not None else ():
-        assert mesh is not None
+    if mesh is None:
+        return
+    for axis in mesh.mesh_dim_names or ():
         dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
 
 

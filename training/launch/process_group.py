@@ -41,8 +41,6 @@ class World:
     size: int
     device: "torch.device"
     launch: Launch = SINGLE
-    store: "Store | None" = None
-    """Shared by all ranks; None if there is only one."""
 
 
 @contextmanager
@@ -109,7 +107,7 @@ def _start_process_group(launch: Launch, cluster: ClusterSettings, store: "Store
         timeout=timedelta(minutes=30),  # the longest a rank may wait for another: a checkpoint on a slow disk
         device_id=device if on_gpu else None,
     )
-    return World(launch.rank, launch.world_size, device, launch, store)
+    return World(launch.rank, launch.world_size, device, launch)
 
 
 def _end_process_group(failed: bool) -> None:

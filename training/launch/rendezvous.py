@@ -80,17 +80,12 @@ def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "St
         timeout=timedelta(seconds=timeout),
         master_listen_fd=listener.detach(),  # the store owns the socket now
     )
-    remove_stale(meeting.parent, "meeting-*")
-    write_text(meeting, f"{published_host(launch, interface)}:{port}\n")
-    return store
-
-
-def remove_stale(folder: Path, pattern: str) -> None:
-    """Remove the files of starts that were killed: those older than any start takes."""
-    for path in folder.glob(pattern):
+    for path in meeting.parent.glob("meeting-*"):  # of starts that were killed: older than any start takes
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > 2 * START_TIMEOUT:
                 path.unlink()
+    write_text(meeting, f"{published_host(launch, interface)}:{port}\n")
+    return store
 
 
 def _join(meeting: Path, deadline: float) -> "Store":

@@ -6,7 +6,7 @@ check_fits(settings, "tiny", machine)       # ConfigError in one line, with what
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
 
 from common.config import load_settings
 from common.console import note
@@ -14,8 +14,8 @@ from common.errors import ConfigError, ToolkitError
 from common.settings import Experiment, Settings
 from training.model_folder import newest_iteration
 from training.planning.layout import Layout, PlanRequest, Workload, by_part
-from training.planning.machines import GIB, Machine, judges_this_machine, machine_of_job, processes_of, this_cpu
-from training.planning.search import Prediction, fewest_gpus, nearest, search, smallest
+from training.planning.machines import GIB, Machine, judges_this_machine, machine_of_job, processes_of
+from training.planning.search import Prediction, fewest_gpus, search, smallest
 
 
 def predict(experiment: Experiment, machine: Machine) -> Prediction:
@@ -58,7 +58,7 @@ def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0
 
 
 def does_not_fit(given: Prediction, request: PlanRequest) -> str:
-    """Why a layout does not fit, and the nearest one that does."""
+    """Why a layout does not fit, and the fastest one that does."""
     return f"the layout {given.layout} {_needs(given)}; {', or '.join(_ways(given, request))}"
 
 
@@ -91,12 +91,10 @@ def _needs(prediction: Prediction) -> str:
 
 
 def _ways(given: Prediction, request: PlanRequest, here: bool = False) -> Iterator[str]:
-    """What to change so that the memory suffices: the nearest layout, or the number of GPUs."""
+    """What to change so that the memory suffices: the layout, or the number of GPUs."""
     machine, on_cpu = given.machine, given.machine.device == "cpu"
-    found = nearest(given, request)
-    if found is None and on_cpu and here and request.gpus > 1:  # more processes would not have more memory
-        found = nearest(replace(given, machine=this_cpu(1)), replace(request, gpus=1))
-    if found is not None:
+    if fitting := search(given.workload, machine, request):
+        found = fitting[0]
         needed = found.memory_bytes * (found.layout.world_size if on_cpu else 1)
         yield f"set {_changed_keys(given.layout, found.layout)} to need {gib(needed)}"
     elif on_cpu and here:
@@ -109,12 +107,12 @@ def _ways(given: Prediction, request: PlanRequest, here: bool = False) -> Iterat
         yield "raise cluster.mem_gb_per_task"
 
 
-def _changed_keys(given: Layout, near: Layout) -> str:
+def _changed_keys(given: Layout, other: Layout) -> str:
     """The keys in which a layout differs from another, as a command line takes them: `parallel.zero_stage=1 …`."""
     sections = dict.fromkeys(("micro_batch_size", "accumulation", "recompute"), "train")
     return " ".join(
         f"{sections.get(key, 'parallel')}.{key}={str(after).lower()}"
-        for (key, after), before in zip(near._asdict().items(), given, strict=True)
+        for (key, after), before in zip(other._asdict().items(), given, strict=True)
         if after != before
     )
 
@@ -131,37 +129,28 @@ def resolve(settings: Settings, name: str, machine: Machine, count: int) -> Sett
     experiment = settings.models[name]
     if not experiment.parallel.auto:
         return settings
-    earlier = _earlier(settings, name)
-    kept = _kept(earlier, experiment, machine, count) if earlier else None
+    path = settings.model_folder(name) / "settings.yaml"
+    kept = _kept(path, name, experiment, machine, count)
     chosen = kept or _best(experiment, name, machine, count).apply(experiment)
-    how = f"as in {settings.model_folder(name) / 'settings.yaml'}" if kept else "chosen by the planner"
-    if earlier and not kept:
-        how += f"; the run had {earlier.parallel.factors}"
+    how = f"as in {path}" if kept else "chosen by the planner"
     note(f"models.{name}.parallel: {Layout.of(chosen)} on {processes(count, machine.device)}, {how}")
     return settings.model_copy(update={"models": {**settings.models, name: chosen}})
 
 
-def _earlier(settings: Settings, name: str) -> Experiment | None:
-    """The experiment that the model folder's last run had, if it can be read."""
-    path = settings.model_folder(name) / "settings.yaml"
+def _kept(path: Path, name: str, experiment: Experiment, machine: Machine, count: int) -> Experiment | None:
+    """The experiment in the layout of `path`, if that is for as many processes and the same batch, and fits."""
+    new = experiment.train
     try:
-        return load_settings(path).models.get(name) if path.exists() else None
-    except ToolkitError:
-        return None
-
-
-def _kept(earlier: Experiment, experiment: Experiment, machine: Machine, count: int) -> Experiment | None:
-    """The experiment in the layout that it had, if that is one for as many processes and the same batch, and fits."""
-    old, new = earlier.train, experiment.train
-    same_batch = old.global_batch_size == new.global_batch_size
-    same_micro_batch = new.micro_batch_size in (0, old.micro_batch_size)
-    if earlier.parallel.auto or earlier.world_size != count or not same_batch or not same_micro_batch:
-        return None
-    try:
+        earlier = load_settings(path).models[name] if path.exists() else experiment
+        old = earlier.train
+        same_micro_batch = new.micro_batch_size in (0, old.micro_batch_size)
+        if earlier.parallel.auto or earlier.world_size != count or not same_micro_batch:
+            return None
         kept = Layout.of(earlier).apply(experiment)
-    except ValueError:  # the model is another one
+    except (ToolkitError, KeyError, ValueError):  # the file is damaged, or the model is another one
         return None
-    return kept if predict(kept, machine).fits or new.allow_tight else None
+    same_batch = old.global_batch_size == new.global_batch_size
+    return kept if same_batch and (predict(kept, machine).fits or new.allow_tight) else None
 
 
 def _best(experiment: Experiment, name: str, machine: Machine, count: int) -> Layout:

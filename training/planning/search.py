@@ -118,27 +118,6 @@ def search(workload: Workload, machine: Machine, request: PlanRequest) -> list[P
     return sorted(found, key=lambda prediction: prediction.rank)
 
 
-def nearest(given: Prediction, request: PlanRequest) -> Prediction | None:
-    """The layout that fits with the fewest keys changed from `given`; of several, the fastest.
-
-    `accumulation` and `schedule` follow from other keys and do not count. Offload is turned on as a last resort.
-    """
-    least = smallest(given.workload, given.machine, request)
-    if least is None or not least.fits:
-        return None
-    before = given.layout._asdict()
-    groups: dict[tuple[bool, int], list[Layout]] = {}
-    for layout in layouts(given.workload, given.machine, request):
-        after = layout._asdict()
-        changes = sum(before[key] != after[key] for key in before if key not in ("accumulation", "schedule"))
-        groups.setdefault((layout.offload > given.layout.offload, changes), []).append(layout)
-    for _, group in sorted(groups.items()):
-        predictions = (Prediction(given.workload, layout, given.machine) for layout in group)
-        if fitting := [prediction for prediction in predictions if prediction.fits]:
-            return min(fitting, key=lambda prediction: prediction.rank)
-    return None
-
-
 def smallest(workload: Workload, machine: Machine, request: PlanRequest) -> Prediction | None:
     """The layout that takes the least memory; None if no layout takes the batch."""
     offload = _offload_choices(machine)[-1]
@@ -158,14 +137,6 @@ def fewest_gpus(workload: Workload, machine: Machine, request: PlanRequest) -> i
             return gpus
         gpus *= 2
     return None
-
-
-def layouts(workload: Workload, machine: Machine, request: PlanRequest) -> Iterator[Layout]:
-    """Every layout that the trainer accepts for a request, whether it fits or not."""
-    for mesh in _meshes(machine, workload, request):
-        for layout in _batches(request, mesh):
-            for offload in _offload_choices(machine):
-                yield from _savings(layout, offload)
 
 
 def _meshes(machine: Machine, workload: Workload, request: PlanRequest) -> Iterator[Layout]:

@@ -1,5 +1,6 @@
-"""The search finds what trying every layout finds, with far fewer predictions; the nearest layout changes least."""
+"""The search finds what trying every layout finds, with far fewer predictions."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from common.settings import GpuSettings, ModelSettings
 from training.planning import search as module
 from training.planning.layout import Layout, PlanRequest, Term, Workload
 from training.planning.machines import GIB, Machine, cpu_machine, machine
-from training.planning.search import Prediction, fewest_gpus, layouts, nearest, search
+from training.planning.search import Prediction, fewest_gpus, search
 
 MODEL = ModelSettings(n_layer=12, n_head=12, n_embd=768, seq_len=1024)
 WORKLOAD = Workload(MODEL, "bfloat16", compiled=True)
@@ -47,6 +48,14 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "memory_terms", memory)
     monkeypatch.setattr(module, "speed_terms", speed)
+
+
+def layouts(workload: Workload, machine: Machine, request: PlanRequest) -> Iterator[Layout]:
+    """Every layout that the trainer accepts for a request, whether it fits or not."""
+    for mesh in module._meshes(machine, workload, request):
+        for layout in module._batches(request, mesh):
+            for offload in module._offload_choices(machine):
+                yield from module._savings(layout, offload)
 
 
 def best_of_all(workload: Workload, machine: Machine, request: PlanRequest) -> Prediction | None:
@@ -104,11 +113,7 @@ def test_a_largest_batch_that_nothing_divides_is_used_as_far_as_possible() -> No
     assert max(layout.global_batch_size for layout in found if layout.data == 16) == 496  # 16 x 31
 
 
-def test_the_nearest_layout_changes_the_fewest_keys_and_the_fewest_gpus_are_the_first_doubling(simple: None) -> None:
-    given = Prediction(WORKLOAD, Layout(data=8, micro_batch_size=1, accumulation=8), gpus(1.3))
-    near = nearest(given, PlanRequest(8, 64))
-    assert not given.fits and near is not None
-    assert near.layout == given.layout._replace(zero_stage=3)  # 1/12 + 1 of 1.3
+def test_the_fewest_gpus_are_the_first_doubling_on_which_something_fits(simple: None) -> None:
     where, request = gpus(0.1), PlanRequest(2, 64)
     enough = fewest_gpus(WORKLOAD, where, request)
     assert enough is not None and search(WORKLOAD, where, replace(request, gpus=enough))
