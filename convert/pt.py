@@ -10,6 +10,7 @@ A storage in the pickle is a persistent id: ("storage", type, key, location, ele
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO, IOBase
 from pathlib import Path
 from threading import Lock
@@ -24,7 +25,6 @@ from common.errors import CheckpointError
 from convert.stored import StoredTensor
 from convert.unpickling import Placeholder, load_plain
 
-MAX_PICKLE = 64 << 20  # bytes; those of a model of 10,000 tensors take 2 MB
 _CHUNK = 1 << 20  # bytes per read
 _DTYPES = {
     f"torch.{name}Storage": dtype
@@ -87,20 +87,26 @@ def load_pt(path: Path) -> Any:
     Raises CheckpointError if the file is no .pt file, damaged or cut off; damage in the tensors' data is found when the
     first of them is read.
     """
+    with damage_named(path), path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+        file.seek(0)
+        return load_record(path, file, check=once(_check_file, path)) if is_zip else _load_legacy(path, file)
+
+
+@contextmanager
+def damage_named(path: Path, record: str = "") -> Iterator[None]:
+    """Turns any error into a CheckpointError of one line that names the file; `record` is the part that is read."""
     try:
-        with path.open("rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"
-            file.seek(0)
-            if is_zip:
-                return load_record(path, file, check=once(_check_file, path))
-            return _load_legacy(path, file)
+        yield
     except CheckpointError:
         raise
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except Exception as error:  # whatever a damaged pickle leads to
+    except Exception as error:  # whatever a damaged pickle or archive leads to
         problem = (str(error).splitlines() or [""])[0][:150]
-        raise CheckpointError(f"{path}: damaged or cut off ({type(error).__name__}: {problem})") from None
+        raise CheckpointError(
+            f"{path}: damaged or cut off ({record}{type(error).__name__}: {problem}); copy it again"
+        ) from None
 
 
 def part_of(file: IO[bytes], start: int, length: int) -> IO[bytes]:
@@ -112,37 +118,31 @@ def load_record(
     path: Path, file: IO[bytes], start: int = 0, check: Callable[[], None] | None = None, record: str = ""
 ) -> Any:
     """The content of an archive of torch.save that begins at byte `start` of `path`; errors as `check_archive`."""
-
-    def load(archive: ZipFile) -> Any:
+    with damage_named(path, record), ZipFile(file) as archive:
+        _check_members(path, archive, record, tensors=False)
         members = {name.partition("/")[2]: archive.getinfo(name) for name in archive.namelist()}
 
         def begin(name: str) -> int:
             file.seek(members[name].header_offset + 26)  # the lengths of the local header's name and extra field
             return file.tell() + 4 + sum(int.from_bytes(file.read(2), "little") for _ in range(2))
 
-        def content(name: str) -> bytes:  # zipfile would compare it with a CRC32 that was not computed, too
-            file.seek(begin(name))
-            return file.read(members[name].file_size)
-
         def place(key: str, _count: int, size: int) -> int:
             if members[f"data/{key}"].file_size < size:
                 raise ValueError(f"data/{key} is smaller than its tensors, {size} bytes")
             return start + begin(f"data/{key}")
 
-        if "byteorder" in members and content("byteorder") != b"little":
-            raise ValueError("big-endian")
-        return _load_object(path, BytesIO(content("data.pkl")), place, check)
-
-    return _in_archive(path, file, record, load, tensors=False)
+        file.seek(begin("data.pkl"))  # zipfile would compare it with a CRC32 that was not computed, too
+        return _load_object(path, BytesIO(file.read(members["data.pkl"].file_size)), place, check)
 
 
 def check_archive(path: Path, file: IO[bytes], record: str = "") -> None:
     """Compare the members of an archive of torch.save with their CRC32.
 
     `record` names the archive if it is a part of the file `path`. Raises CheckpointError naming the file and the
-    member that is damaged, compressed, or larger than a checkpoint's pickle.
+    member that is damaged or compressed.
     """
-    _in_archive(path, file, record, lambda archive: None, tensors=True)
+    with damage_named(path, record), ZipFile(file) as archive:
+        _check_members(path, archive, record, tensors=True)
 
 
 def _check_file(path: Path) -> None:
@@ -150,36 +150,24 @@ def _check_file(path: Path) -> None:
         check_archive(path, file)
 
 
-def _in_archive(path: Path, file: IO[bytes], record: str, act: Callable[[ZipFile], Any], *, tensors: bool) -> Any:
-    """`act` on an archive after its members, or those without tensor data, were compared with their CRC32."""
-    name = "archive"
-    try:
-        with ZipFile(file) as archive:
-            for member in archive.infolist():
-                name, is_tensor = member.filename, "/data/" in member.filename
-                if member.compress_type != ZIP_STORED:
-                    raise CheckpointError("is compressed; unpack the file, and save it again with torch.save")
-                if not is_tensor and member.file_size > MAX_PICKLE:
-                    raise CheckpointError(f"has {member.file_size:,} bytes, a checkpoint's at most {MAX_PICKLE:,}")
-                if member.CRC and (tensors or not is_tensor):
-                    with archive.open(member) as content:
-                        while content.read(_CHUNK):
-                            pass
-            name = "data.pkl"
-            return act(archive)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {record}{name} {error}") from None
-    except Exception as error:  # whatever a damaged archive leads to
-        problem = (str(error).splitlines() or [type(error).__name__])[0].partition(" for file ")[0][:150]
-        raise CheckpointError(f"{path}: damaged or cut off ({record}{name}: {problem}); copy it again") from None
+def _check_members(path: Path, archive: ZipFile, record: str, *, tensors: bool) -> None:
+    """Compare the members, or those without tensor data, with their CRC32; zipfile's errors name them."""
+    for member in archive.infolist():
+        if member.compress_type != ZIP_STORED:
+            raise CheckpointError(
+                f"{path}: {record}{member.filename} is compressed; unpack the file, and save it again with torch.save"
+            )
+        if member.CRC and (tensors or "/data/" not in member.filename):
+            with archive.open(member) as content:
+                while content.read(_CHUNK):
+                    pass
 
 
 def _load_legacy(path: Path, file: IO[bytes]) -> Any:
     """The object is read twice: the first time tells the sizes of the storages, which lie after it."""
     if load_plain(file, ()) != MAGIC_NUMBER or load_plain(file, ()) != PROTOCOL_VERSION:
         raise CheckpointError(f"{path}: not a .pt file")
-    if not load_plain(file, ())["little_endian"]:
-        raise CheckpointError(f"{path}: written on a big-endian machine")
+    load_plain(file, ())  # sizes of C types
     begin, sizes, places = file.tell(), dict[str, tuple[int, int]](), dict[str, int]()
     _load_object(path, file, lambda key, *size: sizes.setdefault(key, size)[0] * 0, None)
     for key in load_plain(file, ()):
@@ -204,25 +192,16 @@ def _load_object(path: Path, file: IO[bytes], place: _Storages, check: Callable[
         size = count * (dtype.itemsize if dtype else 1)
         return place(key, count, size), size, dtype
 
-    def rebuild(
-        stored: Any, first: int, shape: Any, stride: Any, *_flags: Any, dtype: torch.dtype | None = None
-    ) -> StoredTensor:
-        begin, size, kind = stored
-        kind = dtype or kind
+    def rebuild(stored: Any, first: int, shape: Any, stride: Any, *_flags: Any) -> StoredTensor:
+        begin, size, dtype = stored
         span = 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
-        if min(first, *shape, *stride, 0) < 0 or (math.prod(shape) and (first + span) * kind.itemsize > size):
+        if min(first, *shape, *stride, 0) < 0 or (math.prod(shape) and (first + span) * dtype.itemsize > size):
             raise ValueError("a tensor outside of its storage")
-        return StoredTensor(path, begin + first * kind.itemsize, kind, tuple(shape), tuple(stride), check)
-
-    def rebuild_untyped(
-        stored: Any, first: int, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: torch.dtype, *_: Any
-    ) -> StoredTensor:
-        return rebuild(stored, first, shape, stride, dtype=dtype)
+        return StoredTensor(path, begin + first * dtype.itemsize, dtype, tuple(shape), tuple(stride), check)
 
     known: dict[str, Callable[..., Any]] = {
         "torch._utils._rebuild_tensor": rebuild,
         "torch._utils._rebuild_tensor_v2": rebuild,
-        "torch._utils._rebuild_tensor_v3": rebuild_untyped,
         "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
         "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
         "torch._tensor._rebuild_from_type_v2": lambda make, _kind, args, _state: make(*args),

@@ -57,30 +57,22 @@ def load_plain(
     can set their attributes. `persistent` answers the pickle's persistent ids. Raises ForeignClassError, or any other
     exception for a damaged pickle.
     """
-    return _Unpickler(file, names, known or {}, persistent).load()
+    unpickler = _Unpickler(file, encoding="utf-8")
+    unpickler.names = names
+    unpickler.made = {**_SAFE, **(known or {})}
+    if persistent:
+        unpickler.persistent_load = persistent  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self,
-        file: IO[bytes],
-        names: tuple[str, ...] | None,
-        known: Mapping[str, Callable[..., Any]],
-        persistent: Callable[[Any], Any] | None,
-    ) -> None:
-        super().__init__(file, encoding="utf-8")
-        self._names, self._persistent = names, persistent
-        self._made: dict[str, Any] = {**_SAFE, **known}  # of this pickle alone, which can set attributes of them
+    names: tuple[str, ...] | None
+    made: dict[str, Any]  # of this pickle alone, which can set attributes of them
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
-        if full not in self._made:
-            if self._names is not None and not full.startswith(self._names):
+        if full not in self.made:
+            if self.names is not None and not full.startswith(self.names):
                 raise ForeignClassError(full)
-            self._made[full] = type("Placeholder", (Placeholder,), {"name": full})
-        return self._made[full]
-
-    def persistent_load(self, pid: Any) -> Any:
-        if self._persistent is None:
-            raise pickle.UnpicklingError("a persistent id")
-        return self._persistent(pid)
+            self.made[full] = type("Placeholder", (Placeholder,), {"name": full})
+        return self.made[full]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common.errors import CheckpointError
-from convert.pt import check_archive, load_record, once, part_of
+from convert.pt import check_archive, damage_named, load_record, once, part_of
 from convert.sources.source import Block, Sharded
 from convert.stored import StoredPieces, StoredTensor
 from convert.unpickling import ForeignClassError, load_plain
@@ -67,8 +67,13 @@ def read_metadata(folder: Path) -> Index:
     the folder.
     """
     path = folder / ".metadata"
-    try:
-        plain = load_plain(BytesIO(path.read_bytes()), _NAMES)
+    with damage_named(path):
+        try:
+            plain = load_plain(BytesIO(path.read_bytes()), _NAMES)
+        except ForeignClassError as error:
+            raise CheckpointError(
+                f"{path}: names {error}, which no such file contains; nothing was executed, do not trust it"
+            ) from None
         found = _table(plain.state_dict_metadata)
         tensors = {_text(key): _tensor(value) for key, value in found.items() if hasattr(value, "chunks")}
         records = {
@@ -76,15 +81,6 @@ def read_metadata(folder: Path) -> Index:
             for index, value in _table(plain.storage_data).items()
         }
         return Index(tensors, [_text(key) for key in found if key not in tensors], records)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ForeignClassError as error:
-        raise CheckpointError(
-            f"{path}: names {error}, which no such file contains; nothing was executed, do not trust this checkpoint"
-        ) from None
-    except Exception as error:  # whatever a damaged pickle leads to
-        problem = (str(error).splitlines() or [""])[0][:150]
-        raise CheckpointError(f"{path}: damaged or cut off ({type(error).__name__}: {problem})") from None
 
 
 def _tensor(value: Any) -> DcpTensor:

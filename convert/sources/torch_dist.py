@@ -18,7 +18,7 @@ from common.files import read_json
 from convert.arguments import Options
 from convert.megatron_args import json_args, number, read_args
 from convert.pt import fields, load_pt
-from convert.sources.consistency import iteration_of
+from convert.sources.consistency import file_error, iteration_of
 from convert.sources.dcp import Dcp
 from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, qkv_order
@@ -46,7 +46,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     backend = _backend(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
         raise CheckpointError(
-            f"{folder}: saved by the backend {backend!r}; only torch_dist is read: load it with the Megatron-LM that "
+            f"{folder / 'metadata.json'}: saved by the backend {backend!r}; only torch_dist is read: load it with the Megatron-LM that "
             "wrote it, and save it with --ckpt-format torch_dist"
         )
     dcp = Dcp(folder)
@@ -118,7 +118,7 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
     """The keys of weights (""), moments and masters, and notes about what is left."""
     kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *MOMENTS, *_MASTERS)}
     flat = any("optimizer.distributed." in key for key in dcp.objects)
-    for key, shape in dcp.shapes.items():
+    for key in dcp.shapes:
         kind, bare = "", key
         if found := _OPTIMIZER.fullmatch(key):
             if found[1] is None:
@@ -130,7 +130,7 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
         try:
             name = parse(bare)
         except KeyError:
-            raise CheckpointError(f"unknown tensor {key!r} of shape {list(shape)}: no GPT-2 has it") from None
+            raise file_error(dcp.folder / ".metadata", f"unknown tensor {key!r}: no GPT-2 has it") from None
         if name is not None:
             kinds[kind][key] = name
     return kinds, ["optimizer state that is not stored per parameter (flat buffers) is left"] if flat else []
