@@ -13,7 +13,6 @@ copies of the largest tensor.
 """
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -129,11 +128,6 @@ def _report(
     source: "Source", dtype: "torch.dtype", replicas: "Replicas", proof: "Proof", read: Files, written: Files
 ) -> dict[str, Any]:
     """The content of merge_report.json, which docs/convert.md explains; `read` are the source's files."""
-    drifted: dict[str, dict[str, Any]] = {}
-    for drift in replicas.drifted:
-        largest = drift.largest_difference
-        found = {"elements": drift.elements, "largest_difference": largest if math.isfinite(largest) else str(largest)}
-        drifted.setdefault(drift.tensor, {})[drift.holder] = found
     folder, used = source.path, versions()
     return {
         "format": 1,
@@ -149,11 +143,7 @@ def _report(
             "facts": source.facts,
         },
         "model": asdict(source.model) | {"dtype": str(dtype).removeprefix("torch.")},
-        "replicas": {
-            "compared": replicas.compared,
-            "equal": replicas.compared - len(replicas.drifted),
-            "drifted": drifted,
-        },
+        "replicas": replicas.report(),
         "proof": asdict(proof),
         "notes": source.notes,
         "versions": {name: used.get(name, "unknown") for name in _VERSIONS},

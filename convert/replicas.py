@@ -4,7 +4,9 @@ They should be equal bit for bit. A run that has lost its synchronisation shows 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,34 +17,33 @@ from convert.stored import row_bands
 
 
 @dataclass(frozen=True)
-class Drift:
-    """A copy of a tensor that is not bit for bit the one that was used."""
-
-    tensor: str
-    holder: str
-    """The one that has the copy: "tensor rank 1"."""
-    elements: int
-    """That differ, in a bit at least."""
-    largest_difference: float
-    """Infinite or NaN if one of two values is."""
-
-
-@dataclass(frozen=True)
 class Replicas:
     """What the comparison of all copies found."""
 
     compared: int = 0
     """Copies."""
-    drifted: tuple[Drift, ...] = ()
+    drifted: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    """By tensor and holder ("tensor rank 1"): the elements that differ from those that were used, in a bit at least,
+    and the largest difference; infinite or NaN if one of two values is."""
 
     def __str__(self) -> str:
         if not self.drifted:
             return f"{self.compared} replicated tensors are equal bit for bit" if self.compared else "no replicas"
-        worst = max(self.drifted, key=lambda drift: (math.isnan(drift.largest_difference), drift.largest_difference))
-        return (
-            f"{len(self.drifted)} of {self.compared} replicated tensors have drifted, at most by "
-            f"{worst.largest_difference:.3g}: {worst.tensor} of {worst.holder}"
+        (tensor, holder), (_, largest) = max(
+            self.drifted.items(), key=lambda item: (math.isnan(item[1][1]), item[1][1])
         )
+        return (
+            f"{len(self.drifted)} of {self.compared} replicated tensors have drifted, at most by {largest:.3g}: "
+            f"{tensor} of {holder}"
+        )
+
+    def report(self) -> dict[str, Any]:
+        """For merge_report.json."""
+        drifted: dict[str, dict[str, Any]] = {}
+        for (tensor, holder), (elements, largest) in self.drifted.items():
+            shown = largest if math.isfinite(largest) else str(largest)
+            drifted.setdefault(tensor, {})[holder] = {"elements": elements, "largest_difference": shown}
+        return {"compared": self.compared, "equal": self.compared - len(self.drifted), "drifted": drifted}
 
 
 def compare_replicas(source: Source) -> Replicas:
@@ -50,7 +51,7 @@ def compare_replicas(source: Source) -> Replicas:
 
     Raises CheckpointError for a copy of another shape.
     """
-    compared, drifted = 0, []
+    compared, drifted = 0, {}
     for name, tensor in source.tensors.items():
         for holder, copy in tensor.copies.items():
             if _places(copy) != _places(tensor):
@@ -61,8 +62,8 @@ def compare_replicas(source: Source) -> Replicas:
             compared += 1
             elements, largest = _difference(tensor, copy)
             if elements:
-                drifted.append(Drift(name, holder, elements, largest))
-    return Replicas(compared, tuple(drifted))
+                drifted[name, holder] = elements, largest
+    return Replicas(compared, drifted)
 
 
 def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:

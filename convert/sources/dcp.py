@@ -50,18 +50,8 @@ class Record(NamedTuple):
     length: int
 
 
-class Index(NamedTuple):
-    """What a folder holds."""
-
-    tensors: dict[str, DcpTensor]
-    objects: list[str]
-    """Keys of what is no tensor."""
-    records: dict[tuple[str, Size], Record]
-    """By key and offset of the part."""
-
-
-def read_metadata(folder: Path) -> Index:
-    """The content of `.metadata`, without save plans and the place where the checkpoint was written.
+def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[tuple[str, Size], Record]]:
+    """What `.metadata` says: tensors by key, keys of what is no tensor, records by key and offset of the part.
 
     Raises CheckpointError if the file is missing or damaged, names a class that DCP does not write, or points outside
     the folder.
@@ -80,7 +70,7 @@ def read_metadata(folder: Path) -> Index:
             (_text(index.fqn), _size(getattr(index, "offset", None) or ())): _record(value)
             for index, value in _table(plain.storage_data).items()
         }
-        return Index(tensors, [_text(key) for key in found if key not in tensors], records)
+        return tensors, [_text(key) for key in found if key not in tensors], records
 
 
 def _tensor(value: Any) -> DcpTensor:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
 from convert.arguments import Options
 from convert.megatron_args import read_args
@@ -33,7 +32,7 @@ from convert.sources.deepspeed_names import Stages, is_conv1d, join, module_of, 
 from convert.sources.huggingface import recorded_in
 from convert.sources.ranks import architecture, qkv_order, tie_head
 from convert.sources.source import MOMENTS, Recorded, Source
-from convert.sources.zero import Partition, cut, cut_stage3, number_in, read_partition
+from convert.sources.zero import Partition, cut, number_in, read_partition
 from convert.stored import Stored, StoredTensor
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
@@ -222,18 +221,8 @@ def _model_weights(save: _Save) -> Stages:
             (f"layer_{number:02d}", [{f"{number}.{key}": tensor for key, tensor in rank.items()} for rank in ranks])
             for number, ranks in save.layers.items()
         ]
-    ranks = []
-    for states in save.models:
-        # ZeRO 3's are empty
-        found = {key: tensor for key, tensor in _tensors_in(states[0].get("module")) if 0 not in tensor.shape}
-        frozen = fields(states[0].get("frozen_param_shapes")) if save.stage == 3 else {}
-        for key, shape in frozen.items():
-            shares = [share for state in states if (share := fields(state.get("frozen_param_fragments")).get(key))]
-            if len(shares) < len(states):
-                raise CheckpointError(f"tensor {key!r}: its share of a data rank is missing; {CURE}")
-            found |= cut_stage3({key: tuple(shape)}, [[share] for share in shares])
-        ranks.append(found)
-    return [("", ranks)]
+    modules = [_tensors_in(states[0].get("module")) for states in save.models]
+    return [("", [{key: tensor for key, tensor in module if 0 not in tensor.shape} for module in modules])]  # ZeRO 3's
 
 
 def _optimizer_weights(save: _Save) -> tuple[dict[str, Stages], tuple[str, ...]]:

@@ -19,7 +19,7 @@ from convert.arguments import Options
 from convert.megatron_args import json_args, number, read_args
 from convert.pt import fields, flatten, load_pt
 from convert.sources.consistency import check_alike, check_count, file_error, grid, iteration_of
-from convert.sources.names import COPY_OF_WTE, Name, parse
+from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
 from convert.sources.source import Sharded, Source
 from convert.stored import Stored, StoredTensor
@@ -40,8 +40,6 @@ class _RankFile:
     path: Path
     chunks: tuple[Mapping[Name, Stored], ...]
     """The tensors of each `model`: of a stage, or of a part of it if the pipeline is interleaved."""
-    heads: tuple[Mapping[str, Stored], ...]
-    """The last stage's copy of the token embedding in each, as `wte.weight`; empty elsewhere."""
     names: str
     """The age of its tensors' names, for people."""
     version: float | None
@@ -144,11 +142,9 @@ def _read(folder: Path, path: Path | None) -> _RankFile:
         raise file_error(path, f"has {found}; expected `model`, or `model0`, `model1`, …")
     iteration = content.get("iteration", content.get("total_iters"))
     flat = [dict(flatten(content[key])) for key in expected]
-    chunks, heads = zip(*(_chunk(path, tensors) for tensors in flat), strict=True)
     return _RankFile(
         path=path,
-        chunks=chunks,
-        heads=heads,
+        chunks=tuple(_chunk(path, tensors) for tensors in flat),
         names=_age([key for tensors in flat for key in tensors]),
         version=content.get("checkpoint_version"),
         iteration=iteration if isinstance(iteration, int) else None,
@@ -157,10 +153,9 @@ def _read(folder: Path, path: Path | None) -> _RankFile:
     )
 
 
-def _chunk(path: Path, flat: Mapping[str, Any]) -> tuple[dict[Name, Stored], dict[str, Stored]]:
-    """The tensors of a `model`, and its copy of the token embedding."""
+def _chunk(path: Path, flat: Mapping[str, Any]) -> dict[Name, Stored]:
+    """The tensors of a `model`."""
     tensors: dict[Name, Stored] = {}
-    head: dict[str, Stored] = {}
     keys: dict[tuple[str, int | None], str] = {}
     for key, value in flat.items():
         try:
@@ -171,15 +166,12 @@ def _chunk(path: Path, flat: Mapping[str, Any]) -> tuple[dict[Name, Stored], dic
             continue
         if name.stacked or name.family != "megatron" or not isinstance(value, StoredTensor):
             raise file_error(path, f"{key!r} is no tensor of one of Megatron-LM's layers")
-        if key.endswith(COPY_OF_WTE):
-            head[name.leaf] = value
-        elif (other := keys.setdefault((name.leaf, name.layer), key)) != key:
+        if (other := keys.setdefault((name.leaf, name.layer), key)) != key:
             raise file_error(path, f"has {other!r} and {key!r}, which are the same tensor")
-        else:
-            tensors[name] = value
+        tensors[name] = value
     if not tensors:
         raise file_error(path, "a `model` in it is empty")
-    return tensors, head
+    return tensors
 
 
 def _age(keys: Sequence[str]) -> str:
@@ -207,11 +199,8 @@ def _stages(files: Sequence[Sequence[_RankFile]]) -> Iterator[tuple[str, dict[st
                 )
             shift = before - start
             parts = [{name.ours(shift): value for name, value in file.chunks[chunk].items()} for file in members]
-            heads = [file.heads[chunk] for file in members]
             try:
                 yield title, join_ranks(parts)
-                if any(heads):
-                    yield f"{title}, head", join_ranks(heads)
             except CheckpointError as error:
                 raise CheckpointError(f"{title}: {error}") from None
             before += len(layers)

@@ -17,9 +17,6 @@ _PREFIX = re.compile(
 _LAYER = re.compile(r"(layers|h)\.(?:(\d+)\.)?(.+)\.?(weight|bias)")
 _IGNORED = re.compile(r"_extra_state(/|$)|\.attn\.(masked_)?bias$|^rng_state(/|$)|attention\.(masked_)?bias$")
 
-COPY_OF_WTE = ("word_embeddings_for_head.weight",)
-"""Names of the last pipeline stage's copy of the token embedding."""
-
 
 class Name(NamedTuple):
     """A tensor of GPT-2."""
@@ -46,7 +43,7 @@ def parse(key: str) -> Name | None:
     bare = key
     while found := _PREFIX.match(bare):
         bare = bare[found.end() :]
-    if bare in COPY_OF_WTE:
+    if bare == "word_embeddings_for_head.weight":  # the last pipeline stage's copy
         return Name("wte.weight", None, "megatron")
     if bare in _TOP:
         return Name(_TOP[bare], None, "megatron")

@@ -45,9 +45,10 @@ def open_folder(folder: Path, options: Options) -> Source:
     """
     backend = _backend(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
-        raise CheckpointError(
-            f"{folder / 'metadata.json'}: saved by the backend {backend!r}; only torch_dist is read: load it with the Megatron-LM that "
-            "wrote it, and save it with --ckpt-format torch_dist"
+        raise file_error(
+            folder / "metadata.json",
+            f"saved by the backend {backend!r}; only torch_dist is read: load it with the Megatron-LM that wrote it, "
+            "and save it with --ckpt-format torch_dist",
         )
     dcp = Dcp(folder)
     common = _read_common(dcp)

@@ -171,7 +171,6 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
         module["transformer.h.0.attn.bias"] = torch.ones(4, 4).tril().bool()
     elif module is not None:
         module = nested(module)
-    frozen = {key: tensors[key].shape for key in run.frozen}
     state = {
         "module": module,
         "global_steps": ITERATION,
@@ -182,7 +181,6 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
         "ds_version": VERSION,
         "param_shapes": [{key: tensor.shape for key, tensor in group.items()} for group in groups],
         "shared_params": shared,
-        "frozen_param_shapes": frozen if run.stage > 1 else None,
     }
     if not run.stage:
         state |= {"param_shapes": None, "shared_params": None}
@@ -197,9 +195,8 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
     for data in range(run.data):
         if run.stage == 3:
             state["module"] = {key: torch.empty(0, dtype=torch.bfloat16) for key in tensors}
-            shares = {key: partition([tensors[key]], 3, run.data)[data].bfloat16() for key in frozen}
             path = folder / f"zero_pp_rank_{data}_mp_rank_{rank:02d}_model_states.pt"
-            torch.save(state | {"frozen_param_fragments": shares}, path)
+            torch.save(state, path)
         if run.stage:
             prefix = "bf16_" if run.bf16_optimizer else ""
             path = folder / f"{prefix}zero_pp_rank_{data}_mp_rank_{rank:02d}_optim_states.pt"

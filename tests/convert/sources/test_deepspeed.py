@@ -53,7 +53,6 @@ UNTRAINED = tuple(f"transformer.{name}" for name in FROZEN)
         Run(0, 2, 2, "megatron", pipeline=2),
         Run(2, 2, 3, "megatron", 1),
         Run(3, 2, 2, "megatron", 3),
-        Run(3, data=3, frozen=UNTRAINED),
         Run(3, model=replace(SMALL, tied=False)),
     ],
     ids=lambda run: f"{run.names}-zero{run.stage}-{run.tensor}x{run.data}x{run.pipeline}-frozen{len(run.frozen)}",
