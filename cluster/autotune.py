@@ -33,7 +33,7 @@ from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, machine_of_job, processes_of
 from training.planning.search import Prediction, search
 from training.planning.table import config_text
-from training.probe import error_percent, signed_percent
+from training.probe import error_percent
 
 
 def best_layouts(experiment: Experiment, machine: Machine, request: PlanRequest) -> list[tuple[Prediction, Experiment]]:
@@ -129,10 +129,10 @@ def _figures(prediction: Prediction, found: dict[str, float]) -> str:
     """What was measured; on CPUs, speed is not predicted."""
     speed, memory = found["tokens_per_second"], found["memory"]
     predicted, held = prediction.tokens_per_second, prediction.memory_bytes
-    error = f" (predicted {predicted:,.0f}, {signed_percent(error_percent(predicted, speed))})"
+    error = f" (predicted {predicted:,.0f}, {error_percent(predicted, speed):+.1f} %)"
     return (
         f"{speed:,.0f} tokens/s{error if prediction.machine.device != 'cpu' else ''}, {readable_bytes(memory)} "
-        f"(predicted {readable_bytes(held)}, {signed_percent(error_percent(held, memory))})"
+        f"(predicted {readable_bytes(held)}, {error_percent(held, memory):+.1f} %)"
     )
 
 

@@ -64,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
     _check_data(arguments)
 
-    from corpus.index import suffixed
-    from training.evaluation.data import dataset_vocabulary
+    from corpus.index import read_meta, suffixed
     from training.inference.load import load_model, trained_split
     from training.precision import precision_type
 
@@ -79,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{checkpoint}: does not say which documents it was trained on; for --part {part} give "
                 "--split, the train.split of its training"
             )
-    model, tokenizer = load_model(checkpoint, dataset_vocabulary(paths))
+    metas = (read_meta(path) for path in paths if is_dataset(path))
+    model, tokenizer = load_model(checkpoint, next((meta.vocab_size for meta in metas if meta is not None), None))
     model.dtype = precision_type("auto", model.wte.weight.device)
     about = {"checkpoint": str(checkpoint), "data": ", ".join(map(str, paths))}
     if arguments.task == "loss":
@@ -95,10 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def is_dataset(path: Path) -> bool:
+    """Whether `path` is the PREFIX of a dataset."""
+    from corpus.index import suffixed
+
+    return suffixed(path, ".idx").is_file()
+
+
 def _check_data(arguments: argparse.Namespace) -> None:
     """InputError for data that cannot be evaluated, before a model is loaded."""
-    from training.evaluation.data import is_dataset
-
     task, part = arguments.task, arguments.part
     if arguments.max_tokens and task != "loss":
         raise InputError("--max-tokens is for --task loss")
@@ -118,7 +123,6 @@ def _check_data(arguments: argparse.Namespace) -> None:
 def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
     """The files that were read, for the card beside the result."""
     from corpus.index import suffixed
-    from training.evaluation.data import is_dataset
 
     yield from (checkpoint, checkpoint / "training.json")  # which has the hashes of a merged folder
     for path in paths:
@@ -136,7 +140,6 @@ def _losses(
 ) -> dict[str, Any]:
     """Print and return the loss on all data; if there are several datasets, each one's result is under `each`."""
     from training.dataset.corpus import Corpus, Samples, split_documents
-    from training.evaluation.data import is_dataset, read_text_corpus
     from training.evaluation.scoring import combine, evaluate, summary
     from training.huggingface.tokenizer import vocabulary_size
     from training.inference.load import require_tokenizer
@@ -148,7 +151,7 @@ def _losses(
             corpus = Corpus.open(path)
             corpus.check_vocabulary(model.settings.vocab_size, f"{checkpoint}: vocab_size")
         else:
-            corpus = read_text_corpus(path, require_tokenizer(tokenizer, checkpoint))
+            corpus = Corpus.of_text(path, require_tokenizer(tokenizer, checkpoint))
         documents = range(corpus.documents)
         if split is not None:
             documents = split_documents(split, corpus.documents, path, "--split")[part]

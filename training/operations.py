@@ -23,6 +23,7 @@ from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
 from common.settings import Experiment, TrainSettings
 from training.kernels import library
+from training.kernels.cases import milliseconds
 from training.launch.process_group import World
 from training.parallel.collectives import all_gather, run_on_rank0
 from training.precision import precision_type
@@ -31,8 +32,6 @@ _SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "
 ATTENTION = tuple(_SWITCHES)
 REPEATABLE = ("flash", "math")
 """Those whose gradients are the same bits in every run under `torch.use_deterministic_algorithms`."""
-
-_WARM_UP, _REPEATS = 3, 10
 
 
 class AttentionShape(NamedTuple):
@@ -154,12 +153,4 @@ def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         torch.autograd.grad(y, (q, k, v), gradient)
 
-    for _ in range(_WARM_UP):
-        run()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(_REPEATS):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / _REPEATS
+    return milliseconds(run)

@@ -41,24 +41,15 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
 def rate_change(before: TrainSettings, now: TrainSettings, taken: int) -> str:
     """A message if the settings `now` change the learning rate of a run that resumes after `taken` steps, or "".
 
-    A schedule that ends at the last iteration is stretched when a run is extended. The message names the keys that
-    would keep the old schedule, if there are any.
+    A schedule that ends at the last iteration is stretched when a run is extended.
     """
     expected, found = (learning_rate(taken, train) for train in (before, now))
     if math.isclose(expected, found, rel_tol=1e-9):
         return ""
-    message = (
+    return (
         f"learning rate: {learning_rate(max(0, taken - 1), before):.3g} in the last step, {found:.3g} in the next one; "
         f"the schedule of the checkpoint ({before.iterations} iterations) has {expected:.3g} there"
     )
-    keys: dict[str, float] = {}
-    if now.lr_decay != "constant":
-        keys["decay_iterations"] = max(before.decay_end, before.warmup_end)
-    if before.warmup_end != now.warmup_end:
-        keys |= {"warmup_iterations": before.warmup_end} if before.warmup_end else {"warmup_iterations": 0, "warmup": 0}
-    if math.isclose(expected, learning_rate(taken, now.model_copy(update=keys)), rel_tol=1e-9):
-        message += f"; to hold that: {' '.join(f'train.{key}={value}' for key, value in keys.items())}"
-    return message
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:

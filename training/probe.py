@@ -10,7 +10,6 @@ resident set. FILE gets the figures as JSON, or {"failed": reason} if a process 
 """
 
 import platform
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,8 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 from common import cli
@@ -39,10 +40,6 @@ from training.planning.run import machine_of
 from training.planning.search import Prediction
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import torch
-
     from training.step import Session
 
 WARM_UP = 2  # steps: the first compiles, in the second caches and the allocator settle
@@ -89,14 +86,9 @@ class Figures(NamedTuple):
         return {**self._asdict(), "memory": self.memory}
 
 
-def error_percent(predicted: float, measured: float) -> float | None:
-    """The error of a prediction in per cent of what was measured; None if nothing was."""
-    return 100 * (predicted - measured) / measured if measured else None
-
-
-def signed_percent(percent: float | None) -> str:
-    """`+4.2 %`."""
-    return "-" if percent is None else f"{percent:+.1f} %"
+def error_percent(predicted: float, measured: float) -> float:
+    """The error of a prediction in per cent of what was measured; NaN if nothing was."""
+    return 100 * (predicted - measured) / measured if measured else nan
 
 
 @dataclass(frozen=True)
@@ -111,10 +103,8 @@ class RandomTokens:
         """The last token."""
         return self.vocab_size - 1
 
-    def sample(self, number: int) -> "npt.NDArray[np.int64]":
+    def sample(self, number: int) -> npt.NDArray[np.int64]:
         """Tokens of one sample, shape (seq_len + 1,)."""
-        import numpy as np
-
         return np.random.default_rng(number).integers(self.vocab_size, size=self.seq_len + 1)
 
 
@@ -168,50 +158,42 @@ def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int
 
     Returns the memory of the fullest process, see `_memory`, and the seconds of a step.
     """
+    import torch
+
     from training.parallel.collectives import all_gather
     from training.step import step_batches, train_step
     from training.trainer import open_session
 
     model, device = experiment.model, world.device
-    before = _forget_peak(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    before: int = psutil.Process().memory_info().rss
+    synchronize = torch.get_device_module(device).synchronize
     session = open_session(experiment, world)
     tokens = RandomTokens(model.seq_len, model.vocab_size)
     with closing(step_batches(session, tokens, 0)) as batches:
         for iteration in range(1, WARM_UP + steps + 1):
             if iteration == WARM_UP + 1:
-                _synchronize(device)
+                synchronize()
                 all_gather(None)  # all begin together
                 begun = time.perf_counter()
             train_step(session, iteration, next(batches), experiment.train.lr)
             session.timers.collect()
-        _synchronize(device)
+        synchronize()
         seconds = max(all_gather(time.perf_counter() - begun)) / steps
     memory: tuple[int, int, int, int] = max(all_gather(_memory(session, before)), key=sum)
     return memory, seconds
 
 
-def _synchronize(device: "torch.device") -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
-def _forget_peak(device: "torch.device") -> int:
-    """Count the peak from now on; returns the bytes that the process has taken so far, on a CPU."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        return 0
-    return int(psutil.Process().memory_info().rss)
-
-
 def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
-    """Bytes of this process: parameters, the optimiser's state, the other tensors at the peak, everything else."""
+    """Bytes of this process: parameters, the optimiser's state, the other tensors at the peak, everything else.
+
+    On a CPU the process had taken `before` when it began.
+    """
     import torch
 
+    from training.metrics.device import memory
     from training.parallel.dtensor import local_shard
 
     device = session.world.device
@@ -228,8 +210,7 @@ def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
         free, total = torch.cuda.mem_get_info(device)
         taken = total - free - torch.cuda.memory_reserved(device) + reserved
     else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        taken = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, psutil.Process().memory_info().rss)
+        taken = int(memory(device)["max resident"] * 2**20)
         tensors = max(taken - before, parameters + optimizer)
     return parameters, optimizer, tensors - parameters - optimizer, max(0, taken - tensors)
 
@@ -272,9 +253,14 @@ def _table(predicted: Figures, measured: Figures) -> str:
     }
     lines = [("", "predicted", "measured", "error")]
     for name, (ours, theirs, form) in rows.items():
-        error = signed_percent(error_percent(ours, theirs))
+        error = error_percent(ours, theirs)
         lines.append(
-            (name, *(("not predicted", form(theirs), "-") if isnan(ours) else (form(ours), form(theirs), error)))
+            (
+                name,
+                "not predicted" if isnan(ours) else form(ours),
+                form(theirs),
+                "-" if isnan(error) else f"{error:+.1f} %",
+            )
         )
     return text_table(lines, "lrrr")
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from training.parallel.collectives import all_gather
 from training.parallel.dtensor import local_shard, shard_place
 
-_MAX_MEASURED = 20  # parameters whose difference is measured; others are only named
-
 Shard = tuple[str, tuple[int, ...], tuple[int, ...]]
 """A shard of a parameter: name, shape, and offset in the full tensor."""
 
@@ -29,8 +27,8 @@ class Replicas:
 
     compared: list[str] = field(default_factory=list)
     """Parameters with at least one shard that several ranks hold."""
-    drifted: dict[str, float | None] = field(default_factory=dict)
-    """The largest difference between copies, by parameter; None if it was not measured."""
+    drifted: dict[str, float] = field(default_factory=dict)
+    """The largest difference between copies, by parameter."""
 
     def warning(self) -> str:
         """One line, empty if no parameter drifted."""
@@ -57,14 +55,10 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
     for one in all_gather({shard: _digest(shards[shard]) for shard in shared}):
         for shard, digest in one.items():
             digests.setdefault(shard, set()).add(digest)
-    drifted: dict[str, float | None] = {}
-    for number, shard in enumerate(sorted(shard for shard, seen in digests.items() if len(seen) > 1)):
+    drifted: dict[str, float] = {}
+    for shard in sorted(shard for shard, seen in digests.items() if len(seen) > 1):
         name, shape, _ = shard
-        if number < _MAX_MEASURED:
-            difference = _largest_difference(shards.get(shard), shape, parameters)
-            drifted[name] = max(difference, drifted.get(name) or 0.0)
-        else:
-            drifted.setdefault(name, None)
+        drifted[name] = max(_largest_difference(shards.get(shard), shape, parameters), drifted.get(name, 0.0))
     return Replicas(sorted({name for name, *_ in digests}), drifted)
 
 

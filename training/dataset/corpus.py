@@ -10,6 +10,7 @@ samples. A run's position is the number of samples that it has consumed; there a
 """
 
 import hashlib
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigError, InputError
+from common.files import read_documents, read_lines
 from common.settings.training import split_shares
+from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset, content_of, read_meta
 
 PARTS = ("train", "valid", "test")
@@ -61,10 +64,17 @@ class Corpus:
         return cls(prefix, dataset.tokens, edges[:-1], np.diff(edges))
 
     @classmethod
-    def in_memory(cls, name: Path, documents: list[npt.NDArray[np.int64]]) -> "Corpus":
-        """A corpus of documents in memory; messages refer to it by `name`."""
+    def of_text(cls, path: Path, tokenizer: Tokenizer) -> "Corpus":
+        """The documents of a text or JSON-lines file, each followed by end-of-text, in memory."""
+        if ".jsonl" in path.suffixes:
+            texts: Iterable[str] = (document["text"] for document in read_documents(path))
+        else:
+            texts = [b"\n".join(read_lines(path)).decode("utf-8", errors="replace")]
+        documents = [np.append(tokenizer.encode(text).astype(np.int64), tokenizer.end_of_text) for text in texts]
+        if not documents:
+            raise InputError(f"{path}: no documents")
         lengths = np.array([len(document) for document in documents], np.int64)
-        return cls(name, np.concatenate(documents), np.cumsum(lengths) - lengths, lengths)
+        return cls(path, np.concatenate(documents), np.cumsum(lengths) - lengths, lengths)
 
     @property
     def documents(self) -> int:

@@ -1,4 +1,1 @@
-"""Measure a model: the loss on any data (`scoring`), `lambada`'s last-word accuracy, `wikitext`'s word perplexity.
-
-`data` opens what they read.
-"""
+"""Measure a model: the loss on any data (`scoring`), `lambada`'s last-word accuracy, `wikitext`'s word perplexity."""

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,12 +83,8 @@ def host_compiler() -> Compiler:
 
 def find_library(capability: int) -> Path | None:
     """The newest library in the cache that was built from these sources for such a device, by any compiler."""
-    with suppress(OSError):
-        found = [
-            path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")
-        ]
-        return max(found, key=lambda path: path.stat().st_mtime, default=None)
-    return None
+    found = [path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:

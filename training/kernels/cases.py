@@ -273,19 +273,19 @@ def measure(shapes: Shapes, device: torch.device, *, compiled: bool = True) -> l
 
 def _time(case: Case, compiled: bool) -> Row:
     with library.using([case.kernel]):
-        ours = _milliseconds(runner(case, case.forward))
+        ours = milliseconds(runner(case, case.forward))
     with library.using(()):
-        eager = _milliseconds(runner(case, case.forward))
+        eager = milliseconds(runner(case, case.forward))
         if case.plain is not None:
-            eager = min(eager, _milliseconds(runner(case, case.plain)))
+            eager = min(eager, milliseconds(runner(case, case.plain)))
         best = None
         if compiled and case.compiles:
             forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.plain or case.forward, dynamic=False)
-            best = _milliseconds(runner(case, forward))
+            best = milliseconds(runner(case, forward))
     return {"kernel": case.kernel, "ours": ours, "eager": eager, "compile": best, "bytes": case.bytes}
 
 
-def _milliseconds(run: Callable[[], object]) -> float:
+def milliseconds(run: Callable[[], object]) -> float:
     """The median of some runs, after others to warm up."""
     for _ in range(_WARM_UP):
         run()

@@ -7,23 +7,13 @@ import importlib.util
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import LogSettings
 from training.parallel.collectives import run_on_all_ranks
-
-
-class Board(Protocol):
-    """A service that draws curves."""
-
-    def show(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Show one iteration's figures by name (`train/lm_loss`)."""
-
-    def close(self, success: bool) -> None:
-        """Flush and close; `success` sets the run's status."""
 
 
 def check_boards(log: LogSettings, name: str) -> None:
@@ -34,7 +24,7 @@ def check_boards(log: LogSettings, name: str) -> None:
 
 def open_boards(
     log: LogSettings, name: str, folder: Path, iteration: int, config: Mapping[str, Any], *, on_rank0: bool
-) -> list[Board]:
+) -> "list[Board]":
     """Open the boards of the model `name`, which continues after `iteration`, on rank 0 (a collective call).
 
     `config`: the settings that Weights & Biases shows.
@@ -65,13 +55,13 @@ class TensorBoard:
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=iteration + 1)
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
-        """See Board."""
+        """Show one iteration's figures by name (`train/lm_loss`)."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
     def close(self, success: bool) -> None:
-        """See Board."""
+        """Flush and close."""
         self._writer.close()
 
 
@@ -102,9 +92,12 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="iteration")
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
-        """See Board."""
+        """Show one iteration's figures by name."""
         self._run.log({**figures, "iteration": iteration})
 
     def close(self, success: bool) -> None:
-        """See Board."""
+        """Flush and close; `success` sets the run's status."""
         self._run.finish(exit_code=0 if success else 1)
+
+
+Board = TensorBoard | WeightsAndBiases

@@ -5,7 +5,6 @@ mfu = tflops / peak_tflops(device, "bfloat16")                             # Non
 """
 
 import resource
-import sys
 
 import psutil
 import torch
@@ -29,9 +28,8 @@ def memory(device: torch.device) -> dict[str, float]:
             "max reserved": torch.cuda.max_memory_reserved(device),
         }
     else:
-        unit = 1 if sys.platform == "darwin" else 1024
         resident = psutil.Process().memory_info().rss
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit  # some kernels update it with a delay
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # some kernels update it with a delay
         figures = {"resident": resident, "max resident": max(resident, peak)}
     return {name: value / _MB for name, value in figures.items()}
 
@@ -40,16 +38,12 @@ def peak_tflops(device: torch.device, precision: str, override: float = 0) -> fl
     """The dense peak of one device in TFLOP/s at train.precision, or `override` if it is not 0; 0: not known."""
     if override or device.type != "cuda":
         return override
-    tf32 = torch.get_float32_matmul_precision() != "highest"
-    return peak_of(torch.cuda.get_device_name(device), precision_type(precision, device), tf32)
-
-
-def peak_of(name: str, precision: torch.dtype, tf32: bool = False) -> float:
-    """The dense peak of a device of this name in TFLOP/s, with TF32 in place of float32 if `tf32`; 0: not known."""
-    found = gpu_of_device(name, {})
+    found = gpu_of_device(torch.cuda.get_device_name(device), {})
     if found is None:
         return 0
     _, gpu = found
-    if precision == torch.float32:
+    dtype = precision_type(precision, device)
+    if dtype == torch.float32:
+        tf32 = torch.get_float32_matmul_precision() != "highest"
         return gpu.tf32_tflops if tf32 and gpu.tf32_tflops else gpu.float32_tflops
-    return (precision == torch.float16 and gpu.float16_tflops) or gpu.bfloat16_tflops
+    return (dtype == torch.float16 and gpu.float16_tflops) or gpu.bfloat16_tflops

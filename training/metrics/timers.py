@@ -29,7 +29,6 @@ class Timers:
         self._on_gpu = device.type == "cuda"
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._pending: deque[tuple[str, Event, Event]] = deque()  # begin and end, in the order of the ends
-        self._spare: list[Event] = []
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -39,21 +38,17 @@ class Timers:
             yield
             self._seconds[part] += time.perf_counter() - begun
             return
-        begin, end = self._event(), self._event()
+        begin, end = (Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         yield
         end.record()
         self._pending.append((part, begin, end))
 
-    def _event(self) -> Event:
-        return self._spare.pop() if self._spare else Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
     def collect(self) -> None:
-        """Read the events that the GPU has passed, without waiting, and reuse them."""
+        """Read the events that the GPU has passed, without waiting."""
         while self._pending and self._pending[0][2].query():  # type: ignore[no-untyped-call]
             part, begin, end = self._pending.popleft()
             self._seconds[part] += begin.elapsed_time(end) / 1000
-            self._spare += begin, end
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each part since the last call, and start from 0; waits for the GPU."""

@@ -33,9 +33,6 @@ class Plan:
     machine: Machine | None = None
     """What the job runs on, once that is known: the plan then says what it will take."""
 
-    def __str__(self) -> str:
-        return self.text()
-
     def text(self, done: int = 0, consumed_samples: int = 0) -> str:
         """The plan of a run that resumes after `done` iterations with so many samples, or starts."""
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train

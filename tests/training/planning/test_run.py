@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
     plan = blended(folder, ("books", 0.75), ("web", 0.25), iterations=1000, split="90,5,5")
-    rows = [line.split() for line in str(plan).splitlines()]
+    rows = [line.split() for line in plan.text().splitlines()]
     train = [row for row in rows if "train" in row[:2]]
     others = [row[:4] for row in rows if row[1:2] != ["train"]]
     lengths = [len(document) for document in byte_documents(200)]
