@@ -73,8 +73,13 @@ class Corpus:
         documents = [np.append(tokenizer.encode(text).astype(np.int64), tokenizer.end_of_text) for text in texts]
         if not documents:
             raise InputError(f"{path}: no documents")
+        return cls.in_memory(path, documents)
+
+    @classmethod
+    def in_memory(cls, name: Path, documents: list[npt.NDArray[np.int64]]) -> "Corpus":
+        """A corpus of documents in memory; messages refer to it by `name`."""
         lengths = np.array([len(document) for document in documents], np.int64)
-        return cls(path, np.concatenate(documents), np.cumsum(lengths) - lengths, lengths)
+        return cls(name, np.concatenate(documents), np.cumsum(lengths) - lengths, lengths)
 
     @property
     def documents(self) -> int:

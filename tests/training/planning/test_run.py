@@ -56,7 +56,7 @@ def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
     assert np.array_equal(test.parts[0].sample(0), np.concatenate(byte_documents(40)[-2:])[:17])
     assert valid.taken(valid.per_epoch, 0) <= valid.parts[0].per_epoch < valid.taken(valid.per_epoch + 2, 0)
     without = blended(folder, ("books", 1), split="90,10,0")
-    assert without.data.test is None and "no test part: train.split 90,10,0" in str(without)
+    assert without.data.test is None and "no test part: train.split 90,10,0" in without.text()
 
 
 @pytest.mark.parametrize(
