@@ -58,14 +58,6 @@ class Form:
     tokenizer: Path | None = None
     """Folder of the tokenizer; None: the source's own, or GPT-2's if the vocabulary has its size."""
 
-    def torch_dtype(self, source: "Source") -> "torch.dtype":
-        """The type as torch's."""
-        import torch
-
-        from convert.assemble import widest_dtype
-
-        return getattr(torch, self.dtype) if self.dtype else widest_dtype(source)
-
 
 def merge(
     path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool = False
@@ -74,13 +66,16 @@ def merge(
 
     Raises CheckpointError if the source cannot be read, ProofError if the folder does not compute what it computes.
     """
+    import torch
+
+    from convert.assemble import widest_dtype
     from convert.proof import prove, source_outputs
     from convert.replicas import compare_replicas
     from convert.targets.huggingface import tokenizer_of, write_folder, written_sizes
 
     form = form or Form()
     source = _open(path, output, options, form, force)
-    dtype = form.torch_dtype(source)
+    dtype = getattr(torch, form.dtype) if form.dtype else widest_dtype(source)
 
     with replace_folder(output, lambda old, _new: _check_older(output, old, force)) as temporary:
         unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
@@ -151,23 +146,6 @@ def _report(
     }
 
 
-def plan(path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool) -> str:
-    """What `merge` would do, in one line; reads no tensor and writes nothing."""
-    from convert.targets.huggingface import split_into_shards, written_sizes
-
-    form = form or Form()
-    source = _open(path, output, options, form, force)
-    dtype = form.torch_dtype(source)
-    sizes = written_sizes(source, dtype)
-    files = len(split_into_shards(sizes, form.max_shard_size))
-    copies = sum(len(tensor.copies) for tensor in source.tensors.values())
-    return (
-        f"{output}: would have {len(sizes)} tensors, {sum(sizes.values()) / 1e9:.2f} GB of "
-        f"{str(dtype).removeprefix('torch.')} in {files} file{'s' if files > 1 else ''}; vocabulary "
-        f"{source.model.vocab_size}, {source.model.n_head} heads; {copies} copies to compare"
-    )
-
-
 def _open(path: Path, output: Path, options: Options | None, form: Form, force: bool) -> "Source":
     """The source, announced in a line; errors about the output come first."""
     from convert.sources.find import open_source
@@ -230,14 +208,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="tokenizer of another vocabulary than GPT-2's: folder with tokenizer.json, or vocab.json and merges.txt",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what was found and what would be written")
+    parser.add_argument("--dry-run", action="store_true", help="only say what was found")
     parser.add_argument("--force", action="store_true", help="replace an older result of this command")
     arguments = parser.parse_args(argv)
-    run: Callable[..., str] = plan if arguments.dry_run else merge
     form = Form(arguments.dtype, arguments.max_shard_size, arguments.tokenizer)
-    print(
-        run(arguments.checkpoint, arguments.output, options=flags.options(arguments), form=form, force=arguments.force)
-    )
+    path, output, options, force = arguments.checkpoint, arguments.output, flags.options(arguments), arguments.force
+    if arguments.dry_run:
+        _open(path, output, options, form, force)
+    else:
+        print(merge(path, output, options=options, form=form, force=force))
     return 0
 
 
