@@ -1,13 +1,16 @@
 """The training loss: head and cross-entropy in one call, on one device or with the vocabulary split over ranks.
 
     head = LossHead(vocab_size=50257)
-    loss = head(x, wte.weight, targets)  # (B, T, C), (V, C), (B, T) -> float32 nats, summed, ()
+    loss = head(x, wte.weight, targets, factor)  # (B, T, C), (V, C), (B, T), (B,) -> float32 nats times factor, ()
+    loss.backward()
 
-The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304 rows. In eager mode the
-gradient overwrites them. Compiled, a plain formula lets the compiler fuse everything between the two matrix products.
-`chunks` above 1 never holds more than that part of them: each part's gradients are computed in the forward pass.
+The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304 rows. They are read once
+and replaced by their gradient in the forward pass, which also computes the gradients of the input and of the weight:
+nothing of the size of the logits waits for the backward pass, and no float32 copy of them ever exists. `chunks` above 1
+never holds more than that part of them.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,10 +18,14 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn import functional as F
 
-from training.kernels.cross_entropy import IGNORED, backward_, statistics
+from training.parallel.sizes import EAGER_ELEMENTS
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
+
+IGNORED = -100
+"""The target that counts nothing."""
+_LOWEST = torch.finfo(torch.float32).min  # finite, so that it can be subtracted
 
 
 class Vocabulary(NamedTuple):
@@ -39,116 +46,96 @@ class LossHead(nn.Module):
         super().__init__()
         self.vocabulary, self.chunks = Vocabulary(0, vocab_size), chunks
 
-    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """(B, T, C), (V, C), (B, T) -> float32 nats, summed, ()."""
-        x, targets = x.flatten(0, 1), targets.flatten()  # (B * T, C), (B * T,)
-        if self.chunks > 1:
-            chunked: Tensor = _Chunked.apply(x, weight, targets, self.vocabulary, self.chunks)  # type: ignore[no-untyped-call]
-            return chunked
-        logits = F.linear(x, weight.to(x.dtype))
-        if torch.compiler.is_compiling():
-            return _formula(logits, targets, self.vocabulary)
-        loss: Tensor = _InPlace.apply(logits, targets, self.vocabulary)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
+        """(B, T, C), (V, C), (B, T), (B,) -> the sum of nats times each sample's factor, default 1: float32, ().
+
+        Its gradients exist already: it can be differentiated with gradient 1 and no other.
+        """
+        each = torch.ones(len(x), device=x.device) if factor is None else factor.float()
+        flat = x.flatten(0, 1), targets.flatten(), each[:, None].expand_as(targets).flatten()
+        loss: Tensor = _Loss.apply(weight, *flat, self.vocabulary, self.chunks)  # type: ignore[no-untyped-call]
         return loss
 
 
-def _formula(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """(N, V), (N,) -> (): the loss in operations that a compiler can fuse."""
-    first, rows, group = vocabulary
-    column = torch.arange(logits.shape[1], device=logits.device)
-    logits = logits.float().masked_fill(column >= rows, -torch.inf)
-    if not group:
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")  # the compiler knows it
-    largest = all_reduce(logits.detach().amax(dim=1), "max", group)
-    exponentials = (logits - largest[:, None]).exp().sum(dim=1)
-    at_target = torch.where(column == (targets - first)[:, None], logits, 0.0).sum(dim=1)
-    total, hit = _sum_over_ranks(torch.stack([exponentials, at_target]), group)
-    losses: Tensor = (largest + total.log() - hit).masked_fill(targets == IGNORED, 0.0)
-    return losses.sum()
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """A sum over ranks whose gradient each rank passes on as it is: every rank computes the same loss from it."""
+class _Loss(torch.autograd.Function):
+    """(V, C), (N, C), (N,), (N,) -> (): the loss; its gradients are computed in the forward pass."""
 
     @staticmethod
-    def forward(_ctx: Any, values: Tensor, group: "GroupName") -> Tensor:
-        total: Tensor = all_reduce(values, "sum", group)
+    def forward(
+        ctx: Any, weight: Tensor, x: Tensor, targets: Tensor, factor: Tensor, vocabulary: Vocabulary, chunks: int
+    ) -> Tensor:
+        matrix, total = weight.to(x.dtype), torch.zeros((), device=x.device)
+        of_x: list[Tensor] = []
+        of_weight: Tensor | None = None
+        for part, wanted, scale in zip(*(tensor.chunk(chunks) for tensor in (x, targets, factor)), strict=True):
+            logits = F.linear(part, matrix)
+            losses, log_sum_exp = _losses(logits, wanted, vocabulary)
+            total = total + (losses * scale).sum()
+            if any(ctx.needs_input_grad):
+                logits = _gradient(logits, wanted, log_sum_exp, scale, vocabulary)
+                of_x.append(logits @ matrix)
+                product = _float32_product(logits.t(), part)
+                of_weight = product if of_weight is None else of_weight.add_(product)
+            del logits
+        if of_weight is not None:
+            ctx.save_for_backward(of_weight.to(weight.dtype), torch.cat(of_x) if chunks > 1 else of_x[0])
         return total
 
     @staticmethod
-    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        torch._assert_async(gradients[0] == 1, "the loss is differentiated with gradient 1; give it a factor instead")
+        return *ctx.saved_tensors, None, None, None, None
 
 
-def _sum_over_ranks(values: Tensor, group: "GroupName") -> Tensor:
-    total: Tensor = _SumOverRanks.apply(values, group)  # type: ignore[no-untyped-call]
-    return total
+def _float32_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32, in which a GPU sums anyway: nothing is rounded, and no pass over it casts."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda and a.dtype != torch.float32 else (a @ b).float()
 
 
 def _losses(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     """(N, V), (N,) -> the loss of each target, 0 where it is IGNORED, and log(sum(exp(logits))): float32 (N,) twice."""
-    first, rows, group = vocabulary
-    largest, total, hit = statistics(logits, targets, first, rows).unbind(dim=1)
-    if group:
-        overall = all_reduce(largest, "max", group)
-        total, hit = all_reduce(torch.stack([total * (largest - overall).exp(), hit]), "sum", group)
+    found = [_statistics(logits[rows], targets[rows], vocabulary) for rows in _parts(logits)]
+    largest, total, hit = torch.cat(found).unbind(dim=1)
+    if vocabulary.group:
+        overall = all_reduce(largest, "max", vocabulary.group)
+        total, hit = all_reduce(torch.stack([total * (largest - overall).exp(), hit]), "sum", vocabulary.group).unbind()
         largest = overall
     log_sum_exp = largest + total.log()
     return (log_sum_exp - hit).masked_fill(targets == IGNORED, 0.0), log_sum_exp
 
 
-class _InPlace(torch.autograd.Function):
-    """Cross-entropy whose gradient overwrites the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> Tensor:
-        losses, log_sum_exp = _losses(logits, targets, vocabulary)
-        ctx.save_for_backward(logits, targets, log_sum_exp)
-        ctx.vocabulary, ctx.spent = vocabulary, False
-        return losses.sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        if ctx.spent:
-            raise RuntimeError("the loss can be differentiated only once: its gradient overwrites the logits")
-        ctx.spent = True
-        logits, targets, log_sum_exp = ctx.saved_tensors
-        first, rows, _ = ctx.vocabulary
-        backward_(logits, targets, log_sum_exp, gradients[0].float().expand(len(targets)), first, rows)
-        return logits, None, None
+def _statistics(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """(N, V), (N,) -> (N, 3) float32: max, sum of exp(logit - max), and the target's logit, 0 if it is elsewhere."""
+    column = torch.arange(logits.shape[1], device=logits.device)
+    values = logits.float().masked_fill(column >= vocabulary.rows, _LOWEST)
+    largest = values.amax(1, keepdim=True)
+    total = (values - largest).exp_().sum(1)
+    local = targets - vocabulary.first
+    here = (local >= 0) & (local < vocabulary.rows)
+    logit = logits.gather(1, torch.where(here, local, 0)[:, None])[:, 0].float()
+    return torch.stack([largest[:, 0], total, torch.where(here, logit, 0.0)], dim=1)
 
 
-class _Chunked(torch.autograd.Function):
-    """Head and cross-entropy over parts of the tokens; the gradients exist after the forward pass."""
+def _gradient(logits: Tensor, targets: Tensor, log_sum_exp: Tensor, factor: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """(N, V), (N,) three times -> (exp(logit - log_sum_exp) - [is target]) * factor in place of the logits, (N, V).
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: Vocabulary, chunks: int) -> Tensor:
-        matrix, differentiate = weight.to(x.dtype), any(ctx.needs_input_grad)
-        size = -(-len(x) // chunks)
-        total = torch.zeros((), device=x.device)
-        of_x = torch.empty_like(x) if differentiate else x
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if differentiate else weight
-        ones = torch.ones(size, device=x.device)
-        for start in range(0, len(x), size):
-            part, wanted, of_part = (tensor[start : start + size] for tensor in (x, targets, of_x))
-            logits = F.linear(part, matrix)
-            losses, log_sum_exp = _losses(logits, wanted, vocabulary)
-            total = total + losses.sum()  # in place, torch 2.11 would compile a loss without a gradient
-            if differentiate:
-                backward_(logits, wanted, log_sum_exp, ones[: len(part)], vocabulary.first, vocabulary.rows)
-                torch.mm(logits, matrix, out=of_part)
-                if logits.dtype == torch.float32:
-                    of_weight.addmm_(logits.t(), part)
-                else:
-                    of_weight += logits.t() @ part
-            del logits
-        if differentiate:
-            ctx.save_for_backward(of_x, of_weight)
-            ctx.dtype = weight.dtype
-        return total
+    0 in padding columns, and in rows whose target is IGNORED.
+    """
+    column = torch.arange(logits.shape[1], device=logits.device)
+    counted = factor.masked_fill(targets == IGNORED, 0.0)
+    for rows in _parts(logits):
+        found = logits[rows].float().sub_(log_sum_exp[rows, None]).exp_()
+        found.add_(column == (targets[rows] - vocabulary.first)[:, None], alpha=-1)
+        found.mul_(counted[rows, None]).masked_fill_(column >= vocabulary.rows, 0.0)
+        if torch.compiler.is_compiling():
+            return found.to(logits.dtype)  # the compiler puts it where the logits are
+        logits[rows] = found
+    return logits
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        of_x, of_weight = ctx.saved_tensors
-        factor = gradients[0]
-        return (of_x * factor).to(of_x.dtype), (of_weight * factor).to(ctx.dtype), None, None, None
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """Slices of rows: all of them for a compiler, which fuses everything; in eager mode of EAGER_ELEMENTS."""
+    size = len(logits)
+    if not torch.compiler.is_compiling():
+        size = max(1, EAGER_ELEMENTS[logits.device.type] // logits.shape[1])
+    return (slice(start, start + size) for start in range(0, len(logits), size))

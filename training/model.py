@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from common.seeds import derive_seed
 from common.settings import ModelSettings
 from training.kernels import ops
-from training.kernels.cross_entropy import IGNORED
+from training.loss import IGNORED
 from training.tensors import leaf_of
 
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)

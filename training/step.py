@@ -35,7 +35,7 @@ from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import clip_factor, global_norm, sync_gradients
 from training.parallel.layout import coordinates
-from training.parallel.pipeline import Pipeline, Stage
+from training.parallel.pipeline import Pipeline, Stage, sample_factors
 from training.parallel.randomness import RandomStreams
 
 
@@ -144,11 +144,12 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
             return session.pipeline.run(batches, factor, train)
         (stage,) = session.stages
         total = torch.zeros((), device=device)
+        factors = sample_factors(factor, len(batches[0].tokens), device)
         for index, batch in enumerate(batches):
             if train:
                 before_backward(stage, index == len(batches) - 1, session.experiment.parallel.zero_stage)
             with timed("forward"):
-                loss = stage(batch.tokens, batch.positions, batch.targets).sum() * factor
+                loss = stage(batch.tokens, batch.positions, batch.targets, factors).sum()
             if train:
                 with timed("backward"):
                     loss.backward()

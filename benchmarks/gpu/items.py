@@ -201,7 +201,7 @@ def kernels(context: Context) -> Iterator[Row]:
 
     if context.gpu and (missing := library.prepare()):
         raise JobError(missing)
-    toy = Shapes(samples=1, seq_len=16, n_layer=1, n_embd=32, vocabulary=60, padded_vocabulary=64)
+    toy = Shapes(samples=1, seq_len=16, n_layer=1, n_embd=32, vocabulary=64)
     bandwidth = context.ceiling("copy", "TB/s")
     for row in measure(toy if context.toy else Shapes(), context.device, compiled=context.gpu):
         rate = row["bytes"] / (row["ours"] / 1000)

@@ -35,14 +35,16 @@ def test_each_form_gives_the_loss_and_its_gradients(
         torch._dynamo.reset()
         head = torch.compile(head, backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
     x, weight, targets = problem(dtype)
-    found = head(x, weight, targets)
-    (2 * found).backward()
+    factor = torch.tensor([2.0, 3.0, 0.5])
+    found = head(x, weight, targets, factor)
+    found.backward()
     wide, matrix = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     logits = F.linear(wide, matrix[:TRUE]).flatten(0, 1)
-    expected = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    losses = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="none")
+    expected = (losses.unflatten(0, (3, 21)) * factor[:, None]).sum()
     expected.backward()
     assert found.dtype == torch.float32 and found.item() == pytest.approx(expected.item(), rel=near)
     for gradient, wanted in ((x.grad, wide.grad), (weight.grad, matrix.grad)):
         assert gradient is not None and wanted is not None
-        assert float((gradient.double() / 2 - wanted).norm() / wanted.norm()) < near
+        assert float((gradient.double() - wanted).norm() / wanted.norm()) < near
     assert not weight.grad[TRUE:].any() and x.grad.dtype == dtype  # type: ignore[index, union-attr]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.kernels.cross_entropy import IGNORED
+from training.loss import IGNORED
 
 
 class Readable(Protocol):

@@ -16,7 +16,6 @@ from torch.utils.benchmark import Timer
 from common.errors import KernelError
 from training.kernels import library
 from training.kernels.adamw import Hyper, adamw_, sum_of_squares
-from training.kernels.cross_entropy import backward_, statistics
 from training.kernels.gelu import bias_gelu
 from training.kernels.residual import add_dropout, add_dropout_norm
 
@@ -33,12 +32,11 @@ class Shapes:
     seq_len: int = 1024
     n_layer: int = 24
     n_embd: int = 1024
-    vocabulary: int = 50257
-    """Rows of the embedding that this process holds, without padding."""
-    padded_vocabulary: int = 50304
+    vocabulary: int = 50304
+    """Rows of the embedding that this process holds, padding included."""
     dropout: float = 0.1
     dtype: str = "bfloat16"
-    """Of activations, the residual stream and logits."""
+    """Of activations and the residual stream."""
 
     def parameters(self) -> list[int]:
         """The size of every parameter of the model."""
@@ -65,7 +63,7 @@ class Case:
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
     """One case per kernel, in the order of `library.KERNELS`."""
-    for make in (_cross_entropy, _add_dropout, _add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
+    for make in (_add_dropout, _add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
         yield make(shapes, device)
 
 
@@ -85,32 +83,6 @@ class _Random:
 
 def _dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
-
-
-def _cross_entropy(shapes: Shapes, device: torch.device) -> Case:
-    tokens, columns, rows = shapes.samples * shapes.seq_len, shapes.padded_vocabulary, shapes.vocabulary
-    dtype = _dtype(shapes.dtype)
-
-    def make() -> tuple[Tensor, ...]:
-        random = _Random(device)
-        targets = torch.randint(rows, (tokens,), generator=random.generator, device=device)
-        return random(tokens, columns, dtype=dtype), targets, torch.full((tokens,), 1 / tokens, device=device)
-
-    def forward(logits: Tensor, targets: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-        found = statistics(logits, targets, 0, rows)
-        log_sum_exp = found[:, 0] + found[:, 1].log()
-        backward_(logits, targets, log_sum_exp, gradient, 0, rows)
-        return log_sum_exp - found[:, 2], logits
-
-    def plain(logits: Tensor, targets: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-        values = logits[:, :rows].float()
-        log_sum_exp = values.logsumexp(1)
-        is_target = torch.arange(rows, device=logits.device) == targets[:, None]
-        slope = ((values - log_sum_exp[:, None]).exp() - is_target.float()) * gradient[:, None]
-        return log_sum_exp - torch.where(is_target, values, 0).sum(1), slope.to(logits.dtype)
-
-    # logits: read; read and written
-    return Case("cross_entropy", make, forward, 3 * tokens * columns * dtype.itemsize, plain=plain)
 
 
 def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int]:

@@ -33,20 +33,29 @@ class Stage(nn.Module):
             parent, _, child = name.rpartition(".")
             delattr(model.get_submodule(parent), child)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,)."""
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        targets: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,).
+
+        The loss of each sample is multiplied by its `factor`, (B,).
+        """
         if self.first:
             x = self.embed(x, positions)
         x = self.model.blocks(x)
-        return self.loss(x, targets) if self.last else x
+        return self.loss(x, targets, factor) if self.last else x
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """(B, T), (B, T) or None -> (B, T, C)."""
         return self.model.embed(tokens, positions)
 
-    def loss(self, x: Tensor, targets: Tensor | None) -> Tensor:
-        """(B, T, C), (B, T) -> the summed loss, shape (1,)."""
-        loss: Tensor = self.model.head(self.model.ln_f(x), self.model.wte.weight, targets)
+    def loss(self, x: Tensor, targets: Tensor | None, factor: Tensor | None) -> Tensor:
+        """(B, T, C), (B, T), (B,) -> the summed loss, shape (1,)."""
+        loss: Tensor = self.model.head(self.model.ln_f(x), self.model.wte.weight, targets, factor)
         return loss.reshape(1)
 
 
@@ -79,11 +88,10 @@ class Pipeline:
             for index, stage in enumerate(stages)
         ]
         self.first, self.last = stages[0].first, stages[-1].last
-        self._factor: Tensor | float = 1.0
         self._zero = torch.zeros((), device=device)
         options: dict[str, Any] = {
             "n_microbatches": accumulation,
-            "loss_fn": lambda loss, _targets: loss.sum() * self._factor,
+            "loss_fn": lambda loss, _targets: loss.sum(),
             "scale_grads": False,
         }
         if parallel.schedule == "interleaved_1f1b":
@@ -97,7 +105,6 @@ class Pipeline:
 
         Zero except on the processes of the last stage.
         """
-        self._factor = factor
         arguments: list[Tensor] = []
         options: dict[str, Any] = {}
         losses: list[Tensor] = []
@@ -108,8 +115,14 @@ class Pipeline:
         if self.last:
             options["targets"] = torch.cat([batch.targets for batch in batches])
             options |= {"target": options["targets"], "losses": losses}
+            options["factor"] = sample_factors(factor, len(options["targets"]), self._zero.device)
         if train:
             self._schedule.step(*arguments, **options, return_outputs=False)
         else:
             self._schedule.eval(*arguments, **options, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else self._zero.clone()
+
+
+def sample_factors(factor: Tensor | float, samples: int, device: torch.device) -> Tensor:
+    """The factor of a loss for each of some samples: (samples,), float32."""
+    return torch.as_tensor(factor, dtype=torch.float32, device=device).expand(samples)

@@ -3,6 +3,8 @@
 from common.settings import ModelSettings
 
 CHUNKS = 8  # parts of a chunked loss: an eighth of the logits, and products that are still large
+EAGER_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Logits of which the loss makes float32 copies at a time in eager mode: fits a CPU's cache, keeps a GPU busy."""
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:

@@ -226,9 +226,9 @@ class VocabParallelLoss(LossHead):
         first = held * ranks.rank
         self.ranks, self.vocabulary = ranks, Vocabulary(first, max(0, min(held, true - first)), ranks.group)
 
-    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """(B, T or T / ranks, C), wte's (V, C), (B, T) -> float32 nats, summed, ()."""
-        return super().forward(enter(x, self.ranks), local_shard(weight), targets)
+    def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
+        """(B, T or T / ranks, C), wte's (V, C), (B, T), (B,) -> float32 nats times factor, summed, ()."""
+        return super().forward(enter(x, self.ranks), local_shard(weight), targets, factor)
 
 
 _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {

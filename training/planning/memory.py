@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from common.settings import ModelSettings
-from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers
+from training.parallel.sizes import EAGER_ELEMENTS, loss_parts, padded_vocab_size, stage_layers
 from training.planning.layout import Layout, Term, Workload
 from training.planning.machines import GIB, Machine
 from training.tensors import LAYER_LEAVES, ROOT_LEAVES, Sizes
@@ -28,7 +28,6 @@ _CUDA_CONTEXT = 0.5 * GIB  # driver and loaded kernels: an estimate until a GPU 
 _COMMUNICATOR = 0.2 * GIB  # NCCL's channels, per axis with more than one rank: an estimate, too
 _FRAGMENTATION = 0.03  # of what PyTorch's allocator hands out, with expandable segments: an estimate, too
 _PYTHON = 0.35 * GIB  # a process with torch loaded, and no GPU
-_FLOAT32_LOGITS = {"cpu": 1 << 18, "cuda": 1 << 26}  # at a time in eager mode (training/kernels/cross_entropy.py)
 _CPU_FRAGMENTATION = 0.25  # of what is allocated: glibc keeps freed memory
 
 
@@ -132,11 +131,13 @@ class _Loss(NamedTuple):
     """The loss of one micro-batch on a rank of the last stage."""
 
     saved: float
-    """The last LayerNorm's input and output, and the head's weight in the type of the products."""
+    """While it is computed: the last LayerNorm's input and output, the head's weight in the type of the products."""
     logits: float
-    """Logits; in parts, the gradients that exist after the forward pass."""
+    """Logits, or one part of them; their gradient takes their place."""
     work: float
-    """Beside them, at the peak of the loss."""
+    """Beside them, at the peak: the gradients of the input and of the weight."""
+    kept: float
+    """From then until the backward pass: the last LayerNorm's input, and these gradients."""
 
 
 def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
@@ -145,22 +146,16 @@ def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
     tokens = layout.micro_batch_size * model.seq_len
     rows = padded_vocab_size(model.vocab_size, tensor) // tensor
     unit, elements, weight = element * tokens * model.n_embd, tokens * rows, rows * model.n_embd
-    saved = float(unit / tensor if layout.sequence_parallel else unit) + unit
-    saved += element * weight if element < 4 and layout.data == 1 else 0  # the head's weight, cast
+    stream = float(unit / tensor if layout.sequence_parallel else unit)
+    saved = stream + unit + (element * weight if element < 4 and layout.data == 1 else 0)  # the weight, cast
     logits = float(element * elements)
     parts = loss_parts(workload.loss, elements * element, machine.memory if machine.device == "cuda" else None)
-    # eager mode computes in float32, some rows at a time, and 16-bit logits need a copy
-    wide = 0.0 if workload.compiled else 4.0 * min(elements // parts, _FLOAT32_LOGITS[machine.device])
-    wide *= 2 if element < 4 else 1
-    if parts > 1:
-        product = element * weight if element < 4 else 0
-        work = max(logits / parts + max(wide, product), product + 4.0 * weight + unit)
-        return _Loss(saved, unit + 4.0 * weight, work)
-    gradients = float(unit + element * weight)  # of the input and of the weight; that of the logits overwrites them
-    if not workload.compiled:
-        return _Loss(saved, logits, max(wide, gradients))
-    # over several ranks the compiler keeps float32 logits and the mask of the targets
-    return _Loss(saved, 5.0 * elements if tensor > 1 else logits, max(gradients, logits))
+    # eager mode computes in float32, some rows at a time, in two tensors
+    wide = 0.0 if workload.compiled else 2 * 4.0 * min(elements // parts, EAGER_ELEMENTS[machine.device])
+    rounded = element * weight if element < 4 and machine.device == "cpu" else 0  # as a CPU's product gives it
+    gradients = unit + 4.0 * weight * (2 if parts > 1 else 1) + rounded
+    own = element if layout.data > 1 else 4  # bytes per element of the weight's gradient
+    return _Loss(saved, logits / parts, max(wide, gradients), stream + unit + own * weight)
 
 
 class MemoryPhase(NamedTuple):
@@ -218,10 +213,10 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
     if last:
         ends = flying if layout.schedule == "gpipe" else 1.0
         yield phase._replace(
-            gradients=before, saved=saved + ends * loss.saved, logits=ends * loss.logits, loss=loss.work,
+            gradients=before, saved=saved + (ends - 1) * loss.kept + loss.saved, logits=loss.logits, loss=loss.work,
             gathered=everything if zero < 3 else float(copy * whole.root), reduced=waiting,
         )  # fmt: skip
-        saved += (ends - 1) * (loss.saved + loss.logits)
+        saved += (ends - 1) * loss.kept
 
     phase = phase._replace(again=layer.again, work=layer.work)
     two_layers = float(copy * (whole.root + whole.layer * min(2, whole.layers)))
@@ -247,8 +242,8 @@ _NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhan
     "fresh": ("gradients", "new gradients of a layer", "of the largest matrix, with d > 1 of the layer"),
     "again": ("activations", "one layer's activations, computed again", "what recompute did not keep"),
     "work": ("activations", "gradients of activations", "(q + 4 / t) u, with sequence parallelism + u"),
-    "logits": ("logits and loss", "logits", "e b s V / t; in parts u + 4 V h / t"),
-    "loss": ("logits and loss", "beside the logits", "gradients of logits, input and head"),
+    "logits": ("logits and loss", "logits", "e b s V / t, an eighth of it in parts"),
+    "loss": ("logits and loss", "beside the logits", "u + 4 V h / t, in parts 8: gradients of input and head"),
     "gathered": ("communication", "gathered parameters", "e P / (t p); ZeRO 3: embeddings, two layers"),
     "reduced": ("communication", "gradients being reduced", "4 P of one layer"),
     "buffers": ("communication", "what a pipeline receives", "m q u per neighbouring stage"),

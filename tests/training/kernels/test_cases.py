@@ -8,7 +8,7 @@ import torch
 from training.kernels import library
 from training.kernels.cases import Shapes, cases, verify
 
-MODEL = {"seq_len": 24, "n_layer": 2, "n_embd": 32, "vocabulary": 90, "padded_vocabulary": 96}
+MODEL = {"seq_len": 24, "n_layer": 2, "n_embd": 32, "vocabulary": 96}
 SMALL = Shapes(samples=2, dropout=0.1, dtype="float32", **MODEL)
 
 

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <cfloat>
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -149,36 +148,6 @@ struct Add {
 
 DEVICE float warp_sum(float value) { return warp_reduce(value, Add()); }
 DEVICE float block_sum(float value) { return block_reduce(value, 0.0f, Add()); }
-
-// Softmax in one pass: the max so far, and the sum of exp(value - max). A finite start keeps rows of -Inf, and of no
-// columns, finite.
-struct Online {
-    float max, sum;
-
-    static DEVICE Online none() { return {-FLT_MAX, 0.0f}; }
-
-    template <int N>
-    DEVICE void add(const float (&values)[N]) {
-        float highest = max;
-#pragma unroll
-        for (int i = 0; i < N; ++i) highest = fmaxf(highest, values[i]);
-        sum *= __expf(max - highest);
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum += __expf(values[i] - highest);
-        max = highest;
-    }
-};
-
-DEVICE Online shuffle_xor(Online value, int bits) {
-    return {shuffle_xor(value.max, bits), shuffle_xor(value.sum, bits)};
-}
-
-struct MergeOnline {
-    DEVICE Online operator()(Online a, Online b) const {
-        const float max = fmaxf(a.max, b.max);
-        return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
-    }
-};
 
 // Launching
 
