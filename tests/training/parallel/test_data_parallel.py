@@ -13,7 +13,8 @@ from tests.training.memory_worker import PRECISIONS, RECOMPUTE, STAGES, course, 
 from training.planning.run import make_plan
 
 WIDTH, LAYERS, LENGTH = 80, 4, 24  # no activation, shard or pair of matrices has the shape of another matrix
-ROOT = (384 + LENGTH) * WIDTH  # elements of both embeddings, the vocabulary padded
+HEAD = 384 * WIDTH  # elements of the token embedding, the vocabulary padded
+ROOT = HEAD + LENGTH * WIDTH  # of both embeddings
 LAYER = 12 * WIDTH**2  # of a layer's matrices: 3 + 1 for attention, 4 + 4 for the MLP
 
 
@@ -36,10 +37,12 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
     size = getattr(torch, precision).itemsize
     for zero_stage, recompute in product(STAGES, RECOMPUTE):
         weights = ranks[0][f"{precision} {recompute} {zero_stage}"]
-        assert weights["forward"] == (ROOT if zero_stage == 3 else ROOT + LAYERS * LAYER) * size
+        gathered = ROOT if zero_stage == 3 else ROOT + LAYERS * LAYER
+        assert weights["forward"] == (gathered + HEAD) * size  # the head's gradient exists, too
         assert weights["after"] == 0
         if zero_stage == 3:
-            assert weights["within"] == (ROOT + LAYER) * size
+            computed_again = recompute != "none"  # in the backward pass
+            assert weights["within"] == (ROOT + LAYER + HEAD * computed_again) * size
 
     first, *others = (ranks[0][f"{precision} {stage}"] for stage in STAGES)
     for other in others:
