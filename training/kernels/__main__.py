@@ -56,7 +56,7 @@ def _test() -> dict[str, str]:
     device = torch.device("cuda", torch.cuda.current_device())
     results: dict[str, str] = {}
     for dtype in ("float32", "float16", "bfloat16"):
-        for case in cases(Shapes(2, 96, 2, 128, 1000, 1024, 0.1, dtype), device):
+        for case in cases(Shapes(2, 96, 2, 128, 1024, 0.1, dtype), device):
             try:
                 fault = verify(case)
             except KernelError as error:
