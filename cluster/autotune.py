@@ -24,10 +24,10 @@ from cluster.jobs import log_tail
 from cluster.snapshot import make_snapshot
 from cluster.submission import Launch, job_name, nodes_and_tasks, run_to_end
 from common import cli
+from common.console import readable_bytes
 from common.errors import ConfigError, InputError, JobError, ToolkitError
 from common.files import open_locked, read_json, write_text
 from common.settings import Experiment, Settings
-from common.tables import readable_bytes
 from training.planning.fit import nothing_fits
 from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, machine_of_job, processes_of

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cluster.corpus_jobs.batches import Task
 from cluster.slurm import QueuedJob
+from common.console import text_table
 from common.settings import Settings
-from common.tables import text_table
 from workflow import steps
 from workflow.steps import Step
 

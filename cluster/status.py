@@ -26,11 +26,10 @@ from cluster.jobs import SILENT, Job, current_state, log_path, look, read_job, r
 from cluster.slurm import QueuedJob
 from common import cli
 from common.config import load_settings
-from common.console import note
+from common.console import note, text_table
 from common.errors import ConfigError, InputError
 from common.files import read_json, read_rows
 from common.settings import Settings
-from common.tables import text_table
 from training.model_folder import newest_iteration
 from training.monitoring.heartbeat import progress_of
 

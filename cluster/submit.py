@@ -24,10 +24,10 @@ from cluster.submission import Launch, job_name, nodes_and_tasks
 from cluster.wait import wait
 from common import cli
 from common.config import load_settings
+from common.console import text_table
 from common.errors import ConfigError
 from common.files import lock, read_json
 from common.settings import Settings, changes
-from common.tables import text_table
 from training.model_folder import newest_iteration, stop_file, stopped_mark
 from training.planning.fit import prepare
 from training.planning.machines import processes_of

@@ -1,7 +1,8 @@
-"""Messages for people: progress lines on stdout; notes, warnings and errors on stderr."""
+"""Messages for people: lines and tables on stdout; notes, warnings and errors on stderr."""
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 
 from common.errors import ToolkitError
 
@@ -44,3 +45,20 @@ def fail(error: Exception) -> int:
 def discard(descriptor: int) -> None:
     """Send further output of a descriptor to /dev/null: its reader is gone, but Python will still flush its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def text_table(rows: Iterable[Sequence[object]], align: str = "") -> str:
+    """Rows of cells as lines. `align` has an `l` or `r` per column; columns without one are left-aligned."""
+    from tabulate import tabulate  # takes a tenth of a second
+
+    lines = list(rows)
+    columns = max(map(len, lines), default=0)
+    sides = ["right" if side == "r" else "left" for side in align.ljust(columns, "l")]
+    # the widths are computed on text: numbers are formatted by the caller
+    text = tabulate(lines, tablefmt="plain", colalign=sides[:columns], disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def readable_bytes(number: float) -> str:
+    """`14.75 GiB`, `3.2 MiB`."""
+    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"

@@ -19,9 +19,6 @@ ToolkitError
 PageError              why one page has no text; caught by the crawl, never shown to users
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 USER_ERROR = 2  # an error that a person must cure first
 RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): the same command, started again, continues
 LOCK_LOST = 76  # a newer job has the model folder; nothing is left to do here
@@ -53,14 +50,6 @@ class ConfigError(ToolkitError):
 
 class EmptyResultError(ToolkitError):
     """A step that would end without a single document."""
-
-    @classmethod
-    def no_documents(cls, inputs: Sequence[Path]) -> "EmptyResultError":
-        """The error of a step whose input shards are all empty; the cause lies in earlier steps."""
-        return cls(
-            f"{inputs[0]}{' …' if len(inputs) > 1 else ''}: no documents in {len(inputs)} shard(s); "
-            "the stats.json of the earlier steps say why every document was dropped"
-        )
 
 
 class OutageError(ToolkitError):

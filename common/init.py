@@ -9,8 +9,8 @@ upgrade, start another folder, or give --force to replace them.
 
 import argparse
 import sys
+import sysconfig
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from common import cli
@@ -20,28 +20,17 @@ from common.files import write_text
 PROJECT = "urls-to-gpt2"
 PARTS = ("Snakefile", "config.yaml", "workflow", "profiles", "slurm", "configs")
 """What a working folder holds besides results. pyproject.toml puts the same files into the wheel."""
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def workflow_files() -> dict[str, Path]:
     """The files of a working folder, by their path in it. Raises InputError if they were not installed."""
-    if (_ROOT / "Snakefile").is_file():
-        found = [path for part in PARTS for path in (_ROOT / part, *sorted((_ROOT / part).rglob("*")))]
-        found = [path for path in found if path.is_file() and path.suffix not in (".py", ".pyc")]
-        return {str(path.relative_to(_ROOT)): path for path in found}
-    shared = f"share/{PROJECT}/"
-    try:
-        installed = metadata.files(PROJECT) or []
-    except metadata.PackageNotFoundError:
-        installed = []
-    files = {
-        str(path).rpartition(shared)[2]: Path(str(path.locate()))
-        for path in installed
-        if shared in str(path) and path.parts[-1] != "__pycache__"
-    }
-    if "Snakefile" not in files:
-        raise InputError(f"share/{PROJECT}/Snakefile: not installed; install the wheel, or work in a clone")
-    return dict(sorted(files.items()))
+    clone, installed = Path(__file__).resolve().parents[1], Path(sysconfig.get_path("data"), "share", PROJECT)
+    root = clone if (clone / "Snakefile").is_file() else installed
+    if not (root / "Snakefile").is_file():
+        raise InputError(f"{root / 'Snakefile'}: not installed; install the wheel, or work in a clone")
+    found = [path for part in PARTS for path in (root / part, *sorted((root / part).rglob("*")))]
+    found = [path for path in found if path.is_file() and path.suffix not in (".py", ".pyc")]
+    return {str(path.relative_to(root)): path for path in found}
 
 
 def start(folder: Path, force: bool = False) -> list[Path]:

@@ -2,21 +2,19 @@
 
     finished after 12.3 s; largest process 812 MB
 
-`common.cli` writes it when the command of a rule of the workflow succeeds and its output goes to a log, that is, when
-stdout and stderr are the same file: `python -m corpus.clean … > 0000.log 2>&1`. The file's date is the end.
+`common.cli` writes it when the command of a rule of the workflow succeeds: `python -m corpus.clean … > 0000.log 2>&1`.
+The file's date is the end.
 """
 
 import os
 import re
 import resource
-import stat
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from common.config import JOB_SETTINGS
+from common.console import say
 
 _LAST_LINE = re.compile(rb"finished after ([\d.]+) s; largest process (\d+) MB\s*\Z")
 _LONGEST = 100  # bytes of the line
@@ -35,21 +33,11 @@ class JobTime(NamedTuple):
 
 
 def finish() -> None:
-    """Write the line if this process is a job of the workflow whose output goes to a log."""
-    if JOB_SETTINGS not in os.environ:
-        return
-    try:
-        out, err = os.fstat(1), os.fstat(2)
-    except OSError:  # closed
-        return
-    if not stat.S_ISREG(out.st_mode) or (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino):
-        return
-    seconds = time.monotonic() - _STARTED
-    peak = 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    with suppress(OSError):  # a full disk: the work is done all the same
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.write(1, f"finished after {seconds:.1f} s; largest process {peak / 1e6:.0f} MB\n".encode())
+    """Write the line if this process is a job of the workflow: its output goes to a log."""
+    if JOB_SETTINGS in os.environ:
+        who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        peak = 1024 * max(resource.getrusage(each).ru_maxrss for each in who)
+        say(f"finished after {time.monotonic() - _STARTED:.1f} s; largest process {peak / 1e6:.0f} MB")
 
 
 def read(path: Path) -> JobTime | None:

@@ -96,18 +96,13 @@ class Meter:
 
 @contextmanager
 def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of `total` bytes in megabytes.
-
-    Yields a function that is called with each number of bytes, by any thread.
-    """
-    done, lock = 0, Lock()
-    with Meter(label, "MB", total // 10**6) as meter:
+    """Show the progress of `total` bytes: yields a function that any thread calls with a number of bytes."""
+    lock = Lock()
+    with Meter(label, "bytes", total) as meter:
 
         def advance(count: int) -> None:
-            nonlocal done
             with lock:
-                before, done = done, done + count
-                meter.advance(done // 10**6 - before // 10**6)
+                meter.advance(count, count)
 
         yield advance
 

@@ -1,7 +1,5 @@
 """Statistics of a step: counted while it runs, written as `stats.json` beside its output."""
 
-import sys
-import textwrap
 import time
 from bisect import insort
 from collections import Counter, defaultdict
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from common.files import Document, write_json
-from common.tables import text_table
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
@@ -89,14 +86,7 @@ class Stats:
         """Write everything as JSON if there is a path, and print a summary for people."""
         if path is not None:
             write_json(path, self.as_dict())
-        print(self.table() if sys.stdout.isatty() else self)
-
-    def table(self) -> str:
-        """The counts as lines for a terminal, the most frequent reason first."""
-        counts = [("kept", self.documents_out), *self.reasons.most_common(), ("all", self.documents_in)]
-        share = 100 / max(self.documents_in, 1)
-        rows = [(name, f"{count:,}", f"{count * share:.1f} %") for name, count in counts]
-        return f"{self.step}:\n{textwrap.indent(text_table(rows, 'lrr'), '  ')}"
+        print(self)
 
     def dropped(self) -> str:
         """`30 short, 7 language`: the reasons by count, for messages."""

@@ -43,7 +43,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
         stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
         stats.extra["tokens"] = index.tokens
         if not stats.documents_out:
-            raise EmptyResultError.no_documents(inputs)
+            raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
     return stats
 
 

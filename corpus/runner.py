@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError
-from common.files import BadLines, Document, fingerprint, read_shards, reject_writer
+from common.files import BadLines, Document, document_writer, fingerprint, read_shards
 from common.progress import Meter
 from common.settings import Settings
 from common.stats import Stats
@@ -148,7 +148,7 @@ class Step:
         """
         with (
             writer or nullcontext(_discard) as write,
-            reject_writer(self.rejects, self.name) as reject,
+            document_writer(self.rejects, self.name) as reject,
             Meter(self.name, unit or self.unit) as meter,
         ):
             yield Results(self.stats, meter, write, reject)

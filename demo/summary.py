@@ -5,9 +5,9 @@ It fits one screen of 24 lines with 100 columns.
 
 import textwrap
 
+from common.console import text_table
 from common.files import read_json
 from common.settings import Settings
-from common.tables import text_table
 from report.funnel import Step, funnel
 from report.models import split_samples, trained_models
 from workflow import steps

@@ -23,7 +23,7 @@ import orjson
 from common import cli
 from common.console import fail
 from common.errors import InputError
-from common.files import Document, optional_writer, read_lines, write_text
+from common.files import Document, document_writer, read_lines, write_text
 from common.settings import GenerateSettings
 
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
@@ -114,7 +114,7 @@ def _answer_records(
 
     numbered = ((record, sample) for record in records for sample in range(samples))
     found = texts([record["prompt"] for record in records], options)
-    with optional_writer(output) as write:
+    with document_writer(output) as write:
         for (record, sample), text in zip(numbered, found, strict=True):
             number = {"sample": sample + 1, "seed": sample_seed(options, sample)} if samples > 1 else {}
             result = {**record, **number, "text": text}

@@ -19,10 +19,10 @@ from typing import Any
 
 from common import cli
 from common.config import load_settings, validate, with_model_overrides
+from common.console import text_table
 from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import Experiment, Settings, closest
-from common.tables import text_table
 from training.planning.fit import does_not_fit, nothing_fits, predict
 from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import GIB, Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu

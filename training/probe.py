@@ -25,11 +25,10 @@ import numpy.typing as npt
 import psutil
 
 from common import cli
-from common.console import say
+from common.console import readable_bytes, say, text_table
 from common.errors import RESUME_ME, InputError, ToolkitError
 from common.files import write_json
 from common.settings import Experiment, Settings
-from common.tables import readable_bytes, text_table
 from training.launch.process_group import World, describe, joined
 from training.launch.rank import check_layout, read_launch
 from training.launch.signals import leave_at_once

@@ -43,9 +43,7 @@ def install(settings: Settings) -> None:
             await remove(job)
 
     async def postprocess(job: Any, *arguments: Any, error: bool = False, **named: Any) -> None:
-        if error:
-            _forget_start(job)
-        else:
+        if not error:  # otherwise the results of an earlier run would be removed
             await finish(job, *arguments, **named)
 
     def callback(executor: Any, info: Any, future: Any) -> None:
@@ -62,18 +60,6 @@ def install(settings: Settings) -> None:
 def give_up(job: Any) -> None:
     """Make the current attempt of a job its last; Snakemake compares the attempt with `retries`."""
     job.attempt = job.restart_times + 1
-
-
-def _forget_start(job: Any) -> None:
-    """Unmark the outputs that a failed job has not replaced: they are as complete as before, and so are their records.
-
-    The others stay marked as incomplete, so the next run makes them again.
-    """
-    records = job.dag.workflow.persistence
-    for path in job.output:
-        started = records._get_recorded_starttime(records._get_key(path))
-        if started is None or not os.path.exists(path) or os.path.getmtime(path) < started:
-            records._unmark_incomplete(records._get_key(path))
 
 
 class RunRecords(FilePersistence):  # type: ignore[misc]

@@ -13,8 +13,9 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from common import run_card
 from common.config import (
@@ -37,7 +38,21 @@ _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has mil
 parsed: tuple[Any, Settings] | None = None
 """The workflow that Snakemake runs in this process, and its settings: for the executor."""
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+def _or_exit(action: Callable[Given, Result]) -> Callable[Given, Result]:
+    """`action`, of which an error that the user can cure becomes one line and exit code 2, as in every step."""
+
+    @wraps(action)
+    def run(*arguments: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            return action(*arguments, **named)
+        except (ToolkitError, OSError) as error:
+            sys.exit(fail(error))
+
+    return run
 
 
 def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Settings:
@@ -59,11 +74,8 @@ def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Se
 
 def settings_path(settings: Settings) -> Path:
     """Where the resolved settings of a run are written; the file name is a hash of the content."""
-    return settings.run / "settings" / f"{_digest(settings_text(settings))}.yaml"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(settings_text(settings).encode()).hexdigest()
+    return settings.run / "settings" / f"{digest[:16]}.yaml"
 
 
 def settings_of_job(environment: Mapping[str, str]) -> Settings:
@@ -74,19 +86,12 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
             f"{JOB_SETTINGS} is not set: the job did not get the environment of the Snakemake that submitted it; "
             "submit with --export=ALL"
         )
-    path = Path(name)
-    settings = load_settings(path)
-    if _digest(path.read_text(encoding="utf-8")) != path.stem:
-        raise ConfigError(f"{path}: was changed after the run was planned; start the run again")
-    return settings
+    return load_settings(Path(name))
 
 
+@_or_exit
 def read_settings(workflow: Any) -> Settings:
     """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
-    return _or_exit(lambda: _read_settings(workflow))
-
-
-def _read_settings(workflow: Any) -> Settings:
     gc.set_threshold(_COLLECT)  # a tenth of the time of planning
     # Steps run with the Python that runs Snakemake, whether its environment is activated or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -106,7 +111,7 @@ def _read_settings(workflow: Any) -> Settings:
 def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
     """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
     if workflow.is_main_process and workflow.executor_plugin is not None:  # None of a list, a drawing, --unlock
-        _or_exit(check)
+        _or_exit(check)()
 
 
 def require_contact(settings: Settings) -> None:
@@ -115,12 +120,9 @@ def require_contact(settings: Settings) -> None:
         raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")
 
 
+@_or_exit
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts."""
-    _or_exit(lambda: _prepare_run(settings))
-
-
-def _prepare_run(settings: Settings) -> None:
     check_crawl(settings)
     path, text = settings_path(settings), settings_text(settings)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -138,7 +140,8 @@ def _prepare_run(settings: Settings) -> None:
 
 def _inputs(settings: Settings) -> Iterable[Path]:
     """Every file that the configuration names and the run does not make itself."""
-    for pattern in (*settings.url_files(), *settings.source_files(), *settings.evaluation_files()):
+    sources = [source.path for source in settings.sources]
+    for pattern in (*settings.urls, *sources, *settings.decontaminate.files):
         yield from find_inputs(pattern, "lists")[0] or [Path(pattern)]
     yield from map(Path, settings.blacklist.domain_lists)
     for name, model in settings.models.items():
@@ -166,11 +169,3 @@ def check_crawl(settings: Settings) -> None:
                 f"{layout.parent} holds a crawl in {shards} shards, and with `shards: {settings.shards}` every URL of "
                 f"it would be fetched again; set `shards: {shards}`, or move {layout.parent} away to crawl again"
             )
-
-
-def _or_exit(action: Callable[[], Result]) -> Result:
-    """The result of `action`; an error that the user can cure becomes one line and exit code 2, as in every step."""
-    try:
-        return action()
-    except (ToolkitError, OSError) as error:
-        sys.exit(fail(error))

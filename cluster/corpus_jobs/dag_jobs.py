@@ -17,9 +17,9 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Request, Shard
+from common.console import text_table
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Settings, SiteSettings
-from common.tables import text_table
 from workflow import snakefile
 from workflow.steps import rule_key
 

@@ -21,8 +21,6 @@ from common.files.reading import foreign, is_readable, read_blocks, read_json, r
 from common.files.shards import (
     MAX_SHARDS,
     document_writer,
-    optional_writer,
-    reject_writer,
     require_distinct_stems,
     shard_name,
     shard_paths,
@@ -38,7 +36,6 @@ from common.files.writing import (
     naming,
     open_locked,
     output_files,
-    scratch_file,
     target_of,
     write_json,
     write_text,

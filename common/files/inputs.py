@@ -20,7 +20,7 @@ Kind = Literal["shards", "lists", "files"]
 """What an option reads: shards of documents; URL lists and texts; any files (WARC files, counts)."""
 
 _SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
-_UNFINISHED = re.compile(r".*\.(tmp|journal)")
+_UNFINISHED = (".tmp", ".journal")
 _FIGURES = re.compile(r"(.*\.)?(stats|counts)\.json|clusters\.json")
 _REJECTS_FOLDERS = ("rejects", "removed")
 _NOUNS: dict[Kind, str] = {"shards": "shards of documents", "lists": "lists or texts", "files": "files"}
@@ -52,27 +52,15 @@ def _refuse(error: OSError) -> NoReturn:
 
 def _is_rejects(path: Path) -> bool:
     """Whether a file holds rejects; an empty one is recognised by its folder."""
-    line = first_line(path) if path.is_file() else b"?"  # a pipe can be read only once
+    line = first_line(path)
     return is_marked(line) if line else path.parent.name in _REJECTS_FOLDERS
 
 
-def _is_left_out(path: Path, kind: Kind, in_folder: bool) -> bool:
-    """Whether a file of a folder or a glob is not an input."""
-    if path.exists() and not path.is_file():
-        return True  # reading a pipe would block
-    if kind == "files":
-        return _UNFINISHED.fullmatch(path.name) is not None
-    if _UNFINISHED.fullmatch(path.name) or _FIGURES.fullmatch(path.name):
-        return True
-    return (kind == "shards" and in_folder and not _SHARD.fullmatch(path.name)) or _is_rejects(path)
-
-
-def _require_input(path: Path, kind: Kind) -> None:
-    """Raise InputError for a named file, perhaps from a shell glob, that is not an input."""
-    if kind != "files" and _is_rejects(path):
-        raise InputError(f"{path}:1: rejects of a step, dropped once already; name the step's shards instead")
-    if kind == "shards" and (_UNFINISHED.fullmatch(path.name) or _FIGURES.fullmatch(path.name)):
-        raise InputError(f"{path}: not a shard but a temporary file, a journal or statistics; name the shards alone")
+def _is_other(path: Path, kind: Kind) -> bool:
+    """Whether a regular file is a step's, but no input: temporary, statistics or rejects."""
+    if path.suffix in _UNFINISHED or kind == "files" or not path.is_file():  # a pipe can be read only once
+        return path.suffix in _UNFINISHED
+    return _FIGURES.fullmatch(path.name) is not None or _is_rejects(path)
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
@@ -88,15 +76,17 @@ def _matches(pattern: str) -> dict[Path, bool]:
 
 def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
     """The files that a pattern matches, and those that are left out; see `expand_inputs`."""
-    if not pattern:
-        raise InputError("an input is the empty string; name a file, a glob or a folder (. is the working folder)")
     path = Path(pattern)
     if is_readable(path):
-        if pattern != "-":
-            _require_input(path, kind)
+        if _is_other(path, kind):
+            raise InputError(f"{path}: rejects, statistics or a temporary file, not an input; name the step's shards")
         return [path], []
     found = dict.fromkeys(_walk(path), True) if path.is_dir() else _matches(pattern)
-    left_out = {file for file, in_folder in found.items() if _is_left_out(file, kind, in_folder)}
+    left_out = set()
+    for file, in_folder in found.items():
+        is_shard = kind != "shards" or not in_folder or _SHARD.fullmatch(file.name)
+        if not file.is_file() or not is_shard or _is_other(file, kind):  # reading a pipe would block
+            left_out.add(file)
     return sorted(found.keys() - left_out), sorted(left_out)
 
 
@@ -111,8 +101,7 @@ def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
         names = ", ".join(map(str, left_out[:_NAMED])) + (", …" if len(left_out) > _NAMED else "")
         skipped = f"{len(left_out)} left out: {names}" if left_out else ""
         if not files:
-            problem = "matches no file" if any(sign in pattern for sign in "*?[") else "no such file or folder"
-            problem = f"holds no {_NOUNS[kind]}" if Path(pattern).is_dir() else problem
+            problem = f"holds no {_NOUNS[kind]}" if Path(pattern).is_dir() else "no such file or folder"
             raise InputError(f"{pattern}: {problem}" + (f" ({skipped})" if skipped else ""))
         if skipped:
             note(f"{pattern}: {len(files)} {_NOUNS[kind]}, {skipped}")

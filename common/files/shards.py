@@ -49,15 +49,22 @@ def _compressor() -> zstandard.ZstdCompressor:
 
 
 @contextmanager
-def document_writer(path: Path) -> Iterator[Write]:
+def document_writer(path: Path | None, dropped_by: str = "") -> Iterator[Write]:
     """Yield a function that appends one JSON object as a line of `path`, which appears complete or not at all.
 
     A path that ends in `.zst` is compressed. The bytes depend only on the objects: one zstd frame, fixed level, one
-    thread.
+    thread. Without a path, nothing is written. Rejects are marked with the step that has dropped them, so that no
+    reader takes them for documents.
     """
+    if path is None:
+        yield lambda document: None
+        return
     with output_files([path]) as (output,), output.open() as file:
         with _compressor().stream_writer(file) if path.suffix == ".zst" else nullcontext(file) as lines:
-            yield lambda document: _write_line(lines, document)
+            if dropped_by:
+                yield lambda document: _write_line(lines, {MARK: dropped_by, **document})
+            else:
+                yield lambda document: _write_line(lines, document)
 
 
 def _write_line(file: Any, document: Document) -> None:
@@ -98,20 +105,3 @@ def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable
 
         yield write
         flush()
-
-
-@contextmanager
-def optional_writer(path: Path | None) -> Iterator[Write]:
-    """`document_writer`, or a function that does nothing if there is no path."""
-    if path is None:
-        yield lambda document: None
-    else:
-        with document_writer(path) as write:
-            yield write
-
-
-@contextmanager
-def reject_writer(path: Path | None, step: str) -> Iterator[Write]:
-    """`optional_writer` for rejects: each line is marked with the step, so that no reader takes it for a document."""
-    with optional_writer(path) as write:
-        yield write if path is None else lambda document: write({MARK: step, **document})

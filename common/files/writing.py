@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
 
 import orjson
@@ -93,7 +92,7 @@ def naming(path: Path) -> Iterator[None]:
 class _NamedFile(io.FileIO):
     """An open file whose errors name it."""
 
-    def __init__(self, file: Path | int, mode: str, path: Path) -> None:
+    def __init__(self, file: Path, mode: str, path: Path) -> None:
         self._path = path
         super().__init__(file, mode)
 
@@ -188,12 +187,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """`output_files` for a writer that needs a path: yields the temporary one."""
     with output_files([path]) as (output,):
         yield output.temporary
-
-
-def scratch_file(path: Path) -> IO[bytes]:
-    """An unnamed temporary file on the same disk as `path`. Its errors name `path`; it vanishes with the process."""
-    with TemporaryFile(dir=path.parent, buffering=0) as file:
-        return io.BufferedRandom(_NamedFile(os.dup(file.fileno()), "r+", path), _BUFFER)
 
 
 def fsync(path: Path) -> None:

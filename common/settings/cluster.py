@@ -65,8 +65,7 @@ class CorpusJobSettings(SiteSettings):
     max_tasks: PositiveInt = 100
     """Maximum number of tasks of one job array."""
     runtime_minutes: dict[str, PositiveInt] = {}
-    """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 480}. Unfinished shards are submitted
-    again."""
+    """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 480}; unfinished shards go on."""
     partitions: dict[str, str] = {}
     """Partition by rule, such as {scrape: internet}: nothing else needs the web."""
 
@@ -104,8 +103,7 @@ class ClusterSettings(JobSettings):
     max_restarts: NonNegativeInt = 3
     """Consecutive restarts without a new checkpoint after which a job fails."""
     interface: str = ""
-    """Network interface over which processes reach each other, such as ib0; empty: that of the node's name, or loopback
-    on one node."""
+    """Network interface between processes, such as ib0; empty: that of the node's name, or loopback on one node."""
     corpus: CorpusJobSettings = CorpusJobSettings()
     """Corpus jobs."""
 

@@ -20,11 +20,9 @@ class BlacklistSettings(Section):
     allow_private_hosts: bool = False
     """Keep URLs of loopback, private and link-local addresses, *.local and *.internal."""
     extra_domains: list[str] = []
-    """Domains to drop in addition to the built-in list: a host with its subdomains (`blog.example.com`), or the name of
-    a registered domain under any suffix (`example`)."""
+    """Domains to drop, too: a host with its subdomains (`blog.example.com`), or a name under any suffix (`example`)."""
     domain_lists: list[Path] = []
-    """Files with more domains to drop, one per line, plain or compressed; hosts files and Adblock domain lists work
-    too. docs/corpus.md has the syntax. Entries that can never match a host are counted and reported."""
+    """Files with more domains to drop; hosts files and Adblock lists work, too (syntax: docs/corpus.md)."""
     extra_suffixes: list[str] = []
     """Host name suffixes to drop, public suffixes included: `gov.au` drops itself and everything below it."""
     extra_patterns: list[str] = []
@@ -82,8 +80,7 @@ class ScrapeSettings(Section):
     retry_delay: PositiveFloat = 1.0
     """Seconds before the first retry; doubles for each further one. A longer Retry-After wins."""
     host_failures: PositiveInt = 10
-    """Consecutive pages of a host that fail because of the host (no connection, no answer, 429, 5xx) before its
-    remaining URLs are given up."""
+    """Consecutive pages that fail by their host's fault before its other URLs are given up."""
     extractors: Annotated[list[Literal["trafilatura", "newspaper3k"]], Field(min_length=1)] = [
         "trafilatura",
         "newspaper3k",
@@ -93,8 +90,7 @@ class ScrapeSettings(Section):
     extract_timeout: PositiveFloat = 10.0
     """Maximum seconds to extract one page; then its worker is killed."""
     extract_memory_mb: Annotated[int, Field(ge=100)] = 1000
-    """Maximum memory to extract one page, in MiB, beyond the libraries' 100; a page that needs more is dropped. The
-    largest of 181 real pages (1.5 MB) needs 41."""
+    """Maximum memory to extract one page, in MiB, beyond the libraries' 100; larger pages are dropped."""
     archive: bool = False
     """Keep raw responses as WARC files beside the pages."""
 
@@ -155,8 +151,7 @@ class CleanSettings(Section):
     language: str = "en"
     """ISO 639-1 code of the language to keep (CLD2 and langdetect decide); empty (`""`) keeps every language."""
     fold_whitespace: bool = False
-    """Fold runs of spaces and tabs to one space, blank lines to one, and strip every line. Off, because it cannot be
-    undone, destroys the indentation of code and the columns of tables, and is optional in OpenWebText's recipe."""
+    """Fold spaces and blank lines, strip every line. Cannot be undone; destroys indentation and tables."""
     min_characters: Annotated[int, Field(ge=0)] = 512
     """Minimum length of a document, in characters (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256
@@ -215,10 +210,9 @@ class DecontaminateSettings(Section):
     """Removal of overlaps with evaluation sets (`python -m corpus.decontaminate`); off unless files are named."""
 
     files: list[str] = []
-    """Evaluation sets: files or globs, plain or compressed; JSON lines (every string in them), or one item per line."""
+    """Evaluation sets: files or globs; JSON lines (every string in them), or one item per line."""
     min_words: PositiveInt = 8
-    """Minimum n-gram length; shorter items are left out. 1.5 Chinese characters, or 2.5 Thai or kana ones, count as a
-    word."""
+    """Minimum n-gram length; shorter items are left out. 1.5 Chinese or 2.5 Thai characters count as a word."""
     max_words: PositiveInt = 13
     """Maximum n-gram length; a longer item is found by any of its n-grams of this length."""
     max_count: PositiveInt = 10
@@ -255,11 +249,9 @@ class TokenizeSettings(Section):
     append_eod: bool = True
     """Write <|endoftext|> after each document."""
     encoder_json: Path | None = None
-    """Vocabulary file instead of GPT-2's packaged one; needs vocab_bpe, too. Default if train_tokenizer is on:
-    RUN/tokenizer/encoder.json."""
+    """Vocabulary instead of GPT-2's, with vocab_bpe. Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
     vocab_bpe: Path | None = None
-    """Merges file instead of GPT-2's packaged one; needs encoder_json, too. Default if train_tokenizer is on:
-    RUN/tokenizer/vocab.bpe."""
+    """Merges of encoder_json. Default if train_tokenizer is on: RUN/tokenizer/vocab.bpe."""
 
 
 class CorpusSettings(Section):
@@ -272,10 +264,9 @@ class CorpusSettings(Section):
     sources: list[SourceSettings] = []
     """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key}."""
     site: Path | None = None
-    """Folder of a recorded site (see demo/); the scrape step serves it on loopback and fetches every URL from it. Leave
-    it out to fetch from the web."""
+    """Folder of a recorded site (see demo/), from which every URL is fetched. Leave it out to use the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
-    """Number of shards of the corpus; it determines the order of documents and nothing else. At most 100,000."""
+    """Number of shards of the corpus; it fixes the order of documents and nothing else. At most 100,000."""
     max_bad_share: Share = 0.001
     """Maximum share of unreadable lines in an input; a step with more fails."""
     blacklist: BlacklistSettings = BlacklistSettings()

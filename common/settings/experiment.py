@@ -91,24 +91,20 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
-        """Fill in the batch sizes that were left out: micro x accumulation x data = global.
-
-        Every message names values that are valid together with the keys that it does not name.
-        """
+        """Fill in the batch sizes that were left out: micro x accumulation x data = global."""
         train, parallel, data = self.train, self.parallel, self.parallel.data
         if parallel.auto:
             return self._auto_fits()
         micro, accumulation, whole = train.micro_batch_size, train.accumulation, train.global_batch_size
         if whole:
-            named = {"train.micro_batch_size": micro, "train.accumulation": accumulation, "parallel.data": data}
             unit = (micro or 1) * (accumulation or 1) * data
-            if whole % unit or (micro and accumulation and whole != unit):
-                product = " x ".join(f"{key} {value}" for key, value in named.items() if value)
+            fixed = micro and accumulation
+            if whole % unit or (fixed and whole != unit):
                 nearest = [number for number in (whole // unit * unit, (whole // unit + 1) * unit) if number]
-                cures = [unit] if micro and accumulation else nearest
+                cures = " or ".join(map(str, [unit] if fixed else nearest))
                 raise ValueError(
-                    f"train.global_batch_size {whole} is not {'' if micro and accumulation else 'a multiple of '}"
-                    f"{product} = {unit}; set it to {' or '.join(map(str, cures))}, or leave it out"
+                    f"train.global_batch_size {whole} is not {'' if fixed else 'a multiple of '}"
+                    f"micro_batch_size x accumulation x data = {unit}; set it to {cures}, or leave it out"
                 )
             rest = whole // unit  # product of the missing factors
             if not micro:

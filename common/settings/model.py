@@ -52,8 +52,7 @@ class ParallelSettings(Section):
     tensor: PositiveInt = 1
     """Tensor-parallel ranks; must divide n_head."""
     sequence_parallel: bool = False
-    """Split LayerNorm, dropout and residuals along the sequence over the tensor-parallel ranks: less memory, the same
-    communication."""
+    """Split LayerNorm, dropout and residuals along the sequence over the tensor-parallel ranks, to save memory."""
     pipeline: PositiveInt = 1
     """Pipeline-parallel ranks; each holds one stage of consecutive layers, or virtual_stages of them."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
@@ -63,8 +62,7 @@ class ParallelSettings(Section):
     data: PositiveInt = 1
     """Data-parallel ranks."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """What is sharded over the data-parallel ranks instead of replicated: 1 the optimiser's state, 2 also gradients, 3
-    also parameters. A higher stage saves memory and costs communication."""
+    """What data-parallel ranks shard: 1 the optimiser's state, 2 also gradients, 3 also parameters."""
     offload: bool = False
     """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, zero_stage 1 to 3)."""
 

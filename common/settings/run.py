@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from glob import glob
+from glob import iglob
 from pathlib import Path
 from typing import Self
 
@@ -19,22 +19,6 @@ def closest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'clean'?)`, or the empty string if no known name is close."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
-
-
-def _matches(pattern: str) -> list[str]:
-    """The paths that match, sorted; an existing path is never taken as a glob."""
-    return [pattern] if Path(pattern).exists() else sorted(glob(pattern, recursive=True))
-
-
-def _found(key: str, patterns: Iterable[str]) -> list[str]:
-    """The paths that the patterns of a key match. Raises ValueError for one that matches nothing."""
-    names: list[str] = []
-    for pattern in patterns:
-        found = _matches(pattern)
-        if not found:
-            raise ValueError(f"{key}: {pattern}: no such file or folder")
-        names += found
-    return names
 
 
 class Settings(CorpusSettings):
@@ -95,29 +79,6 @@ class Settings(CorpusSettings):
     def _no_model(self, name: str) -> str:
         return f"no model {name!r} under models{closest(name, self.models)}"
 
-    def url_files(self) -> list[str]:
-        """The URL lists, with globs resolved. Raises ValueError for one that does not exist.
-
-        The list of a recorded site may be missing, because a rule may still have to build it.
-        """
-        names: list[str] = []
-        for entry in self.urls:
-            found = _matches(entry)
-            if not found and self.site is not None and Path(entry).is_relative_to(self.site):
-                found = [entry]
-            if not found:
-                raise ValueError(f"urls: {entry}: no such file or folder; put the URL lists there, or change the key")
-            names += found
-        return names
-
-    def source_files(self) -> list[str]:
-        """The paths of existing text, with globs resolved. Raises ValueError for one that does not exist."""
-        return _found("sources", [source.path for source in self.sources])
-
-    def evaluation_files(self) -> list[str]:
-        """The evaluation sets, with globs resolved. Raises ValueError for one that does not exist."""
-        return _found("decontaminate.files", self.decontaminate.files)
-
     @property
     def dataset_prefix(self) -> Path:
         """PREFIX of the corpus' `.bin/.idx`, which merge_index writes and training reads."""
@@ -129,8 +90,13 @@ class Settings(CorpusSettings):
 
     def check_inputs(self) -> None:
         """Raise ValueError for an input that does not exist and that this run does not build."""
-        for files in (self.url_files, self.source_files, self.evaluation_files):
-            files()
+        sources = [source.path for source in self.sources]
+        named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
+        for key, patterns in named.items():
+            for pattern in patterns:
+                is_built = self.site is not None and Path(pattern).is_relative_to(self.site)
+                if not is_built and not Path(pattern).exists() and not any(iglob(pattern, recursive=True)):
+                    raise ValueError(f"{key}: {pattern}: no such file or folder")
         for name, model in self.models.items():
             for source in model.data:
                 index = source.prefix.with_name(source.prefix.name + ".idx")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 LARGEST = 2**63 - 1  # the largest integer of JSON parsers and of counters in libraries
 
@@ -23,19 +23,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accept `3.2e5` as a whole number; values of a YAML file arrive as text."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if kind is int and isinstance(value, str) and "e" in value.lower():
-            try:
-                number = float(value)
-            except ValueError:
-                return value
-            return int(number) if number.is_integer() else value
-        return value
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> list[str]:

@@ -32,11 +32,9 @@ class TrainSettings(Section):
     iterations: PositiveInt
     """Number of optimiser steps."""
     micro_batch_size: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Samples per forward pass and data-parallel rank. 0: derived from the other two (default: the largest of 4, 3, 2
-    and 1 that fits)."""
+    """Samples per forward pass and data-parallel rank. 0: from the other two (default: 4, 3, 2 or 1)."""
     accumulation: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Micro-batches per optimiser step and data-parallel rank. 0: derived from the other two (default: 1, or as many as
-    the pipeline's schedule needs)."""
+    """Micro-batches per optimiser step and data-parallel rank. 0: from the other two (default: as few as possible)."""
     global_batch_size: Annotated[int, Field(ge=0, le=LARGEST_BATCH)] = 0
     """Samples per optimiser step: micro_batch_size x accumulation x data. 0: that product."""
     lr: PositiveFloat32 = 1.5e-4
@@ -73,8 +71,7 @@ class TrainSettings(Section):
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
     """PyTorch's attention kernel on GPUs. auto: the fastest for the run's shapes, measured once when the run begins."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
-    """Compute the logits of a micro-batch at once, or an eighth at a time: slower, but without the memory for them.
-    auto: chunked if whole logits and their gradient would take more than a quarter of the GPU's memory."""
+    """Logits of a micro-batch at once or by eighths. auto: chunked if whole ones take over a quarter of the memory."""
     kernels: Literal["auto", "on", "off"] = "auto"
     """CUDA kernels of our own, on GPUs. auto: those that were measured to beat PyTorch's compiler (docs/kernels.md);
     on: all; off: none."""
@@ -159,7 +156,7 @@ class WatchSettings(Section):
     """Reaction to a loss or gradient that is NaN or infinite: stop before the weights change, or skip the step (ten
     consecutive skips stop training, too). float16 always skips, and stops when its loss scale has fallen to 1."""
     spike: Annotated[float, Field(ge=0)] = 1.0
-    """Nats by which a loss must exceed the mean of the previous 100 losses to count as a spike. 0: never."""
+    """Nats by which a loss must exceed the mean of the previous 100 to count as a spike. 0: never."""
     spike_reaction: Literal["warn", "skip", "stop"] = "warn"
     """Reaction to a spike: warn, skip the step, too, or stop before the weights change."""
     silence_seconds: Annotated[float, Field(ge=0, le=1e8)] = 600
@@ -181,8 +178,7 @@ class EvaluateSettings(Section):
     """The held-out loss that `all` reports (`python -m training.evaluate`)."""
 
     max_tokens: PositiveInt = 250_000
-    """Tokens of the validation part to evaluate, in windows evenly spaced over it; about as many as WikiText's test set
-    has. 345M parameters take 16 minutes on two CPU cores, seconds on a GPU."""
+    """Tokens of the validation part to evaluate, in windows evenly spaced over it; as many as WikiText's test set."""
 
 
 class GenerateSettings(Section):

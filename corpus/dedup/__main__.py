@@ -140,7 +140,9 @@ def _over_all_shards(arguments: argparse.Namespace, settings: Settings) -> None:
     with Signatures(_signature_files(arguments.signatures, arguments.shards), rules) as signatures:
         if arguments.phase == "bands":
             if not signatures.count:
-                raise EmptyResultError.no_documents([shard.path for shard in signatures.shards])
+                raise EmptyResultError(
+                    f"{signatures.shards[0].path}: no documents in {len(signatures.shards)} shard(s)"
+                )
             for (part, parts), output in _shares(arguments):
                 count = write_pairs(signatures, output, rules, part, parts)
                 print(f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents")

@@ -57,7 +57,7 @@ def dedup(
             describe_shards(inputs, signatures, settings, pool, max_bad_share)
             with Signatures(signatures, settings) as opened:
                 if not opened.count:
-                    raise EmptyResultError.no_documents(inputs)
+                    raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
                 stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in opened.shards)
             parts = range(workers)
             pairs = list(pool.map(partial(_pairs, signatures, folder, settings, workers), parts))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common import cli
-from common.tables import text_table
+from common.console import text_table
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import ENTRIES, suffixed
 

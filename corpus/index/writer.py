@@ -4,6 +4,7 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 
 import numpy as np
@@ -12,7 +13,7 @@ import orjson
 import xxhash
 
 from common.errors import InputError
-from common.files import output_files, scratch_file
+from common.files import output_files
 from common.progress import Meter
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import (
@@ -52,8 +53,8 @@ class IndexWriter:
             self._index_path = self._files[0].temporary
             self._bin = stack.enter_context(self._files[-1].open())
             self._idx = stack.enter_context(self._files[0].open())
-            self._documents = stack.enter_context(scratch_file(self._index_path))
-            self._modes = stack.enter_context(scratch_file(self._index_path))
+            self._documents = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
+            self._modes = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
             self._idx.write(bytes(HEADER.size))
             self._documents.write(bytes(8))  # the first document begins at sequence 0
             self._stack = stack.pop_all()

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from common.console import text_table
 from common.files import Document, document_writer
-from common.tables import text_table
 from corpus.extract.extractors import Extracted
 from corpus.runner import Step
 from corpus.scrape.response import FetchedPage

@@ -29,7 +29,7 @@ run: x
 urls: [u]
 shards: 08
 site: ~
-scrape: {archive: yes, obey_robots: Off, max_bytes: 3.2e6}
+scrape: {archive: yes, obey_robots: Off, max_bytes: 3_200_000}
 models:
   a: &a {model: &m {n_layer: 1, n_head: 1, n_embd: 8}, train: {iterations: 1_000, betas: [.5, 0.9]}}
   b: {<<: *a, model: {<<: *m, n_layer: 2}}

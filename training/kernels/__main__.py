@@ -13,9 +13,8 @@ import time
 from collections.abc import Sequence
 
 from common import cli
-from common.console import say
+from common.console import say, text_table
 from common.errors import KernelError
-from common.tables import text_table
 from training.kernels.build import build, cache_folder, nvcc
 
 

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from common.console import say, warn
+from common.console import say, text_table, warn
 from common.errors import JobError
 from common.settings import ModelSettings, ParallelSettings, Settings
-from common.tables import text_table
 from common.workers import available_cpus
 from training.launch.process_group import World, joined
 from training.launch.rank import check_layout, node_name, read_launch

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from common.console import text_table
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
-from common.tables import text_table
 from training.dataset.blend import Splits, open_splits
 from training.huggingface.config import check_finetune
 from training.launch.device import threads_of

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
+from common.console import readable_bytes, text_table
 from common.settings import GpuSettings
-from common.tables import readable_bytes, text_table
 from training.planning.layout import Layout, PlanRequest, Term, by_part
 from training.planning.machines import GIB
 from training.planning.memory import PARTS

@@ -13,7 +13,7 @@ from shlex import quote
 # read is compared by content (workflow/patches.py); the hashes of smaller files are params.
 rule blacklist:
     input:
-        made_here(settings.url_files()),
+        made_here(settings.urls),
     output:
         rejects=rejects("blacklist"),
         stats=report(
@@ -83,7 +83,7 @@ rule scrape:
 
 rule ingest:
     input:
-        made_here(settings.source_files()),
+        made_here(source.path for source in settings.sources),
     output:
         stats=result("ingest"),
     log:
@@ -128,7 +128,7 @@ rule clean:
 DOCUMENTS = result("decontaminate" if settings.decontaminate.files else "dedup")
 
 if settings.decontaminate.files:
-    EVALUATION_FILES = hashes(settings.evaluation_files())
+    EVALUATION_FILES = hashes(settings.decontaminate.files)
 
     rule decontaminate_count:
         input:

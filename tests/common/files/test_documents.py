@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from common.errors import InputError
-from common.files import BadLines, read_documents, read_lines, reject_writer
+from common.files import BadLines, document_writer, read_documents, read_lines
 from tests.helpers import document, write_shard
 
 
@@ -40,7 +40,7 @@ def test_a_document_that_was_dropped_once_is_never_read_again(tmp_path: Path) ->
     text = 'He wrote {"dropped_by": "clean"} on a line: "dropped_by":'
     shard = write_shard(tmp_path / "a.jsonl", [document(1, text, nested={"dropped_by": 1}), document(2, "kept")])
     assert len(list(read_documents(shard))) == 2
-    with reject_writer(tmp_path / "rejects.jsonl", "clean") as reject:
+    with document_writer(tmp_path / "rejects.jsonl", "clean") as reject:
         reject({**document(3, "dropped"), "reason": "short"})
     (line,) = read_lines(tmp_path / "rejects.jsonl")
     assert orjson.loads(line) == {"dropped_by": "clean", **document(3, "dropped"), "reason": "short"}

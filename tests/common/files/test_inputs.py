@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import expand_inputs, reject_writer
+from common.files import document_writer, expand_inputs
 from tests.helpers import assert_one_line_error, called, document, write_shard
 
 
@@ -18,7 +18,7 @@ def step(tmp_path: Path) -> Path:
     for name in ("0001.jsonl.zst", "more/0002.jsonl", "0000.jsonl.zst"):
         write_shard(tmp_path / name, [document(1, "text")])
     for name, count in (("rejects/0000", 2), ("removed/0001", 1), ("rejects/0002", 0), ("elsewhere", 1)):
-        with reject_writer(tmp_path / f"{name}.jsonl.zst", "clean") as reject:
+        with document_writer(tmp_path / f"{name}.jsonl.zst", "clean") as reject:
             for number in range(count):
                 reject({**document(number, "x" * 100_000), "reason": "short"})
     for name in ("0000.stats.json", "stats.json", "0000.counts.json", "clusters.json", "0000.jsonl.zst.tmp"):
