@@ -17,14 +17,13 @@ from common import cli, page
 from common.config import load_settings, settings_text
 from common.errors import InputError, ToolkitError
 from common.files import read_json, read_text, write_text
-from common.page import duration, number
 from common.settings import Settings
 from report.corpus import corpus_figures
 from report.curves import curve_charts, curve_rows
 from report.funnel import Step, bytes_chart, documents_chart, funnel
 from report.layout import comparisons, memory_chart
 from report.models import Model, split_samples, trained_models
-from report.timing import Clock, Work, gantt_chart, spread, timeline
+from report.timing import Clock, gantt_chart, spread, timeline
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -44,18 +43,18 @@ def render(run: Path, settings: Settings | None = None) -> str:
         "template.html",
         title=run.name or str(run),
         summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.",
-        facts=_facts(steps, models, works),
+        finished=datetime.fromtimestamp(max(work.ended for work in works), UTC) if works else None,
         steps=steps,
         documents_chart=documents_chart(steps) if steps else None,
         bytes_chart=bytes_chart(steps) if any(step.unit != "URLs" for step in steps) else None,
         corpus=corpus_figures(run, steps),
         models=models,
         charts=curve_charts(models),
-        curve_rows={model.name: curve_rows(model) for model in models},
+        curve_rows=curve_rows,
         memory_chart=memory_chart(models),
-        comparisons={model.name: comparisons(model) for model in models},
+        comparisons=comparisons,
         works=works,
-        spreads={work.name: spread(work) for work in works},
+        spread=spread,
         clock=Clock(works),
         gantt_chart=gantt_chart(works) if works else None,
         samples={model.name: split_samples(model.sample, known) for model in models if model.sample},
@@ -63,34 +62,6 @@ def render(run: Path, settings: Settings | None = None) -> str:
         run_card=run_card,
         versions=_versions(run_card, steps, models),
     )
-
-
-def _facts(steps: Sequence[Step], models: Sequence[Model], works: Sequence[Work]) -> list[tuple[str, str]]:
-    """(name, value) of what a person wants to know first."""
-    found: list[tuple[str, str]] = []
-    if works:
-        ended = max(work.ended for work in works)
-        found.append(("finished (UTC)", f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M}"))
-        found.append(("time at work", duration(Clock(works).at(ended))))
-    if steps:
-        first, last = steps[0], steps[-1]
-        found.append((f"{first.unit} in", number(first.documents_in)))
-        found.append(("documents kept", number(last.documents_out)))
-        if last.tokens is not None:
-            found.append(("tokens in the dataset", number(last.tokens)))
-    for model in models:
-        head = f"{model.name}: " if len(models) > 1 else ""
-        if model.parameters:
-            found.append((f"{head}parameters", number(model.parameters)))
-        if model.tokens:
-            found.append((f"{head}tokens seen", number(model.tokens)))
-        if model.epochs:
-            found.append((f"{head}epochs", f"{model.epochs:.2f}"))
-        if model.valid_loss is not None:
-            found.append((f"{head}validation loss", f"{model.valid_loss:.4f}"))
-        if per_byte := (model.evaluation or {}).get("bits_per_byte"):
-            found.append((f"{head}bits per byte", f"{per_byte:.4f}"))
-    return found
 
 
 def _versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:
