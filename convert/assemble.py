@@ -35,12 +35,10 @@ def assemble(
 
     With `conv1d` the matrices of layers are [in, out]. `tensor` is another one of the same name, such as a moment.
     Bit-exact unless `dtype` asks for another type. Holds the result and at most two tensors of its size besides. Raises
-    CheckpointError naming the tensor if two ranks have the same part of a matrix, or parts have different types.
+    CheckpointError naming the files if two ranks have the same part of a matrix.
     """
     leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
     rows = source.model.vocab_size if name in tensors.VOCABULARY else None
-    if len({block.tensor.dtype for block in sharded.blocks}) > 1:
-        raise CheckpointError(f"{source.path}: the parts of tensor {name!r} have different types")
     if leaf.kind == "weight" and leaf.split is not None and tensor is None:
         # not of padding, which repeats a row
         check_distinct(block.tensor for block in sharded.blocks if rows is None or block.offset[0] < rows)

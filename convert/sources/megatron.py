@@ -45,7 +45,6 @@ class _RankFile:
     version: float | None
     iteration: int | None
     args: Mapping[str, Any]
-    has_optimizer: bool
 
 
 def matches(folder: Path) -> bool:
@@ -62,15 +61,8 @@ def open_folder(folder: Path, options: Options) -> Source:
     first, (stages, ranks) = files[0][0], (len(files), len(files[0]))
     recorded = read_args(first.args, options)
     tensors, head_notes = tie_head(join_stages(list(_stages(files))), recorded.tied)
-    for name, tensor in tensors.items():
-        types = {block.tensor.dtype for block in tensor.blocks}
-        if len(types) > 1 or not next(iter(types)).is_floating_point:
-            listed = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-            raise CheckpointError(f"tensor {name!r} is of {listed} over its ranks; expected one floating-point type")
     model, notes = architecture(tensors, recorded, shards=ranks)
     qkv = qkv_order(first.version, options, ranks, default=0 if first.names == "2019 names" else None)
-    if any(file.has_optimizer for row in files for file in row):
-        notes = (*notes, "optimizer state is stored by index, not by name: left out")
     pieces = f", {len(first.chunks)} models per stage" if len(first.chunks) > 1 else ""
     return Source(
         path=folder,
@@ -149,7 +141,6 @@ def _read(folder: Path, path: Path | None) -> _RankFile:
         version=content.get("checkpoint_version"),
         iteration=iteration if isinstance(iteration, int) else None,
         args=fields(content.get("args")),
-        has_optimizer="optimizer" in content or path.name == "model_rng.pt" or (folder / "distrib_optim.pt").exists(),
     )
 
 

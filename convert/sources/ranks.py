@@ -21,7 +21,7 @@ _MAX_RANKS = 128
 def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> dict[str, Sharded]:
     """One pipeline stage's tensors from those of its tensor-parallel ranks, in order.
 
-    Raises CheckpointError if a rank lacks a tensor or has it in another shape.
+    Raises CheckpointError if a rank lacks a tensor, or has it in another shape or type.
     """
     names = ranks[0].keys()
     for number, rank in enumerate(ranks):
@@ -33,12 +33,12 @@ def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> d
     joined: dict[str, Sharded] = {}
     for name in names:
         tensors = [rank[name] for rank in ranks]
-        shape = tuple(tensors[0].shape)
+        shape, dtype = tuple(tensors[0].shape), tensors[0].dtype
         for number, tensor in enumerate(tensors):
-            if tuple(tensor.shape) != shape:
+            if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
                 raise CheckpointError(
-                    f"tensor {name!r} has shape {list(tensor.shape)} on tensor rank {number} and {list(shape)} on "
-                    "rank 0; the ranks do not belong together"
+                    f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} on tensor rank {number}, and {dtype} "
+                    f"{list(shape)} on rank 0; the ranks do not belong together"
                 )
         leaf = leaf_of(name)
         if leaf.split is None:
