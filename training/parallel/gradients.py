@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from training.kernels.adamw import sum_of_squares
 from training.parallel.dtensor import local_shard
 
+PP, DP, TP = range(3)  # axes of the mesh, by number: `mesh["dp"]` makes a new mesh, 0.13 ms each time
 TIED = "wte.weight"  # the first pipeline stage looks up tokens in it, the last one computes logits with it
 
 
@@ -26,10 +27,9 @@ def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | No
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
             parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    stages = _pipeline_axis(mesh)
-    if stages is None or TIED not in parameters:
+    if mesh is None or mesh.size(PP) == 1 or TIED not in parameters:
         return
-    other = dist.get_global_rank(stages.get_group(), stages.size() - 1 - stages.get_local_rank())
+    other = dist.get_global_rank(mesh.get_group(PP), mesh.size(PP) - 1 - mesh.get_local_rank(PP))
     mine = local_shard(parameters[TIED].grad)  # type: ignore[arg-type]
     theirs = torch.empty_like(mine)
     operations = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
@@ -44,8 +44,7 @@ def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None,
     Each rank sums the squares of its shards, divided by the number of ranks that hold a copy, so that one sum over all
     ranks gives the total.
     """
-    stages = _pipeline_axis(mesh)
-    repeated = stages is not None and stages.get_local_rank() > 0  # the tied embedding counts once
+    repeated = mesh is not None and mesh.get_local_rank(PP) > 0  # the tied embedding counts once
     squares = torch.zeros((), dtype=torch.float64, device=device)
     by_copies: defaultdict[int, list[Tensor]] = defaultdict(list)
     for name, parameter in parameters.items():
@@ -62,7 +61,7 @@ def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:
     """How many ranks of a pipeline stage hold a copy of this rank's shard of a gradient."""
     if mesh is None:
         return 1
-    copies = mesh["dp"].size() * mesh["tp"].size()
+    copies = mesh.size(DP) * mesh.size(TP)
     if isinstance(tensor, DTensor):
         for axis, placement in enumerate(tensor.placements):
             if not placement.is_replicate():
@@ -73,8 +72,3 @@ def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:
 def clip_factor(largest: float, norm: Tensor) -> Tensor:
     """The factor that scales gradients of the global norm `norm` down to a norm of at most `largest`, shape ()."""
     return (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-
-
-def _pipeline_axis(mesh: DeviceMesh | None) -> DeviceMesh | None:
-    """The mesh axis of pipeline stages; None if there is only one stage."""
-    return mesh["pp"] if mesh is not None and mesh["pp"].size() > 1 else None
