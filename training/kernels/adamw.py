@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from training.kernels import library
-from training.kernels.library import dtype_code, form
+from training.kernels.library import dtype_code
 
 CHUNK = 65_536  # elements per block, as in csrc/adamw.cu
 _ACCURATE = 1 << 14  # elements of a float32 norm on a CPU
@@ -104,7 +104,7 @@ def reference_adamw_(
 def _launch_sum_of_squares(tensors: Tensors) -> Tensor:
     device, dtype = tensors[0].device, tensors[0].dtype
     tensors = [tensor.detach().contiguous() for tensor in tensors]
-    _check(tensors, device, dtype)
+    assert _fit(tensors, device, dtype)
     sizes, chunks = _chunks(tuple(tensor.numel() for tensor in tensors), device)
     partial = torch.empty(len(chunks), device=device)
     out = torch.empty((), dtype=torch.float64, device=device)
@@ -123,8 +123,9 @@ def _launch_adamw_(
     device, dtype = parameters[0].device, gradients[0].dtype
     gradients = [gradient.contiguous() for gradient in gradients]
     counts = tuple(parameter.numel() for parameter in parameters)
-    _check([*parameters, *exp_avgs, *exp_avg_sqs, factor], device, torch.float32)
-    _check(gradients, device, dtype)
+    assert _fit([*parameters, *exp_avgs, *exp_avg_sqs, factor], device, torch.float32) and _fit(
+        gradients, device, dtype
+    )
     rate, beta1, beta2, eps, step = hyper
     sizes, chunks = _chunks(counts, device)
     pointers = tuple(tensor.data_ptr() for tensor in (*parameters, *gradients, *exp_avgs, *exp_avg_sqs))
@@ -137,11 +138,9 @@ def _launch_adamw_(
     )  # fmt: skip
 
 
-def _check(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ValueError for a tensor that the kernels would misread."""
-    for tensor in tensors:
-        if tensor.device != device or tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(f"{form(tensor)} on {tensor.device}: must be a contiguous {dtype} on {device}")
+def _fit(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels read such tensors by their addresses."""
+    return all(each.device == device and each.dtype == dtype and each.is_contiguous() for each in tensors)
 
 
 # Tables are functions of plain numbers, so a step that finds the tensors where they were copies nothing.

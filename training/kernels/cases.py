@@ -4,6 +4,7 @@ for case in cases(Shapes(samples=8), torch.device("cuda")):
     print(case.kernel, verify(case) or "agrees with PyTorch")
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -17,7 +18,7 @@ from common.errors import KernelError
 from training.kernels import library
 from training.kernels.adamw import Hyper, adamw_, sum_of_squares
 from training.kernels.gelu import bias_gelu
-from training.kernels.residual import add_dropout, add_dropout_norm
+from training.kernels.residual import add_dropout_norm
 
 _RATES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far a result may be from PyTorch's in the same dtype, by the largest value: a few roundings."""
@@ -63,7 +64,7 @@ class Case:
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
     """One case per kernel, in the order of `library.KERNELS`."""
-    for make in (_add_dropout, _add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
+    for make in (_add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
         yield make(shapes, device)
 
 
@@ -85,8 +86,7 @@ def _dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
 
 
-def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[Tensor, ...]], int]:
-    """x, branch, weight, bias, seed; and the bytes of x."""
+def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
     form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), _dtype(shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
@@ -94,25 +94,6 @@ def _residual(shapes: Shapes, device: torch.device) -> tuple[Callable[[], tuple[
         inputs = [random.leaf(*form, dtype=dtype) for _ in range(2)]
         vectors = [random.leaf(shapes.n_embd, dtype=dtype) for _ in range(2)]
         return (*inputs, *vectors, torch.tensor([1234, 0], device=device))
-
-    return make, form[0] * form[1] * form[2] * dtype.itemsize
-
-
-def _add_dropout(shapes: Shapes, device: torch.device) -> Case:
-    make, size = _residual(shapes, device)
-
-    def forward(x: Tensor, branch: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        return (add_dropout(x, branch, shapes.dropout, others[-1]),)
-
-    def plain(x: Tensor, branch: Tensor, *_others: Tensor) -> tuple[Tensor, ...]:
-        return (x + F.dropout(branch, shapes.dropout),)
-
-    # x, branch, sum; gradient of the sum, of the branch
-    return Case("add_dropout", lambda: (*(inputs := make())[:2], inputs[-1]), forward, 5 * size, plain=plain)
-
-
-def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
-    make, size = _residual(shapes, device)
 
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
         x, branch, weight, bias, seed = inputs
@@ -124,7 +105,7 @@ def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
         return x, F.layer_norm(x, weight.shape, weight, bias)
 
     # x, branch, sum, normed; gradients of sum and normed, sum, gradients of x and branch
-    return Case("add_dropout_norm", make, forward, 9 * size, plain=plain)
+    return Case("add_dropout_norm", make, forward, 9 * math.prod(form) * dtype.itemsize, plain=plain)
 
 
 def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
@@ -138,7 +119,7 @@ def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
         return (bias_gelu(x, bias),)
 
     # x, result; gradient, x, gradient of x
-    return Case("bias_gelu", make, forward, 5 * form[0] * form[1] * form[2] * dtype.itemsize)
+    return Case("bias_gelu", make, forward, 5 * math.prod(form) * dtype.itemsize)
 
 
 def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:

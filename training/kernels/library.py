@@ -19,7 +19,7 @@ from common.console import warn
 from common.errors import KernelError
 from training.kernels.build import build, find_library, nvcc
 
-KERNELS = ("add_dropout", "add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw")
+KERNELS = ("add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw")
 """Every kernel, by the name that its op asks for."""
 
 # Blocks of a sum over rows: five for each of an H100's 132 SMs, so many as run at once. The same on every device, so
@@ -52,16 +52,9 @@ def strips(rows: int, columns: int) -> int:
     return min(-(-rows // _TILE_HEIGHT), max(1, _BLOCKS // tiles))
 
 
-def check_columns(x: Tensor, *parameters: Tensor) -> None:
-    """Raise ValueError for a bias or weight that has not the size of x's last dimension, or another type."""
-    for parameter in parameters:
-        if parameter.shape != x.shape[-1:] or parameter.dtype != x.dtype:
-            raise ValueError(f"a bias or weight {form(parameter)} beside {form(x)}: must be ({x.shape[-1]},)")
-
-
-def form(tensor: Tensor) -> str:
-    """A tensor's type and shape, for messages."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def fit_columns(x: Tensor, *parameters: Tensor) -> bool:
+    """Whether biases or weights have the size of x's last dimension, and its type."""
+    return all(parameter.shape == x.shape[-1:] and parameter.dtype == x.dtype for parameter in parameters)
 
 
 def empty_like(tensor: Tensor) -> Tensor:

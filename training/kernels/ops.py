@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from training.kernels.gelu import bias_gelu
 from training.kernels.library import selected
-from training.kernels.residual import add_dropout, add_dropout_norm
+from training.kernels.residual import add_dropout_norm
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
@@ -32,8 +32,6 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def residual(x: Tensor, branch: Tensor, p: float) -> Tensor:
     """x + dropout(branch): (B, T, C) twice -> (B, T, C)."""
-    if selected("add_dropout", x):
-        return add_dropout(x, branch, p, _seed(x, p))
     return x + (F.dropout(branch, p) if p else branch)
 
 
@@ -42,11 +40,8 @@ def residual_norm(
 ) -> tuple[Tensor, Tensor]:
     """x + dropout(branch), and its LayerNorm: (B, T, C) twice, (C,) twice -> (B, T, C) twice."""
     if selected("add_dropout_norm", x):
-        return add_dropout_norm(x, branch, p, _seed(x, p), weight, bias, eps)
-    x = x + (F.dropout(branch, p) if p else branch)
+        # a seed and an offset from the device's generator, which recomputation rewinds
+        seed = torch.randint(2**62, (2,), device=x.device) if p else None
+        return add_dropout_norm(x, branch, p, seed, weight, bias, eps)
+    x = residual(x, branch, p)
     return x, F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def _seed(x: Tensor, p: float) -> Tensor | None:
-    """A seed and an offset from the device's generator, which recomputation rewinds."""
-    return torch.randint(2**62, (2,), device=x.device) if p else None

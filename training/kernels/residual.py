@@ -1,4 +1,4 @@
-"""The residual stream: x + dropout(branch), alone or with the LayerNorm that follows.
+"""The residual stream: x + dropout(branch) and the LayerNorm that follows.
 
 Dropout draws its mask from `seed`, a (2,) int64 tensor [seed, offset] on x's device, so the backward pass draws it
 again and stores nothing. Kernels and references keep the same elements, bit for bit. With p = 0 `seed` is not read and
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.kernels import library
-from training.kernels.library import check_columns, dtype_code, empty_like, form, rows_of
+from training.kernels.library import dtype_code, empty_like, fit_columns, rows_of
 
 NORM_BLOCKS = 528  # of the LayerNorm's backward, each with partial sums: four for each of an H100's 132 SMs run at once
 
@@ -26,14 +26,6 @@ _MASK = 0xFFFFFFFF
 # The multipliers and key increments of the paper; a multiplier less 2^32, so that no product overflows int64
 _MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-
-
-def add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
-    """x + dropout(branch): (…, C) twice -> (…, C)."""
-    if library.selected("add_dropout", x):
-        result: Tensor = torch.ops.gpt2.add_dropout(x, branch, p, seed)
-        return result
-    return reference_add_dropout(x, branch, p, seed)
 
 
 def add_dropout_norm(
@@ -47,7 +39,7 @@ def add_dropout_norm(
 
 
 def reference_add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
-    """`add_dropout` in plain PyTorch."""
+    """x + dropout(branch) in plain PyTorch, with the mask that the kernel draws."""
     if p > 0:
         assert seed is not None
         branch = torch.where(dropout_mask(branch.shape, p, seed), branch * (_DRAWS / kept(p)), 0.0)
@@ -102,56 +94,8 @@ def dropout_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ the kernels
 
 
-def _check(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> None:
-    """Raise ValueError for arguments that the kernels would misread."""
-    if branch.shape != x.shape or branch.dtype != x.dtype:
-        raise ValueError(f"branch {form(branch)} beside x {form(x)}: shapes and types must be equal")
-    if p != 0 and (seed is None or seed.shape != (2,) or seed.dtype != torch.int64):
-        raise ValueError(f"dropout {p}: needs a seed of shape (2,) and type int64")
-
-
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-@torch.library.custom_op("gpt2::add_dropout", mutates_args=())
-def _add(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
-    _check(x, branch, p, seed)
-    total = empty_like(x)
-    library.call(
-        "add_dropout", x.device,
-        x.contiguous(), branch.contiguous(), _contiguous(seed), total,
-        rows_of(x), x.shape[-1], kept(p), dtype_code(x.dtype),
-    )  # fmt: skip
-    return total
-
-
-@torch.library.custom_op("gpt2::add_dropout_backward", mutates_args=())
-def _add_backward(gradient: Tensor, p: float, seed: Tensor) -> Tensor:
-    """The gradient of branch."""
-    gradient = gradient.contiguous()
-    d_branch = empty_like(gradient)
-    library.call(
-        "add_dropout_backward", gradient.device,
-        gradient, seed.contiguous(), d_branch,
-        rows_of(gradient), gradient.shape[-1], kept(p), dtype_code(gradient.dtype),
-    )  # fmt: skip
-    return d_branch
-
-
-def _add_save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, _, ctx.p, seed = inputs
-    ctx.save_for_backward(seed)
-
-
-def _add_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    (seed,) = ctx.saved_tensors
-    return gradient, _add_backward(gradient, ctx.p, seed) if ctx.p else gradient, None, None
-
-
-_add.register_fake(lambda x, *_: empty_like(x))
-_add_backward.register_fake(lambda gradient, *_: empty_like(gradient))
-_add.register_autograd(_add_gradients, setup_context=_add_save)
 
 
 @torch.library.custom_op("gpt2::add_dropout_norm", mutates_args=())
@@ -159,8 +103,8 @@ def _norm(
     x: Tensor, branch: Tensor, p: float, seed: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum, the normed rows, and each row's mean and reciprocal standard deviation in float32."""
-    _check(x, branch, p, seed)
-    check_columns(x, weight, bias)
+    assert branch.shape == x.shape and branch.dtype == x.dtype and fit_columns(x, weight, bias)
+    assert p == 0 or (seed is not None and seed.shape == (2,) and seed.dtype == torch.int64)
     outputs = _norm_outputs(x)
     library.call(
         "add_dropout_norm", x.device,
