@@ -65,8 +65,6 @@ class Asked:
     request: PlanRequest
     tokens: float
     """Tokens of the whole training."""
-    assumed: bool
-    """No kind of GPU was named."""
 
     @property
     def gpus(self) -> str:
@@ -84,8 +82,7 @@ class Asked:
             ),
             (
                 "CPUs" if machine.device == "cpu" else "GPUs",
-                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, request.gpus)} per node"
-                f"{' (assumed: --gpu names another kind)' * self.assumed}",
+                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, request.gpus)} per node",
             ),
             ("step", f"{'at most ' * request.at_most}{request.global_batch_size:,} samples"),
             ("run", f"{self.tokens / 1e9:,.1f} B tokens" if self.tokens >= 1e9 else f"{self.tokens:,.0f} tokens"),
@@ -198,10 +195,9 @@ def _read_request(arguments: argparse.Namespace) -> Asked:
         settings = cli.read_settings(arguments)
     experiment = settings.experiment(arguments.model)
     gpus = _machine(arguments, settings, experiment)
-    assumed = gpus.name == _DEFAULT_GPU and not (arguments.gpu or settings.cluster.gpu)
     request = _request(arguments, experiment, gpus.per_node)
     tokens = arguments.tokens or (experiment.train.iterations * request.global_batch_size * experiment.model.seq_len)
-    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, request, tokens, assumed)
+    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, request, tokens)
 
 
 def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:

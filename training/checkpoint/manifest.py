@@ -7,11 +7,10 @@ manifest names the copies relative to it.
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import CheckpointError, CheckpointVersionError, InputError
@@ -19,8 +18,6 @@ from common.files import atomic_path, digest, read_json
 from common.settings import Experiment, ModelSettings, ParallelSettings, TokenizeSettings, TrainSettings
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
-from training.dataset.blend import Blend
-from training.parallel.sizes import padded_vocab_size
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -80,33 +77,6 @@ class Manifest(BaseModel):
     def experiment(self) -> Experiment:
         """The run's settings, as far as they are recorded."""
         return Experiment.model_construct(model=self.model, parallel=self.parallel, train=self.train)
-
-
-def make_manifest(
-    folder: Path,
-    progress: Progress,
-    experiment: Experiment,
-    tokenize: TokenizeSettings,
-    data: Blend,
-    replicas: Replicas,
-    files: Mapping[str, Any],
-) -> Manifest:
-    """The manifest of a checkpoint that is about to be published."""
-    return Manifest(
-        path=folder,
-        **asdict(progress),
-        padded_vocab_size=padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
-        model=experiment.model,
-        parallel=experiment.parallel,
-        train=experiment.train,
-        tokenize=tokenize,
-        data=data.identity,
-        content=data.content,
-        end_of_text=data.end_of_text,
-        replicas=replicas,
-        torch=torch.__version__,
-        files=dict(files),
-    )
 
 
 def copy_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:

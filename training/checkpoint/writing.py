@@ -12,9 +12,9 @@ time: the next save and the end wait for it, and raise its error.
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -27,13 +27,14 @@ from common.files import write_json, write_text
 from common.folders import swap_folder
 from common.settings import Experiment, TokenizeSettings
 from training.checkpoint.lookup import discard, find_damage, prune
-from training.checkpoint.manifest import MANIFEST, Progress, copy_vocabulary, make_manifest
+from training.checkpoint.manifest import MANIFEST, Manifest, Progress, copy_vocabulary
 from training.checkpoint.parts import choose_parts, held_part, unpadded_shape, write_index, write_parts
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.checkpoint.state import Tensors, copy_to_cpu, state_tensors
 from training.dataset.blend import Blend
 from training.model_folder import checkpoint_folder, checkpoint_folders
 from training.parallel.collectives import all_gather, run_on_all_ranks
+from training.parallel.sizes import padded_vocab_size
 
 
 class CheckpointWriter:
@@ -76,19 +77,11 @@ class CheckpointWriter:
     def __enter__(self) -> "CheckpointWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()  # waits for the save
+        if kind is None:
             self.wait()
-        except Exception as problem:
-            if error is None:
-                raise
-            if self._on_rank0 and str(problem) != str(error):
-                warn(f"{problem}")  # the run ends with the other error
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint, or start to (a collective call).
@@ -173,9 +166,21 @@ def write(
     def publish() -> None:
         if rank == 0:
             may_write()
-            kept = copy_vocabulary(model_folder, tokenize)
-            files = write_index(temporary, of_ranks)
-            manifest = make_manifest(final, progress, experiment, kept, data, replicas, files)
+            manifest = Manifest(
+                path=final,
+                **asdict(progress),
+                padded_vocab_size=padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
+                model=experiment.model,
+                parallel=experiment.parallel,
+                train=experiment.train,
+                tokenize=copy_vocabulary(model_folder, tokenize),
+                data=data.identity,
+                content=data.content,
+                end_of_text=data.end_of_text,
+                replicas=replicas,
+                torch=torch.__version__,
+                files=write_index(temporary, of_ranks),
+            )
             write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
             aside = final.with_name(final.name + ".old.tmp")
             swap_folder(temporary, final, aside)

@@ -171,8 +171,8 @@ def read_index(index: Path) -> dict[str, Path]:
     return {tensor: index.parent / name for tensor, name in parts.items()}
 
 
-def check_finetune(model: ModelSettings, name: str, folder: Path) -> str:
-    """Check that the model `name` can start from `folder`. Returns a note about unused embedding rows, often empty.
+def check_finetune(model: ModelSettings, name: str, folder: Path) -> None:
+    """Check that the model `name` can start from `folder`.
 
     The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. Dropout is
     taken from the run's settings. Raises ConfigError.
@@ -203,4 +203,3 @@ def check_finetune(model: ModelSettings, name: str, folder: Path) -> str:
             + f"; set it to {true} if the data were tokenized with that vocabulary, else tokenize them with it "
             "(tokenize.encoder_json, tokenize.vocab_bpe) or start from another folder"
         )
-    return f"{rows - true:,} of {rows:,} embedding rows are padding and left out" if true < rows else ""

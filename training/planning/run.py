@@ -28,8 +28,6 @@ class Plan:
     experiment: Experiment
     tokenize: TokenizeSettings
     data: Splits
-    start_note: str = ""
-    """A remark on the weights that training starts from."""
     machine: Machine | None = None
     """What the job runs on, once that is known: the plan then says what it will take."""
 
@@ -43,7 +41,7 @@ class Plan:
         if done:
             start = f"checkpoint of iteration {done:,}, {consumed_samples:,} samples consumed"
         elif experiment.finetune:
-            start = f"weights of {experiment.finetune}{f'; {self.start_note}' * bool(self.start_note)}"
+            start = f"weights of {experiment.finetune}"
         rows = {
             "model": f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
             f"sequence {model.seq_len}",
@@ -142,10 +140,9 @@ def make_plan(settings: Settings, name: str) -> Plan:
     """
     experiment, datasets = settings.experiment(name), settings.datasets(name)
     data = open_splits(datasets, experiment.train, experiment.model, name)
-    start_note = ""
     if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
-        start_note = check_finetune(experiment.model, name, experiment.finetune)
-    return Plan(name, experiment, settings.tokenize, data, start_note)
+        check_finetune(experiment.model, name, experiment.finetune)
+    return Plan(name, experiment, settings.tokenize, data)
 
 
 def machine_of(world: "World", cluster: ClusterSettings) -> Machine:
