@@ -19,7 +19,6 @@ from contextlib import closing, redirect_stdout
 from itertools import count
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Contender, Row, compare, timed
@@ -146,11 +145,10 @@ def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Gigabytes per second of saves and loads; then the effect of a background save on training."""
-    with TemporaryDirectory(dir=arguments.folder) as name:
-        job = Job(Path(name), SIZES[arguments.size])
-        write_dataset(job)
-        yield from tables(job, Path(name), arguments.rounds)
+    """Saves and loads beside a plain copy of the files; then the effect of a background save on training."""
+    job = Job(arguments.work, SIZES[arguments.size])
+    write_dataset(job)
+    yield from tables(job, arguments.work, arguments.rounds)
 
 
 def tables(job: Job, folder: Path, rounds: int) -> Iterator[Row]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from benchmarks.checkpoint import copy_files
 from benchmarks.harness import Contender, Row, Timed, compare, run_command
@@ -41,7 +40,7 @@ def make_source(folder: Path, model: ModelSettings) -> Path:
 
     sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
     shapes = {hugging_face_name(name): leaf_of(name).shape(sizes, conv1d=True) for name in all_names(model.n_layer)}
-    folder.mkdir()
+    folder.mkdir(parents=True)
     tensors = (0.02 * torch.randn(shape).half() for shape in shapes.values())
     write_file(folder / WEIGHTS, {name: (torch.float16, shape) for name, shape in shapes.items()}, tensors)
     shape = model.model_dump(include={"n_layer", "n_head", "n_embd", "vocab_size"})
@@ -102,7 +101,7 @@ def copying(source: Path, target: Path) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Rows of both checkpoints."""
+    """Merging Megatron-LM's and our checkpoints beside a copy of the result."""
     model, layers = _MODELS[arguments.size]
     fewer = model.model_copy(update={"n_layer": layers})
     part = f", {layers} layers" if fewer != model else ""
@@ -110,26 +109,24 @@ def measure(arguments: Namespace) -> Iterator[Row]:
         ("Megatron-LM, tensor 8", make_megatron, model, 2),
         (f"ours{part}", make_ours, fewer, 4),
     ):
-        with TemporaryDirectory(dir=arguments.folder) as name:
-            checkpoint, merged, target = make(Path(name), shape), Path(name, "merged"), Path(name, "target")
-            copy = f"{label}: copy of the result"
-            contenders = [
-                Contender(f"{label}: convert.merge_mp", merging, (checkpoint, merged), copy, bar=0.3),
-                Contender(copy, copying, (merged, target), copy),
-                Contender(f"{label}: written", writing, (checkpoint, target), copy, bar=0.83),
-            ]
-            outputs = {each.label: each.arguments for each in contenders}
+        work = arguments.work / label
+        checkpoint, merged, target = make(work, shape), work / "merged", work / "target"
+        merging(checkpoint, merged)()  # what is copied
+        contenders = [
+            Contender(f"{label}: copy of the result", copying, (merged, target)),
+            Contender(f"{label}: written", writing, (checkpoint, target), bar=0.83),
+            Contender(f"{label}: convert.merge_mp", merging, (checkpoint, target), bar=0.3),
+        ]
 
-            def clear(label: str, outputs: dict[str, tuple[Path, Path]] = outputs) -> None:
-                source, output = outputs[label]
-                shutil.rmtree(output, ignore_errors=True)
-                os.sync()  # what an earlier action left must not slow this one
-                for path in (path for path in source.rglob("*") if path.is_file()):  # nor help it
-                    with path.open("rb") as file:
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        def clear(_label: str, work: Path = work) -> None:
+            shutil.rmtree(work / "target", ignore_errors=True)
+            os.sync()  # what an earlier action left must not slow this one
+            for path in (path for path in work.rglob("*") if path.is_file()):  # nor help it
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-            largest = width * shape.n_embd * max(shape.vocab_size, 4 * shape.n_embd)
-            parameters = shape.n_embd * (shape.vocab_size + shape.seq_len) + shape.n_layer * shape.layer_parameters
-            size, bound = width * parameters / 1e9, (2 * largest + 2**30) / 1e6
-            rows = compare("merging", contenders, arguments.rounds, size, "GB", before=clear)
-            yield from ({**row, "bound MB": None if row["merging"] == copy else bound} for row in rows)
+        largest = width * shape.n_embd * max(shape.vocab_size, 4 * shape.n_embd)
+        parameters = shape.n_embd * (shape.vocab_size + shape.seq_len) + shape.n_layer * shape.layer_parameters
+        rows = compare("merging", contenders, arguments.rounds, width * parameters / 1e9, "GB", before=clear)
+        yield from ({**row, "bound MB": (2 * largest + 2**30) / 1e6} for row in rows)
+        shutil.rmtree(work)

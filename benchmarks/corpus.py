@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import corpus_peers, extract, harness, scrape, workflow
+from benchmarks import corpus_peers, extract, harness, scrape
 from benchmarks.harness import Case, Contender, Row, Timed, compare
 from benchmarks.inputs import cut, make_urls, packaged_texts, read_texts, with_copies, write_documents
 from common import cli
@@ -39,17 +38,16 @@ def our_blacklist(source: Path, target: Path, shards: int) -> Timed:
 
 
 def blacklist(arguments: Namespace) -> Iterator[Row]:
-    """URLs per CPU second, start-up excluded."""
-    with TemporaryDirectory() as name:
-        source = Path(name, "urls.txt")
-        with source.open("w", encoding="utf-8") as file:
-            file.writelines(f"{url}\n" for url in make_urls(arguments.count))
-        contenders = [
-            Contender("published recipe", corpus_peers.url_recipe, (source, Path(name, "recipe.txt"))),
-            Contender("corpus.blacklist", our_blacklist, (source, Path(name, "ours.txt"), 1), bar=1.2),
-            Contender("corpus.blacklist, 1,000 shards", our_blacklist, (source, Path(name, "shards"), 1000)),
-        ]
-        yield from compare("URL rules", contenders, arguments.rounds, arguments.count, "URLs", clock="cpu")
+    """URL rules beside the published recipe: URLs per CPU second, start-up excluded."""
+    source, work = arguments.work / "urls.txt", arguments.work
+    with source.open("w", encoding="utf-8") as file:
+        file.writelines(f"{url}\n" for url in make_urls(arguments.count))
+    contenders = [
+        Contender("published recipe", corpus_peers.url_recipe, (source, work / "recipe.txt")),
+        Contender("corpus.blacklist", our_blacklist, (source, work / "ours.txt", 1), bar=1.2),
+        Contender("corpus.blacklist, 1,000 shards", our_blacklist, (source, work / "shards", 1000)),
+    ]
+    yield from compare("URL rules", contenders, arguments.rounds, arguments.count, "URLs", clock="cpu")
 
 
 # ------------------------------------------------------------------------------------------------ cleaning
@@ -72,21 +70,20 @@ def our_clean(source: Path, target: Path) -> Timed:
 
 
 def clean(arguments: Namespace) -> Iterator[Row]:
-    """Documents per CPU second, and agreement with the recipe, whose second seed shows the upper limit."""
+    """Cleaning beside ftfy and langdetect, and agreement with them, whose second seed shows the upper limit."""
     sets = {folder.name: read_texts(folder) for folder in arguments.texts or ()} or {"packaged": packaged_texts()}
     for name, texts in sets.items():
-        with TemporaryDirectory() as folder:
-            documents = cut(texts, arguments.count)
-            source, target = write_documents(Path(folder, "in.jsonl.zst"), documents), Path(folder, "out.jsonl.zst")
-            contenders = [
-                Contender("plain recipe", corpus_peers.clean_recipe, (source, target, 0)),
-                Contender("plain recipe, another seed", corpus_peers.clean_recipe, (source, target, 1)),
-                Contender("corpus.clean", our_clean, (source, target), bar=9),
-            ]
-            rows = compare("cleaning", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
-            for row in rows:
-                alike = 1 - len(row["kept"] ^ rows[0]["kept"]) / len(documents)
-                yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
+        documents = cut(texts, arguments.count)
+        source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out.jsonl.zst"
+        contenders = [
+            Contender("plain recipe", corpus_peers.clean_recipe, (source, target, 0)),
+            Contender("plain recipe, another seed", corpus_peers.clean_recipe, (source, target, 1)),
+            Contender("corpus.clean", our_clean, (source, target), bar=9),
+        ]
+        rows = compare("cleaning", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
+        for row in rows:
+            alike = 1 - len(row["kept"] ^ rows[0]["kept"]) / len(documents)
+            yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
 
 
 # ------------------------------------------------------------------------------------------------ deduplication
@@ -114,21 +111,23 @@ def our_dedup(source: Path, target: Path) -> Timed:
 
 
 def dedup(arguments: Namespace) -> Iterator[Row]:
-    """Documents per CPU second of one process; then recall and precision by true Jaccard similarity."""
+    """Deduplication beside datasketch and rensa; then recall and precision by true Jaccard similarity."""
     documents, planted = with_copies(arguments.count)
-    with TemporaryDirectory() as name:
-        source, target = write_documents(Path(name, "in.jsonl.zst"), documents), Path(name, "out")
-        rensa = [Contender("signatures: rensa", corpus_peers.rensa_signatures, (source,))] * bool(find_spec("rensa"))
-        datasketch = Contender("signatures: datasketch", corpus_peers.datasketch_signatures, (source,))
-        signatures = [*rensa, datasketch, Contender("signatures: corpus.dedup", our_signatures, (source,), bar=2.8)]
-        whole = [
-            Contender("end to end: datasketch MinHashLSH, unverified", corpus_peers.datasketch_dedup, (source,)),
-            Contender("end to end: corpus.dedup run, verified", our_dedup, (source, target), bar=6.0),
-        ]
-        for contenders in (signatures, whole):
-            rows = compare("deduplication", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
-            yield from ({**row, "kept": row.get("kept")} for row in rows)
-        yield from _recall(documents, planted, target)
+    source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
+    signatures = [
+        Contender("signatures: datasketch", corpus_peers.datasketch_signatures, (source,)),
+        Contender("signatures: corpus.dedup", our_signatures, (source,), bar=2.8),
+    ]
+    if find_spec("rensa"):
+        signatures.insert(0, Contender("signatures: rensa", corpus_peers.rensa_signatures, (source,)))
+    whole = [
+        Contender("end to end: datasketch MinHashLSH, unverified", corpus_peers.datasketch_dedup, (source,)),
+        Contender("end to end: corpus.dedup run, verified", our_dedup, (source, target), bar=6.0),
+    ]
+    for contenders in (signatures, whole):
+        rows = compare("deduplication", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
+        yield from ({**row, "kept": row.get("kept")} for row in rows)
+    yield from _recall(documents, planted, target)
 
 
 def _recall(documents: list[Document], planted: list[tuple[int, int]], target: Path) -> Iterator[Row]:
@@ -168,20 +167,18 @@ def our_tokenize(workers: int, source: Path) -> Timed:
 
 
 def tokenize(arguments: Namespace) -> Iterator[Row]:
-    """Megabytes of text per CPU second, beside bare encoders. gigatoken caches words, so give it real texts."""
+    """Encoding beside bare encoders. gigatoken caches words, so give it real texts."""
     texts = chain.from_iterable(map(read_texts, arguments.texts)) if arguments.texts else packaged_texts()
     documents = cut(texts, arguments.count)
     megabytes = sum(len(document["text"].encode()) for document in documents) / 1e6
-    with TemporaryDirectory() as folder:
-        source = write_documents(Path(folder, "in.jsonl.zst"), documents)
-        names = ("tiktoken, encode_to_numpy", "tiktoken, encode_ordinary", "gigatoken, encode", "tokenizers, encode")
-        contenders = [Contender(name, corpus_peers.encoder, (name, source), cores=1) for name in names]
-        ours = "corpus.tokenize, {}, end to end"
-        contenders += [
-            Contender(ours.format("1 worker"), our_tokenize, (1, source), cores=1, bar=4.6),
-            Contender(ours.format("2 workers"), our_tokenize, (2, source), cores=2),
-        ]
-        yield from compare("encoding", contenders, arguments.rounds, megabytes, "MB", clock="cpu")
+    source = write_documents(arguments.work / "in.jsonl.zst", documents)
+    names = ("tiktoken, encode_to_numpy", "tiktoken, encode_ordinary", "gigatoken, encode", "tokenizers, encode")
+    contenders = [Contender(name, corpus_peers.encoder, (name, source)) for name in names]
+    contenders += [
+        Contender("corpus.tokenize, 1 worker, end to end", our_tokenize, (1, source), bar=4.6),
+        Contender("corpus.tokenize, 2 workers, end to end", our_tokenize, (2, source)),
+    ]
+    yield from compare("encoding", contenders, arguments.rounds, megabytes, "MB", clock="cpu")
 
 
 def make_shards(folder: Path, shards: int, tokens: int) -> list[Path]:
@@ -211,43 +208,35 @@ def our_merge(inputs: list[Path], output: Path) -> Timed:
 
 
 def merge_index(arguments: Namespace) -> Iterator[Row]:
-    """Seconds by the clock, because half of the work is the disk's; rows read from memory and write to disk.
+    """Merging datasets beside megatron-core, by the clock; rows read from memory and write to disk.
 
     Ours checks the ids and both checksums, and like the plain copy waits for the disk; megatron-core's builder does
     neither. It runs Python's garbage collector after every shard, so another row measures it without.
     """
-    shards = arguments.count
-    with TemporaryDirectory(dir=arguments.folder) as name:
-        inputs, output = make_shards(Path(name, "in"), shards, arguments.length), Path(name, "out")
-        contenders = [
-            Contender("plain copy of the .bin", corpus_peers.copy_bins, (inputs, output)),
-            Contender("corpus.merge_index", our_merge, (inputs, output), bar=0.29),
-        ]
-        if find_spec("megatron"):
-            for label, collecting in (("megatron-core, not collecting", False), ("megatron-core, add_index", True)):
-                if shards < 1000 or not collecting:  # which takes a quarter of a second per shard
-                    contenders.append(Contender(label, corpus_peers.megatron_merge, (inputs, output, collecting)))
-        gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
-        for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
-            yield {"shards": shards, **row}
+    shards, output = arguments.count, arguments.work / "out"
+    inputs = make_shards(arguments.work / "in", shards, arguments.length)
+    contenders = [
+        Contender("plain copy of the .bin", corpus_peers.copy_bins, (inputs, output)),
+        Contender("corpus.merge_index", our_merge, (inputs, output), bar=0.29),
+    ]
+    if find_spec("megatron"):
+        for label, collecting in (("megatron-core, not collecting", False), ("megatron-core, add_index", True)):
+            if shards < 1000 or not collecting:  # which takes a quarter of a second per shard
+                contenders.append(Contender(label, corpus_peers.megatron_merge, (inputs, output, collecting)))
+    gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
+    for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
+        yield {"shards": shards, **row}
 
 
-CASES = {
-    "blacklist": Case("URL rules against the published recipe", blacklist, {"count": 1_000_000, "rounds": 3}),
-    "charset": Case("characters lost by encoding and declaration", extract.characters, {"texts": None}),
-    "clean": Case("cleaning against ftfy and langdetect", clean, {"count": 1000, "rounds": 3, "texts": None}),
-    "dedup": Case("deduplication against datasketch and rensa", dedup, {"count": 5000, "rounds": 3}),
-    "extract": Case("HTML extraction against a gold standard", extract.measure, {"texts": None, "rounds": 3}),
-    "merge_index": Case(
-        "merging datasets against megatron-core",
-        merge_index,
-        {"count": 300, "length": 128, "rounds": 3, "folder": None},
-    ),
-    "scrape": Case("fetching and extraction against requests", scrape.measure, {"count": 8000, "rounds": 5}),
-    "tokenize": Case(
-        "encoding against tiktoken, gigatoken and tokenizers", tokenize, {"count": 2000, "rounds": 1, "texts": None}
-    ),
-    "workflow": Case("shards on Slurm against Snakemake's plugin and an array", workflow.measure, {"count": 40}),
+CASES: dict[str, Case] = {
+    "blacklist": (blacklist, {"count": 1_000_000, "rounds": 3}),
+    "charset": (extract.characters, {"texts": None}),
+    "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
+    "dedup": (dedup, {"count": 5000, "rounds": 3}),
+    "extract": (extract.measure, {"texts": None, "rounds": 3}),
+    "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3, "folder": None}),
+    "scrape": (scrape.measure, {"count": 8000, "rounds": 5}),
+    "tokenize": (tokenize, {"count": 2000, "rounds": 1, "texts": None}),
 }
 
 

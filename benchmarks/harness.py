@@ -22,6 +22,7 @@ from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from tabulate import tabulate
@@ -40,14 +41,8 @@ class Contender(NamedTuple):
     label: str
     work: Callable[..., Timed]
     arguments: tuple[Any, ...] = ()
-    peer: str = ""
-    """The contender that its ratio refers to; the first one by default."""
     bar: float | None = None
     """The ratio that is claimed."""
-    cores: int = 0
-    """The cores that it is confined to; 0: all."""
-    times: int = 1
-    """How many times the work of the others it does in a run."""
 
 
 class Run(NamedTuple):
@@ -74,8 +69,6 @@ def _fresh(contender: Contender) -> Run:
 
 
 def _prepared_run(contender: Contender) -> Run:
-    if contender.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: contender.cores])
     return timed(contender.work(*contender.arguments))
 
 
@@ -108,7 +101,7 @@ def compare(
     here: bool = False,
     before: Callable[[str], None] = lambda label: None,
 ) -> list[Row]:
-    """A row per contender, for `count` documents, bytes or tokens; `clock` gives speed and ratio.
+    """A row per contender, for `count` documents, bytes or tokens; `clock` gives speed and ratio to the first one.
 
     Each run has a new process; or all are in this one (`here`), where contenders share what takes long to prepare.
     `before` is called before each run, for example to remove what the one before has written.
@@ -123,16 +116,16 @@ def compare(
             runs[label].append(run())
     rows: list[Row] = []
     for contender in contenders:
-        own, peer, done = runs[contender.label], runs[contender.peer or contenders[0].label], count * contender.times
-        taken, theirs = [[getattr(run, clock) for run in each] for each in (own, peer)]
+        own = runs[contender.label]
+        taken, theirs = [[getattr(run, clock) for run in each] for each in (own, runs[contenders[0].label])]
         rows.append(
             {
                 title: contender.label,
-                unit: done,
+                unit: count,
                 "s": median(run.wall for run in own),
                 "CPU s": median(run.cpu for run in own),
-                f"{unit}/{'CPU s' if clock == 'cpu' else 's'}": done / median(taken),
-                "ratio": median(contender.times * other / mine for mine, other in zip(taken, theirs, strict=True)),
+                f"{unit}/{'CPU s' if clock == 'cpu' else 's'}": count / median(taken),
+                "ratio": median(other / mine for mine, other in zip(taken, theirs, strict=True)),
                 "bar": contender.bar,
                 "peak MB": max(run.peak for run in own) / 1e6,
                 **own[-1].columns,
@@ -144,15 +137,11 @@ def compare(
 # ------------------------------------------------------------------------------------------------ commands and tables
 
 
-class Case(NamedTuple):
-    """A benchmark of a command: `python -m benchmarks.AREA NAME`."""
+Case = tuple[Callable[[argparse.Namespace], Iterable[Row]], Mapping[str, Any]]
+"""What `python -m benchmarks.AREA NAME` runs, described by its docstring, and its options with their defaults.
 
-    summary: str
-    """What it compares, in a line."""
-    measure: Callable[[argparse.Namespace], Iterable[Row]]
-    options: Mapping[str, Any]
-    """The options that it takes, of `_OPTIONS`, and their defaults."""
-
+The function gets the options, and a temporary folder as `work`.
+"""
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, pages or shards"},
@@ -168,15 +157,18 @@ def main(area: str, doc: str | None, cases: Mapping[str, Case], argv: Sequence[s
     """`python -m benchmarks.AREA NAME`: print the tables of a case, each as soon as it is complete."""
     parser = cli.parser(f"benchmarks.{area}", doc)
     verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for name, case in cases.items():
-        verb = verbs.add_parser(name, help=case.summary, description=case.summary)
-        for option, default in case.options.items():
+    for name, (measure, options) in cases.items():
+        summary = str(measure.__doc__).partition("\n")[0]
+        verb = verbs.add_parser(name, help=summary, description=summary)
+        for option, default in options.items():
             words = dict(_OPTIONS[option])
             words["help"] += f" (default {default})" if default else ""
             verb.add_argument(f"--{option}", default=default, **words)
     arguments = parser.parse_args(argv)
-    for rows in grouped(cases[arguments.name].measure(arguments)):
-        print(f"{table(rows)}\n", flush=True)
+    with TemporaryDirectory(dir=getattr(arguments, "folder", None)) as name:
+        arguments.work = Path(name)
+        for rows in grouped(cases[arguments.name][0](arguments)):
+            print(f"{table(rows)}\n", flush=True)
     print(machine())
     return 0
 
@@ -204,9 +196,8 @@ def cell(value: Any) -> str:
 
 def machine() -> str:
     """`2 x AMD EPYC 9554, Python 3.11.7, 2026-11-20`."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return f"{os.cpu_count()} x {name}, Python {platform.python_version()}, {datetime.now(UTC).date()}"
 
 

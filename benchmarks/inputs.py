@@ -78,17 +78,15 @@ def packaged_texts() -> Iterator[str]:
 
     chance = random.Random(1)
     lists = Path(newspaper.__file__).parent / "resources" / "text"
-    words = {code: _listed(lists / f"stopwords-{code}.txt") for code in _FOREIGN}
+    words = {}
+    for code in _FOREIGN:
+        lines = (lists / f"stopwords-{code}.txt").read_text(encoding="utf-8").splitlines()
+        words[code] = " ".join(line for line in lines if not line.startswith("#")).split()  # one begins with a licence
     while True:
         for text in topics.values():
             yield text
             if chance.random() < 0.2:
                 yield " ".join(chance.choices(words[chance.choice(_FOREIGN)], k=2000))
-
-
-def _listed(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [word for line in lines if not line.startswith("#") for word in line.split()]  # one begins with a licence
 
 
 def cut(texts: Iterator[str], count: int) -> list[Document]:

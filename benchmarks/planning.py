@@ -49,26 +49,18 @@ def _read_runs() -> list[Run]:
 RUNS = _read_runs()
 
 
-class Outcome(NamedTuple):
-    """A run, predicted."""
-
-    run: Run
-    ours: float
-    theirs: float
-
-    @property
-    def error(self) -> float:
-        """Of the prediction for their software, as a share of the published time."""
-        return self.theirs / self.run.seconds - 1
-
-
-def predict(run: Run) -> Outcome:
-    """The step time of a run in our software and in theirs."""
+def predict(run: Run) -> tuple[float, float]:
+    """Seconds of a step in our software and in theirs."""
     target = machine(run.gpu, {})
     workload = Workload(run.model, "bfloat16", compiled=True)
     terms = speed_terms(workload, run.layout, target)
     ours = sum(term.value for term in terms)
-    return Outcome(run, ours, ours + _more_in_megatron(run, workload, target, terms) if run.megatron else ours)
+    return ours, ours + (_more_in_megatron(run, workload, target, terms) if run.megatron else 0)
+
+
+def error(run: Run) -> float:
+    """Of the prediction for their software, as a share of the published time."""
+    return predict(run)[1] / run.seconds - 1
 
 
 def _more_in_megatron(run: Run, workload: Workload, target: Machine, terms: list[Term]) -> float:
@@ -107,9 +99,9 @@ def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
     return more
 
 
-def row(outcome: Outcome) -> dict[str, str]:
+def row(run: Run) -> dict[str, str]:
     """A line of the table."""
-    run, layout = outcome.run, outcome.run.layout
+    layout, (ours, theirs) = run.layout, predict(run)
     peak = layout.world_size * 1e12 * machine(run.gpu, {}).gpu.bfloat16_tflops
     work = flops_per_token(run.model) * layout.global_batch_size * run.model.seq_len
     return {
@@ -119,19 +111,19 @@ def row(outcome: Outcome) -> dict[str, str]:
         "t x p x d": f"{layout.tensor} x {layout.pipeline} x {layout.data}",
         "b, m, v": f"{layout.micro_batch_size}, {layout.accumulation}, {layout.virtual_stages}",
         "published": f"{run.seconds:.3g} s",
-        "as theirs": f"{outcome.theirs:.3g} s",
-        "error": f"{100 * outcome.error:+.0f} %",
+        "as theirs": f"{theirs:.3g} s",
+        "error": f"{100 * error(run):+.0f} %",
         "": "calibration" if run.calibrates else "held out",
-        "ours": f"{outcome.ours:.3g} s",
-        "ours, MFU": f"{100 * work / peak / outcome.ours:.0f} %",
+        "ours": f"{ours:.3g} s",
+        "ours, MFU": f"{100 * work / peak / ours:.0f} %",
     }
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
+def summary(runs: Sequence[Run]) -> str:
     """The mean and the largest error of both sets."""
     lines = []
-    for name, chosen in (("calibration", True), ("held out", False)):
-        errors = [abs(outcome.error) for outcome in outcomes if outcome.run.calibrates == chosen]
+    for name, calibrates in (("calibration", True), ("held out", False)):
+        errors = [abs(error(run)) for run in runs if run.calibrates == calibrates]
         mean, largest = 100 * sum(errors) / len(errors), 100 * max(errors)
         lines.append(f"{name}: {len(errors)} runs, mean error {mean:.0f} %, largest {largest:.0f} %")
     return "\n".join(lines)
@@ -140,9 +132,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     cli.parser("benchmarks.planning", __doc__).parse_args(argv)
-    outcomes = [predict(run) for run in RUNS]
-    print(table([row(outcome) for outcome in outcomes]))
-    print(f"\n{summary(outcomes)}")
+    print(f"{table([row(run) for run in RUNS])}\n\n{summary(RUNS)}")
     return 0
 
 

@@ -13,9 +13,7 @@ import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,11 +77,6 @@ def web(bodies: Sequence[bytes]) -> Iterator[int]:
 # ------------------------------------------------------------------------------------------------ the clients
 
 
-def _whole(status: int, body: bytes) -> None:
-    if status != 200 or not body:
-        raise RuntimeError(f"the server answered {status} with {len(body)} bytes")
-
-
 def requests_threads(hosts: Hosts) -> None:
     """requests over 32 threads; each fetches all pages of a host over one connection."""
     import requests
@@ -91,20 +84,19 @@ def requests_threads(hosts: Hosts) -> None:
     def one(urls: Sequence[str]) -> None:
         with requests.Session() as session:
             for url in urls:
-                answer = session.get(url, timeout=30)
-                _whole(answer.status_code, answer.content)
+                assert session.get(url, timeout=30).content
 
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(one, hosts))
 
 
-def _one_task_per_host(hosts: Hosts, client: Any, fetch: Callable[[Any, str], Awaitable[tuple[int, bytes]]]) -> None:
+def _one_task_per_host(hosts: Hosts, client: Any, fetch: Callable[[Any, str], Awaitable[bytes]]) -> None:
     async def run() -> None:
         async with client() as session:
 
             async def one(urls: Sequence[str]) -> None:
                 for url in urls:
-                    _whole(*await fetch(session, url))
+                    assert await fetch(session, url)
 
             await asyncio.gather(*map(one, hosts))
 
@@ -117,9 +109,9 @@ def httpx_tasks(hosts: Hosts) -> None:
 
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
 
-    async def fetch(client: Any, url: str) -> tuple[int, bytes]:
-        answer = await client.get(url)
-        return answer.status_code, answer.content
+    async def fetch(client: Any, url: str) -> bytes:
+        content: bytes = (await client.get(url)).content
+        return content
 
     _one_task_per_host(hosts, lambda: httpx.AsyncClient(limits=limits, timeout=30), fetch)
 
@@ -128,9 +120,9 @@ def aiohttp_tasks(hosts: Hosts) -> None:
     """aiohttp with its defaults, one task per host: no limits, no checks, no robots.txt."""
     import aiohttp
 
-    async def fetch(session: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+    async def fetch(session: aiohttp.ClientSession, url: str) -> bytes:
         async with session.get(url) as answer:
-            return answer.status, await answer.read()
+            return await answer.read()
 
     make = aiohttp.ClientSession
     _one_task_per_host(hosts, lambda: make(connector=aiohttp.TCPConnector(limit=_CONNECTIONS)), fetch)
@@ -146,11 +138,11 @@ def fetcher(hosts: Hosts) -> None:
     names = {urlsplit(urls[0]).netloc: f"site{number}.example" for number, urls in enumerate(hosts)}
     settings = ScrapeSettings(resolve={name: address for address, name in names.items()}, host_delay=0)
 
-    async def fetch(fetcher: Fetcher, url: str) -> tuple[int, bytes]:
+    async def fetch(fetcher: Fetcher, url: str) -> bytes:
         parts = urlsplit(url)
         page = await fetcher.fetch(parts._replace(netloc=names[parts.netloc]).geturl())
         fetcher.slots.release()
-        return page.status, page.body
+        return page.body
 
     _one_task_per_host(hosts, lambda: Fetcher(settings, UrlRules(BlacklistSettings())), fetch)
 
@@ -179,7 +171,7 @@ def scraping(port: int, pages: int, folder: Path) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Pages per second of clients; then of a whole scrape."""
+    """Fetching beside requests, httpx and bare aiohttp; then a whole scrape."""
     from demo.articles import python_articles
     from demo.pages import Host, page_html
 
@@ -187,18 +179,21 @@ def measure(arguments: Namespace) -> Iterator[Row]:
     bodies = [page_html(host, title, text).encode() for title, text in python_articles().items()]
     yield {"different pages": len(bodies), "kB on average": sum(map(len, bodies)) / len(bodies) / 1000}
     each = max(1, arguments.count // _HOSTS)
-    with web(bodies) as port, TemporaryDirectory() as name:
+    with web(bodies) as port:
         hosts = [
             [f"http://{address}:{port}/page/{_HOSTS * n + number}" for n in range(each)]
             for number, address in enumerate(_ADDRESSES)
         ]
-        clients = [
-            Contender("requests, 32 threads", fetching, (requests_threads, hosts)),
-            Contender("aiohttp, asyncio, bare", fetching, (aiohttp_tasks, hosts)),
-            Contender("corpus.scrape's Fetcher", fetching, (fetcher, hosts), bar=2.8),
+        clients = {
+            "requests, 32 threads": requests_threads,
+            "aiohttp, asyncio, bare": aiohttp_tasks,
+            "corpus.scrape's Fetcher": fetcher,
+            "httpx2, asyncio": httpx_tasks,
+        }
+        contenders = [
+            Contender(label, fetching, (client, hosts), bar=2.8 if client is fetcher else None)
+            for label, client in clients.items()
         ]
-        if find_spec("httpx2"):
-            clients.append(Contender("httpx2, asyncio", fetching, (httpx_tasks, hosts)))
-        yield from compare("client", clients, arguments.rounds, each * _HOSTS, "pages")
-        whole = [Contender("python -m corpus.scrape, 2 workers", scraping, (port, arguments.count, Path(name)))]
+        yield from compare("client", contenders, arguments.rounds, each * _HOSTS, "pages")
+        whole = [Contender("python -m corpus.scrape, 2 workers", scraping, (port, arguments.count, arguments.work))]
         yield from compare("whole scrape", whole, arguments.rounds, arguments.count, "pages")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.harness import Contender, Row, Timed, compare
@@ -239,17 +238,16 @@ def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Tokens per second, for each size."""
+    """An optimiser step beside transformers and a plain loop: tokens per second, for each size."""
     for name in [arguments.size] if arguments.size else ["small", "124m"]:
         size = SIZES[name]
-        with TemporaryDirectory() as folder:
-            job = Job(Path(folder), size)
-            write_dataset(job)
-            contenders = [
-                Contender("nanoGPT-style", stepping, (nanogpt, job)),
-                Contender("transformers", stepping, (transformers, job)),
-                Contender("ours", stepping, (ours, job), bar=1.1),
-            ]
-            tokens = size.steps * size.micro_batch_size * size.model.seq_len
-            rows = compare("step", contenders, arguments.rounds, tokens, "tokens")
-            yield from ({"size": name, **row} for row in rows)
+        job = Job(arguments.work / name, size)
+        write_dataset(job)
+        contenders = [
+            Contender("nanoGPT-style", stepping, (nanogpt, job)),
+            Contender("transformers", stepping, (transformers, job)),
+            Contender("ours", stepping, (ours, job), bar=1.1),
+        ]
+        tokens = size.steps * size.micro_batch_size * size.model.seq_len
+        rows = compare("step", contenders, arguments.rounds, tokens, "tokens")
+        yield from ({"size": name, **row} for row in rows)

@@ -11,29 +11,24 @@ second. Exit code 2: no layout could be measured.
 """
 
 import argparse
-import hashlib
-import json
-import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from cluster.jobs import log_tail
-from cluster.snapshot import make_snapshot
-from cluster.submission import Launch, job_name, nodes_and_tasks, run_to_end
+from cluster.submission import Launch, job_name, make_snapshot, nodes_and_tasks, run_to_end
 from common import cli
 from common.console import readable_bytes
-from common.errors import ConfigError, InputError, JobError, ToolkitError
-from common.files import open_locked, read_json, write_text
+from common.errors import ConfigError, JobError, ToolkitError
+from common.files import read_json, short_hash, write_text
 from common.settings import Experiment, Settings
 from training.planning.fit import nothing_fits
 from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, machine_of_job, processes_of
 from training.planning.search import Prediction, search
 from training.planning.table import config_text
-from training.probe import error_percent
 
 
 def best_layouts(experiment: Experiment, machine: Machine, request: PlanRequest) -> list[tuple[Prediction, Experiment]]:
@@ -49,13 +44,8 @@ def best_layouts(experiment: Experiment, machine: Machine, request: PlanRequest)
 
 def trial_name(experiment: Experiment, machine: Machine, container: str, steps: int) -> str:
     """A hash of everything that a result depends on."""
-    subject = {
-        "experiment": experiment.model_dump(mode="json", include={"model", "parallel", "train"}),
-        "machine": [machine.name, machine.per_node, container],
-        "steps": steps,
-        "versions": [metadata.version("torch"), platform.python_version()],
-    }
-    return f"layout_{hashlib.sha256(json.dumps(subject, sort_keys=True).encode()).hexdigest()[:12]}"
+    keys = experiment.model_dump_json(include={"model", "parallel", "train"})
+    return f"layout_{short_hash(repr([keys, machine.name, machine.per_node, container, steps, version('torch')]))}"
 
 
 def autotune(
@@ -73,31 +63,23 @@ def autotune(
     if not layouts:
         raise ConfigError(f"models.{name}: {nothing_fits(Workload.of(experiment, machine), machine, request)}")
     nodes_and_tasks(name, layouts[0][1], cluster)
-    folder = (settings.run / "autotune" / name).resolve()
-    trials = {
-        trial_name(changed, machine, cluster.container, options.steps): (prediction, changed)
-        for prediction, changed in layouts[: options.top]
-    }
-    models = {trial: changed for trial, (_, changed) in trials.items()}
+    folder, chosen = (settings.run / "autotune" / name).resolve(), layouts[: options.top]
+    trials = [trial_name(changed, machine, cluster.container, options.steps) for _, changed in chosen]
+    models = {trial: changed for trial, (_, changed) in zip(trials, chosen, strict=True)}
     own = settings.model_copy(update={"run": folder, "models": models, "train_models": []})
     folder.mkdir(parents=True, exist_ok=True)
-    refusal = f"{folder}: another cluster.autotune of this model is running; wait for it, or stop it"
+    of = f"{len(layouts)} layouts of {request.gpus} x {machine.name}, {options.steps} steps each"
+    print(f"{name}: the best {len(trials)} of {of}; results in {folder}", flush=True)
     best: tuple[Prediction, dict[str, float]] | None = None
-    with open_locked(folder / "lock", refusal):
-        print(
-            f"{name}: the best {len(trials)} of {len(layouts)} layouts of {request.gpus} x {machine.name}, "
-            f"{options.steps} steps each; results in {folder}",
-            flush=True,
-        )
-        for number, (trial, (prediction, _)) in enumerate(trials.items(), 1):
-            output = folder / f"{trial}.json"
-            if not (found := _result(output).get("measured")):
-                failed = _measure(own, trial, output, options)
-                found = _result(output).get("measured")
-            print(f"{number:2}  {_figures(prediction, found) if found else f'failed: {failed}'}", flush=True)
-            print(f"    {prediction.layout}", flush=True)
-            if found and (best is None or found["tokens_per_second"] > best[1]["tokens_per_second"]):
-                best = prediction, found
+    for number, (trial, (prediction, _)) in enumerate(zip(trials, chosen, strict=True), 1):
+        output = folder / f"{trial}.json"
+        if not (found := _result(output).get("measured")):
+            failed = _measure(own, trial, output, options)
+            found = _result(output).get("measured")
+        print(f"{number:2}  {_figures(prediction, found) if found else f'failed: {failed}'}", flush=True)
+        print(f"    {prediction.layout}", flush=True)
+        if found and (best is None or found["tokens_per_second"] > best[1]["tokens_per_second"]):
+            best = prediction, found
     if best is None:
         raise JobError(f"{name}: none of {len(trials)} layouts could be measured; {failed}")
     return best
@@ -118,22 +100,16 @@ def _measure(own: Settings, trial: str, output: Path, options: argparse.Namespac
 
 
 def _result(output: Path) -> dict[str, Any]:
-    """What the probe wrote: {"measured": figures}, {"failed": reason}; empty if there is nothing to read."""
-    try:
-        return dict(read_json(output))
-    except (OSError, InputError, TypeError, ValueError):
-        return {}
+    """What the probe wrote: {"measured": figures}, {"failed": reason}; empty if it has not."""
+    return dict(read_json(output)) if output.exists() else {}
 
 
 def _figures(prediction: Prediction, found: dict[str, float]) -> str:
-    """What was measured; on CPUs, speed is not predicted."""
-    speed, memory = found["tokens_per_second"], found["memory"]
-    predicted, held = prediction.tokens_per_second, prediction.memory_bytes
-    error = f" (predicted {predicted:,.0f}, {error_percent(predicted, speed):+.1f} %)"
-    return (
-        f"{speed:,.0f} tokens/s{error if prediction.machine.device != 'cpu' else ''}, {readable_bytes(memory)} "
-        f"(predicted {readable_bytes(held)}, {error_percent(held, memory):+.1f} %)"
-    )
+    """What was measured and predicted; on CPUs, speed is not predicted."""
+    held = readable_bytes(prediction.memory_bytes)
+    speed = f"{prediction.tokens_per_second:,.0f} tokens/s, " * (prediction.machine.device != "cpu")
+    measured = f"{found['tokens_per_second']:,.0f} tokens/s, {readable_bytes(found['memory'])}"
+    return f"{measured} (predicted {speed}{held})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,11 +21,11 @@ from cluster.jobs import (
     State,
     current_state,
     look,
-    looks,
     progress,
     read_job,
     read_state,
     require_folder,
+    states,
     write_state,
 )
 from cluster.submission import end
@@ -41,14 +41,12 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
     Raises JobError if it must be cancelled through the controller, which does not answer.
     """
     told, ticker = "", Ticker()
-    for known in looks(folder.name, [job]):
-        state = current_state(folder, job, known)
+    for state, seen in states(folder, job):
         if state.state in FINAL:
             break
-        pending = known is not None and job.id in known and known[job.id].state == "PENDING"
-        if pending or now:
-            doing = "removing it from the queue" if pending else "ending it at once"
-        else:
+        pending = seen is not None and seen.state == "PENDING"
+        doing = "removing it from the queue" if pending else "ending it at once"
+        if not (pending or now):
             doing = "waiting until it has finished its step and saved"
             stop_file(folder).touch()  # also if it was requeued since
         if told != doing:

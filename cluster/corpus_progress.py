@@ -22,7 +22,8 @@ from common.settings import Settings
 from workflow import steps
 from workflow.steps import Step
 
-_COLUMNS = ("step", "", "done", "running", "queued", "failed", "ETA")
+_STATES = ("running", "queued", "failed")  # of shards in Slurm
+_COLUMNS = ("step", "", "done", *_STATES, "ETA")
 _BAR = 20  # characters
 _RECENT = 200  # finished shards over which the speed of a step is averaged
 
@@ -32,23 +33,20 @@ def steps_table(settings: Settings, tasks: Iterable[Task], known: Mapping[str, Q
 
     `tasks`: those of Slurm that have not all been reported; `known`: what squeue said about them, by id.
     """
-    counts, here, rows = _in_slurm(tasks, known), running_here(settings.run), []
+    counts, rows = _in_slurm(tasks, known), []
     for step in steps.configured(settings):
         results = _results(settings, step)
         total = settings.shards if "{shard}" in step.file else 1
         removed = step.until and steps.result(step.until, settings.run).exists()
         done = total if removed else len(results)
         left = _seconds_left(results, total) if 0 < done < total else None
-        # a node of the cluster knows the same shards twice
-        running = max(counts[step.name, "running"], here[step.name])
-        shown = (running, counts[step.name, "queued"], counts[step.name, "failed"])
         filled = _BAR * done // max(total, 1)
         rows.append(
             (
                 step.name,
                 "█" * filled + "░" * (_BAR - filled),
                 f"{done:,}/{total:,}",
-                *(f"{count:,}" if count else "-" for count in shown),
+                *(f"{counts[step.name, state]:,}" if counts[step.name, state] else "-" for state in _STATES),
                 "-" if left is None else str(timedelta(seconds=math.ceil(left))),
             )
         )
@@ -69,16 +67,6 @@ def _in_slurm(tasks: Iterable[Task], known: Mapping[str, QueuedJob] | None) -> C
             elif active:
                 counts[step, "running" if number == task.running and not waits else "queued"] += 1
     return counts
-
-
-def running_here(run: Path) -> Counter[str]:
-    """By step: the logs that a process of this user on this machine writes to; none where there is no /proc."""
-    logs = run.resolve() / "logs"
-    open_logs = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):  # it has ended, belongs to somebody else, or writes elsewhere
-            open_logs.add((process / "fd/1").readlink().relative_to(logs))
-    return Counter(steps.of_rule(path.parts[0].removesuffix(".log")) for path in open_logs)
 
 
 def _results(settings: Settings, step: Step) -> list[Path]:

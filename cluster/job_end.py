@@ -9,21 +9,21 @@ a new checkpoint.
 """
 
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cluster import slurm
-from cluster.jobs import ASKED, Job, State, owner, read_state, write_state
+from cluster.jobs import ASKED, Job, State, read_state, write_state
 from common import cli
 from common.errors import LOCK_LOST, RESUME_ME, USER_ERROR
 from training.model_folder import newest_iteration, stop_file, stopped_mark
 
+Answer = TypeVar("Answer")
 _PATIENCE = 600.0  # seconds to wait for a controller that does not answer
 _RETRY = 2.0
 _REFUSED = "Slurm refused to requeue it"
@@ -96,36 +96,21 @@ def _at_time_limit(details: Mapping[str, str]) -> bool:
         return False
 
 
-def is_taken_over(folder: Path, job: str, restarts: int) -> bool:
-    """Whether a later job, or a newer start of this one, has claimed the model folder.
-
-    A claim of an earlier start is stale: that one was killed, and this one ended before it claimed the folder.
-    """
-    claim = re.fullmatch(r"slurm-(\d+)\.\w+-(\d+)", owner(folder))
-    return claim is not None and (int(claim[1]), int(claim[2])) > (int(job), restarts)
-
-
 def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int) -> int:
     """Record how this start of a job ended, and requeue it if it should go on; returns the batch script's exit code."""
-    if code == LOCK_LOST or is_taken_over(folder, job.id, restarts):
+    if code == LOCK_LOST:
         print("another start of this training has the model folder; this one leaves")
         return 0
     before = read_state(folder, job) or State(job.id, "running")
     newest = newest_iteration(folder)
     stopped = stop_file(folder).exists() or stopped_mark(folder).exists()  # or asked, but it died first
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        details = slurm.details(job.id) or {}
-        end = Ended(code, restarts, details, newest, stopped)
-        after = decide(end, before, max_restarts)
-        if after is None:
-            return code
-        if details or after.state != "requeued" or time.monotonic() > deadline:
-            break
-        time.sleep(_RETRY)
+    details = _patiently(lambda: slurm.details(job.id)) or {} if code else {}
+    after = decide(Ended(code, restarts, details, newest, stopped), before, max_restarts)
+    if after is None:
+        return code
     print(f"{after.state}: {after.reason}" if after.reason else after.state, flush=True)
     write_state(folder, after)  # before requeue, which ends this script
-    if after.state == "requeued" and not _requeue(job.id, restarts):
+    if after.state == "requeued" and not _requeue(job.id):
         write_state(folder, replace(after, state="failed", reason=f"{after.reason}; {_REFUSED}"))
     return code
 
@@ -143,16 +128,23 @@ def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> Sta
     return state
 
 
-def _requeue(job: str, restarts: int) -> bool:
+def _patiently(ask: Callable[[], Answer | None]) -> Answer | None:
+    """The first answer of a controller, which may be silent for a while."""
     deadline = time.monotonic() + _PATIENCE
-    while not slurm.requeue(job):
-        details = slurm.details(job)
-        if details is not None and int(details.get("Restarts", restarts)) > restarts:
-            return True  # Slurm did it meanwhile
-        if time.monotonic() > deadline or (details is not None and details.get("Requeue") == "0"):
-            return False
+    while not (answer := ask()) and time.monotonic() < deadline:
         time.sleep(_RETRY)
-    return True
+    return answer
+
+
+def _requeue(job: str) -> bool:
+    """Requeue a job; returns whether the controller did it."""
+
+    def ask() -> str | None:
+        if slurm.requeue(job):
+            return "done"
+        return "never" if (slurm.details(job) or {}).get("Requeue") == "0" else None
+
+    return _patiently(ask) == "done"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

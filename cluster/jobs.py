@@ -134,16 +134,22 @@ def look(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, Queued
     return {job.id: job for job in (*queued, *local)}
 
 
-def looks(name: str, jobs: Sequence[Job]) -> Iterator[Mapping[str, QueuedJob] | None]:
+def looks(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
     """What `look` finds, again and again, POLL seconds apart; says once that the controller is silent."""
     silent = False
     while True:
-        known = look(jobs)
+        known = look([job])
         if known is None and not silent:
             note(f"{name}: {SILENT}; still waiting")
         silent = known is None
         yield known
-        time.sleep(max((POLL[job.executor] for job in jobs), default=0))
+        time.sleep(POLL[job.executor])
+
+
+def states(folder: Path, job: Job) -> Iterator[tuple[State, QueuedJob | None]]:
+    """How a job stands, and what Slurm knows of it, again and again; see `looks`."""
+    for known in looks(folder.name, job):
+        yield current_state(folder, job, known), (known or {}).get(job.id)
 
 
 def _is_local_alive(job: Job) -> bool:
@@ -204,18 +210,13 @@ def total_iterations(folder: Path, job: Job | None) -> int | None:
     return None
 
 
-def owner(folder: Path) -> str:
-    """The start of a job that has claimed a model folder, such as slurm-4711.0-2 or local-4711; empty if none has."""
-    try:
-        return str(read_json(folder / "owner.json")["job"])
-    except (OSError, InputError, KeyError, TypeError):
-        return ""
-
-
 def claimed_restarts(folder: Path, job: Job) -> int | None:
     """How often a job had been requeued when it claimed its model folder; None if the folder is not the job's."""
-    match = re.fullmatch(rf"{job.executor}-{job.id}(?:\.\w+-(\d+))?", owner(folder))
-    return int(match[1] or 0) if match else None
+    with suppress(OSError, InputError, KeyError, TypeError):
+        owner = str(read_json(folder / "owner.json")["job"])  # such as slurm-4711.0-2 or local-4711
+        if match := re.fullmatch(rf"{job.executor}-{job.id}(?:\.\w+-(\d+))?", owner):
+            return int(match[1] or 0)
+    return None
 
 
 def log_path(job: Job, rank: int = 0) -> Path:

@@ -3,15 +3,15 @@
     python -m cluster.logs results/demo/models/tiny --lines 20
     python -m cluster.logs results/demo/models/tiny --rank 0 --follow
 
-Each rank has one file per job, MODEL_FOLDER/logs/JOB_RANK_log.out, to which every restart appends. `--all` prints the
-files of earlier jobs first. `--follow` ends with the job.
+Each rank has one file per job, MODEL_FOLDER/logs/JOB_RANK_log.out, to which every restart appends. `--follow` ends
+with the job.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.jobs import FINAL, Job, current_state, log_path, look, looks, read_job, require_folder
+from cluster.jobs import FINAL, Job, current_state, log_path, look, read_job, require_folder, states
 from common import cli
 from common.console import note
 from common.errors import InputError
@@ -26,8 +26,7 @@ def _print(data: bytes) -> None:
 def follow(folder: Path, job: Job, path: Path, position: int) -> None:
     """Print what is appended to a log after `position`, until the job has ended."""
     told = ""
-    for known in looks(folder.name, [job]):
-        state = current_state(folder, job, known)  # before the last lines are read
+    for state, _ in states(folder, job):  # before the last lines are read
         if path.exists():
             with path.open("rb") as file:
                 file.seek(position)
@@ -46,32 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=cli.input_path, metavar="MODEL_FOLDER", help="model folder of the job")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="process of the job (default 0)")
     parser.add_argument("--lines", type=cli.positive_int, metavar="N", help="the last N lines (default: all)")
-    parser.add_argument("--all", action="store_true", help="logs of earlier jobs of the model folder, too")
     parser.add_argument("--follow", action="store_true", help="print new lines until the job ends")
     arguments = parser.parse_args(argv)
     folder = require_folder(arguments.folder)
     job = read_job(folder)
     if job is None:
         raise InputError(f"{folder}: no job was submitted for it; start one with python -m cluster.submit")
-    newest = log_path(job, arguments.rank)
-    earlier = [path for path in newest.parent.glob(f"*_{arguments.rank}_log.out") if path != newest]
-    paths = sorted(earlier, key=lambda path: path.stat().st_mtime) if arguments.all else []
-    paths += [newest] * newest.exists()
-    if not paths and not arguments.follow:
-        ranks = [int(path.name.split("_")[-2]) for path in newest.parent.glob(f"{job.id}_*_log.out")]
+    path = log_path(job, arguments.rank)
+    if not path.exists() and not arguments.follow:
+        ranks = [int(log.name.split("_")[-2]) for log in path.parent.glob(f"{job.id}_*_log.out")]
         has = f"; the ranks with a log are 0 to {max(ranks)}" if ranks else ""
         state = current_state(folder, job, look([job]))
-        raise InputError(f"{newest}: no log yet, job {job.id} is {state}{has}")
-    texts = [path.read_bytes() for path in paths]
-    if len(texts) > 1:
-        whole = b"".join(b"==> %s <==\n%s" % (bytes(path), text) for path, text in zip(paths, texts, strict=True))
-    else:
-        whole = b"".join(texts)
-    lines = whole.splitlines(keepends=True)
+        raise InputError(f"{path}: no log yet, job {job.id} is {state}{has}")
+    text = path.read_bytes() if path.exists() else b""
+    lines = text.splitlines(keepends=True)
     try:
         _print(b"".join(lines[-arguments.lines :] if arguments.lines else lines))
         if arguments.follow:
-            follow(folder, job, newest, len(texts[-1]) if newest in paths else 0)
+            follow(folder, job, path, len(text))
     except KeyboardInterrupt:
         return 130
     return 0

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,18 +80,13 @@ class QueuedJob:
         return self.state == "PENDING" and _UNSCHEDULABLE.fullmatch(self.reason.strip("()")) is not None
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str] | None":
-    """Run a command; None if it does not answer in time."""
+def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str] | None":
+    """Run a command; None if it does not answer in time. Raises InputError if this machine does not have it."""
     try:
-        return _call(command, timeout=TIMEOUT)
+        options = {"timeout": TIMEOUT, "capture_output": True, "text": True, "check": False, **options}
+        return subprocess.run(command, **options)
     except subprocess.TimeoutExpired:
         return None
-
-
-def _call(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Run a command; `options` are subprocess.run's. Raises InputError if this machine does not have it."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
     except FileNotFoundError:
         raise InputError(
             f"{command[0]}: no such command; run this on a login node, or set cluster.executor: local"
@@ -124,18 +118,6 @@ def details(job: str) -> dict[str, str] | None:
     if answer is None or answer.returncode:
         return None
     return dict(pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair)
-
-
-def time_limits() -> dict[str, int]:
-    """MaxTime of each partition that has one, in minutes; "" is the default partition. Empty if Slurm is silent."""
-    answer = _run(["scontrol", "--oneliner", "show", "partition"])
-    limits: dict[str, int] = {}
-    for line in answer.stdout.splitlines() if answer else []:
-        shown = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
-        with suppress(KeyError, ValueError):
-            names = [shown["PartitionName"], *([""] if shown["Default"] == "YES" else [])]
-            limits |= dict.fromkeys(names, seconds(shown["MaxTime"]) // 60)
-    return limits
 
 
 def seconds(limit: str) -> int:
@@ -171,9 +153,10 @@ def submit(script: Path, keep_open: Sequence[int] = (), time_limit: str = _TIME_
     deferred = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deferred)
     try:
-        answer = _call(["sbatch", "--parsable", str(script)], pass_fds=keep_open)
+        answer = _run(["sbatch", "--parsable", str(script)], timeout=None, pass_fds=keep_open)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert answer is not None  # it has no time limit
     if answer.returncode:
         raise RefusedError(answer.stderr, time_limit)
     # ID, or ID;CLUSTER where there are several clusters. A site's wrapper may print more.

@@ -62,49 +62,39 @@ def _settings(run: Path) -> Settings | None:
         return None
 
 
-def _ask(jobs: Iterable[Job | None], arrays: Iterable[str] = ()) -> tuple[Known, str]:
+def _ask(jobs: Iterable[Job], arrays: Iterable[str] = ()) -> tuple[Known, str]:
     """What is known of jobs and of further ids in Slurm, by executor, and a remark if Slurm does not answer."""
-    found = [job for job in jobs if job is not None]
-    known = {"local": look([job for job in found if job.executor == "local"])}
+    of = {name: [job for job in jobs if job.executor == name] for name in ("local", "slurm")}
+    known, remark = {"local": look(of["local"])}, SILENT
     try:
-        known["slurm"], remark = look([job for job in found if job.executor == "slurm"], arrays), SILENT
+        known["slurm"] = look(of["slurm"], arrays)
     except InputError as error:  # not a login node
         known["slurm"], remark = None, str(error)
     return known, f"{remark}; states are those of the files" if known["slurm"] is None else ""
 
 
-def statuses(models: Sequence[Path]) -> tuple[list[dict[str, object]], str]:
-    """What is known of model folders, and a remark if Slurm does not answer."""
-    jobs = [read_job(path) for path in models]
-    known, remark = _ask(jobs)
-    found = zip(models, jobs, strict=True)
-    return [model_status(path, job, known[job.executor] if job else None) for path, job in found], remark
-
-
-def table(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, str]:
-    """Model folders and runs as text, and a remark if Slurm does not answer."""
+def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[dict[str, Any]], str]:
+    """Runs and model folders as text, what is known of each model folder, and a remark if Slurm does not answer."""
     settings = {run: _settings(run) for run in runs}
     tasks = {run: list(batches.recorded(run)) for run in runs}
     of_run = {run: _models(run, settings[run]) for run in runs}
     jobs = {path: read_job(path) for path in (*models, *(path for found in of_run.values() for path in found))}
     arrays = {task.job.partition("_")[0] for found in tasks.values() for task in found if task.job}
-    known, remark = _ask(jobs.values(), sorted(arrays))
+    known, remark = _ask([job for job in jobs.values() if job], sorted(arrays))
+    statuses = {path: model_status(path, job, known[job.executor] if job else None) for path, job in jobs.items()}
 
-    def rows(paths: Sequence[Path], first: str) -> str:
+    def trainings(paths: Sequence[Path], first: str) -> str:
         """The table of some trainings; `first` is the head of the column with their folders or names."""
-        cells = []
-        for path in paths:
-            status = model_status(path, job := jobs[path], known[job.executor] if job else None)
-            status |= {} if path.is_dir() else {"state": "not started"}
-            cells.append([str(path) if first == COLUMNS[0] else path.name, *row(status)[1:]])
-        return text_table([(first, *COLUMNS[1:]), *cells], ALIGN) if cells else ""
+        rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
+        return text_table([(first, *COLUMNS[1:]), *rows], ALIGN) if rows else ""
 
-    blocks = [rows(models, COLUMNS[0])]
+    blocks = [trainings(models, COLUMNS[0])]
     for run in runs:
         own = settings[run]
         corpus = steps_table(own, tasks[run], known["slurm"]) if own else ""
-        blocks.append("\n\n".join(filter(None, [f"{run}:", corpus, rows(of_run[run], "model")])))
-    return "\n\n\n".join(filter(None, blocks)), remark
+        blocks.append("\n\n".join(filter(None, [f"{run}:", corpus, trainings(of_run[run], "model")])))
+    existing = [status for path, status in statuses.items() if path.is_dir()]
+    return "\n\n\n".join(filter(None, blocks)), existing, remark
 
 
 def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] | None) -> dict[str, Any]:
@@ -113,23 +103,20 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
     train, valid = ((read_rows(folder / f"{name}.csv") or [{}])[-1] for name in ("train", "valid"))
     iteration, total = _number(train.get("iteration")), total_iterations(folder, job)
     iteration = max(iteration or 0, newest_iteration(folder)) or None  # a run that was stopped between two rows
-    status: dict[str, Any] = {"folder": str(folder), "state": "finished" if done.exists() else "no job", "reason": ""}
+    state = "finished" if done.exists() else "no job" if folder.is_dir() else "not started"
+    status: dict[str, Any] = {"folder": str(folder), "state": state, "reason": ""}
     status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
     if job is not None:
-        state, seen = current_state(folder, job, known), known.get(job.id) if known is not None else None
-        reason = "" if state.reason in ("None", SILENT) else state.reason
-        status |= {"state": state.state, "reason": reason, "job": job.id, "executor": job.executor}
-        status |= {"nodes": (seen.nodes if seen else "") or None, "restarts": state.restarts, "log": str(log_path(job))}
+        now, seen = current_state(folder, job, known), known.get(job.id) if known is not None else None
+        reason = "" if now.reason in ("None", SILENT) else now.reason
+        status |= {"state": now.state, "reason": reason, "job": job.id, "executor": job.executor}
+        status |= {"nodes": (seen.nodes if seen else "") or None, "restarts": now.restarts, "log": str(log_path(job))}
     if status["state"] == "finished":
         with suppress(InputError, KeyError):
             iteration = read_json(done)["iteration"]
-    speed, left, loss = _number(train.get("ms_per_iteration")), None, _number(train.get("lm_loss"))
-    if status["state"] == "running" and iteration is not None and total is not None and speed is not None:
-        left = max(0.0, total - iteration) * speed / 1000
-    newer = progress_of(folder)
-    if newer and newer["done"] > (iteration or 0):
-        iteration, loss = newer["done"], _number(newer["loss"])
-        left = newer["seconds_left"] if status["state"] == "running" else None
+    beat, loss = progress_of(folder), _number(train.get("lm_loss"))
+    if beat and beat["done"] > (iteration or 0):
+        iteration, loss = beat["done"], _number(beat["loss"])
     return status | {
         "iteration": None if iteration is None else int(iteration),
         "iterations": total,
@@ -137,7 +124,7 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
         "valid_loss": _number(valid.get("loss")),
         "tokens_per_second": _number(train.get("tokens_per_second")),
         "mfu": _number(train.get("mfu")),
-        "seconds_left": left,
+        "seconds_left": beat.get("seconds_left") if status["state"] == "running" else None,
     }
 
 
@@ -151,11 +138,10 @@ def _number(cell: str | float | None) -> float | None:
 
 
 def row(status: Mapping[str, Any]) -> list[str]:
-    """The COLUMNS of one model folder, as text."""
+    """The COLUMNS of one model folder but the first, as text."""
     iteration, total, left = status["iteration"], status["iterations"], status["seconds_left"]
     reason = shorten(status["reason"], _LONGEST_REASON, placeholder=" …")
     return [
-        status["folder"],
         f"{status['state']} ({reason})" if reason else status["state"],
         status["job"] or "-",
         status["nodes"] or "-",
@@ -182,7 +168,8 @@ def _watch(runs: Sequence[Path], models: Sequence[Path]) -> int:
         with Live(console=Console(), auto_refresh=False) as live:
             while True:
                 now = f"{datetime.now():%H:%M:%S}, every {INTERVAL:.0f} s; Ctrl-C ends this table, not the jobs"
-                text = "\n\n".join(filter(None, [*table(runs, models), now]))
+                shown, _, remark = overview(runs, models)
+                text = "\n\n".join(filter(None, [shown, remark, now]))
                 live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
                 time.sleep(INTERVAL)
     except KeyboardInterrupt:
@@ -208,14 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = [path for path in given if path not in runs]
     if arguments.watch and sys.stdout.isatty():
         return _watch(runs, models)
-    if arguments.json:
-        found, remark = statuses([*models, *(path for run in runs for path in _models(run, None))])
-        shown = orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()
-    else:
-        shown, remark = table(runs, models)
+    shown, statuses, remark = overview(runs, models)
     if remark:
         note(remark)
-    print(shown)
+    print(orjson.dumps(statuses, option=orjson.OPT_INDENT_2).decode() if arguments.json else shown)
     return 0
 
 

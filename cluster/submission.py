@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -23,13 +24,19 @@ import psutil
 
 from cluster import slurm
 from cluster.jobs import Job, looks
+from common import run_card
+from common.config import settings_text
 from common.errors import ConfigError, JobError
+from common.files import write_text
 from common.settings import ClusterSettings, Experiment, Settings
 from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit before the end
 _LAG = 20.0  # seconds for a job's last file to appear on a network file system
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
+PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
+"""What a training job imports."""
+_ROOT = Path(__file__).resolve().parents[1]
 _START = """
 import json, sys
 from submitit.local.local import start_controller
@@ -64,6 +71,34 @@ def job_name(settings: Settings, name: str) -> str:
     folder = settings.model_folder(name).resolve()
     readable = re.sub(r"[^\w.-]+", "_", f"{folder.parents[1].name}-{name}")
     return f"{readable}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+def make_snapshot(settings: Settings, folder: Path) -> Path:
+    """Copy the code and the settings into a model folder, to FOLDER/snapshots/DIGEST; returns that folder.
+
+    A job and its restarts run the copy: editing sources or configuration does not change a job in the queue. The digest
+    is that of the content.
+    """
+    text = settings_text(settings)
+    files = [
+        path
+        for package in PACKAGES
+        for path in sorted((_ROOT / package).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    digest = hashlib.sha256(text.encode())
+    for path in files:
+        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    snapshot = folder / "snapshots" / digest.hexdigest()[:12]
+    if not snapshot.is_dir():
+        building = snapshot.with_name(f"{snapshot.name}.tmp")  # one submitter at a time
+        shutil.rmtree(building, ignore_errors=True)
+        for package in PACKAGES:
+            shutil.copytree(_ROOT / package, building / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
+        write_text(building / "settings.yaml", text)
+        write_text(building / "code" / run_card.COMMIT, run_card.commit(_ROOT) or "")
+        building.rename(snapshot)
+    return snapshot
 
 
 @dataclass(frozen=True)
@@ -178,7 +213,7 @@ def run_to_end(launch: Launch, output: Path | None = None) -> tuple[Job, str]:
     """
     job, ended = Job(launch.start(), launch.settings.cluster.executor, str(launch.logs)), 0.0
     try:
-        for known in looks(launch.model, [job]):
+        for known in looks(launch.model, job):
             seen = (known or {}).get(job.id)
             if seen is not None and seen.unschedulable:
                 raise JobError(f"{launch.model}: {slurm.never_starts(seen)}")

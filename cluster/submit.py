@@ -19,12 +19,10 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.jobs import Job, State, look, read_job, write_job, write_state
-from cluster.snapshot import make_snapshot, remove_snapshots
-from cluster.submission import Launch, job_name, nodes_and_tasks
+from cluster.submission import Launch, job_name, make_snapshot, nodes_and_tasks
 from cluster.wait import wait
 from common import cli
 from common.config import load_settings
-from common.console import text_table
 from common.errors import ConfigError
 from common.files import lock, read_json
 from common.settings import Settings, changes
@@ -85,16 +83,13 @@ def submit(settings: Settings, name: str) -> Job:
             _check_unchanged(settings, name, job)
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
-        earlier, snapshot = read_job(folder), make_snapshot(settings, folder)
+        snapshot = make_snapshot(settings, folder)
         print(full_name, file=guard, flush=True)  # gives the file the time of the submission
         job_id = _training(settings, name, snapshot).start(keep_open=[guard.fileno()])
         _remove_marks(folder, os.fstat(guard.fileno()).st_mtime_ns)  # only now: a refusal changes nothing
         job = Job(job_id, settings.cluster.executor, str(folder / "logs"), full_name, str(snapshot))
         write_job(folder, job)
         write_state(folder, State(job.id, "queued", checkpoint=newest_iteration(folder)))
-        if earlier is None or earlier.snapshot:  # otherwise nobody knows which one it uses
-            # the earlier job's stays: an administrator may requeue it
-            remove_snapshots(folder, keep={snapshot, *([Path(earlier.snapshot)] if earlier else [])})
     processes = processes_of(settings.models[name], settings.cluster)
     print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
     return job
@@ -139,8 +134,7 @@ def describe(settings: Settings, name: str) -> str:
     launch = _training(settings, name, folder / "snapshots" / "DIGEST")
     if settings.cluster.executor == "slurm":
         return launch.script()
-    rows = {"model folder": folder, "executor": "local", "processes": launch.shape[1], "minutes": launch.minutes}
-    return text_table([*rows.items(), ("command", launch.command)])
+    return f"{launch.shape[1]} processes of: {launch.command}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

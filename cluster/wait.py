@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster import slurm, submission
 from cluster.job_end import requeue_dead
-from cluster.jobs import FINAL, POLL, Job, State, current_state, log_tail, look, looks, progress, write_state
+from cluster.jobs import FINAL, POLL, Job, State, current_state, log_tail, look, progress, states, write_state
 from common.errors import JobError
 from common.progress import Ticker
 
@@ -57,8 +57,7 @@ def _stop_here(folder: Path, job: Job) -> None:
 def _final_state(folder: Path, job: Job, max_restarts: int, ticker: Ticker) -> State:
     """The state in which a job ends; recorded."""
     ended = 0.0
-    for known in looks(folder.name, [job]):
-        state, seen = current_state(folder, job, known), (known or {}).get(job.id)
+    for state, seen in states(folder, job):
         if seen is not None and seen.unschedulable:
             slurm.cancel([job.id])
             state = replace(state, state="failed", reason=slurm.never_starts(seen))

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 import orjson
 
 from benchmarks.gpu.items import Context, Item, describe, kernels, machine, run_tests, send_rows
-from benchmarks.gpu.steps import checkpoints, generating, planning_items, step_items
+from benchmarks.gpu.steps import checkpoints, generating, items
 from benchmarks.harness import Row, grouped, table
 from common import cli
 from common.errors import InputError
@@ -42,7 +42,7 @@ def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
 
     `rows`: of the parts `step` and `planning`, those whose name contains one of these texts.
     """
-    steps = step_items(toy)
+    steps = items("step", toy)
     every = [
         Item("machine", "copy and products", machine),
         Item("tests", "build", None),
@@ -52,7 +52,7 @@ def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
         Item("checkpoint", "345m", checkpoints),
         Item("generate", "greedy", generating),
         *steps[5:],
-        *planning_items(toy),
+        *items("planning", toy),
     ]
     chosen = [item for item in every if not only or item.part in {"machine", *only}]
     named = ("step", "planning")
@@ -128,10 +128,10 @@ def started(work: Callable[..., None], *arguments: object) -> Iterator[Connectio
         process.join()
 
 
-def run(items: Sequence[Item], report: Report, context: Context, minutes: float) -> None:
+def run(chosen: Sequence[Item], report: Report, context: Context, minutes: float) -> None:
     """Run the items within the time."""
     deadline = time.monotonic() + 60 * minutes
-    for item in items:
+    for item in chosen:
         left = min(deadline - time.monotonic(), _LIMIT)
         if not context.gpu and item.name == "build":
             report.note(item, "skipped: no GPU")

@@ -4,28 +4,28 @@ A job waits until all jobs of its rule are ready, so that they share one job arr
 prints the batches that a run would submit (`print_plan`).
 """
 
-import math
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
 from cluster.corpus_jobs import batches
-from cluster.corpus_jobs.batches import Request, Shard
+from cluster.corpus_jobs.batches import Request, Shard, Task
 from common.console import text_table
-from common.errors import ConfigError
 from common.settings import ClusterSettings, Settings, SiteSettings
 from workflow import snakefile
 from workflow.steps import rule_key
 
 IDLE = 3.0  # seconds without news after which jobs wait for no others
-_MOST = 3  # times the first attempt's memory and time: a job that needs more has another fault
-_DAY = 24 * 60  # minutes
+_MOST = 3  # times the first attempt's memory: a job that needs more has another fault
+LOST_TASKS = 3  # tasks that a shard may lose, for their own reasons, before it fails
+_TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it fails
+_LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
 _HEADER = ("rule", "shards", "tasks", "shards per task", "cpus", "memory MB", "minutes", "partition")
 
 
@@ -57,49 +57,20 @@ def time_limit(rule: str) -> str:
 
 
 def request_of(job: Any, cluster: ClusterSettings) -> Request:
-    """What a job asks of Slurm: what its rule says, and two and three times as much memory and time when it is retried.
+    """What a job asks of Slurm: what its rule says, and two and three times as much memory when it is retried.
 
-    A time limit does not grow beyond a day, because partitions have limits, nor that of a rule that resumes. Rules say
-    constants, because functions of the attempt make planning slow.
+    Rules say constants, because functions of the attempt make planning slow.
     """
     mem_mb, minutes = (job.resources.get(name) for name in ("mem_mb", "runtime"))
-    times = min(job.attempt, _MOST)
-    if isinstance(minutes, int) and not resumes(job):
-        minutes = max(minutes, min(minutes * times, _DAY))
     gpus = job.resources.get("gpu", 0)
     return Request(
         job.threads,
-        mem_mb * times if isinstance(mem_mb, int) else None,
+        mem_mb * min(job.attempt, _MOST) if isinstance(mem_mb, int) else None,
         minutes if isinstance(minutes, int) else None,
         gpus,
         job.wildcards_dict.get("model", "") if gpus else "",
         cluster.corpus.partitions.get(rule_key(job.rule.name), ""),
     )
-
-
-def check_time_limits(needed: Iterable[Any], settings: Settings, limits: Mapping[str, int]) -> None:
-    """Raise ConfigError if Slurm would refuse a rule's time limit, perhaps after days of other rules.
-
-    `limits`: see `slurm.time_limits`.
-    """
-    over = {}
-    for rule, job in {job.rule.name: job for job in needed}.items():
-        asked = request_of(job, settings.cluster)
-        if asked != (most := _within_limit(asked, settings, limits)):
-            over[time_limit(rule)] = f"({asked.minutes}, at most {most.minutes})"
-    if over:
-        shown = ", ".join(f"{key} {limits}" for key, limits in over.items())
-        raise ConfigError(f"over MaxTime of the partition: {shown}; lower them, or change cluster.corpus.partition")
-
-
-def _within_limit(request: Request, settings: Settings, limits: Mapping[str, int]) -> Request:
-    """The request, with at most its partition's MaxTime."""
-    site = site_of(settings, request)
-    if site.qos or re.search("--(qos|partition|time)=", " ".join(site.sbatch)):  # a QOS may allow more
-        return request
-    names = (os.environ.get("SBATCH_PARTITION") or site.partition).split(",")
-    longest = max(limits.get(name, math.inf) for name in names)
-    return request if (request.minutes or 0) <= longest else replace(request, minutes=int(longest))
 
 
 def resumes(job: Any) -> bool:
@@ -112,7 +83,7 @@ def site_of(settings: Settings, request: Request) -> SiteSettings:
     return settings.cluster_of(request.model).site_of(request.gpus, request.partition)
 
 
-def describe(job: Any, settings: Settings, limits: Mapping[str, int]) -> ShardJob:
+def describe(job: Any, settings: Settings) -> ShardJob:
     """What the tasks need to know about a job. Raises WorkflowError for a kind of job that they cannot run."""
     from snakemake.shell import shell
 
@@ -130,8 +101,46 @@ def describe(job: Any, settings: Settings, limits: Mapping[str, int]) -> ShardJo
         threads=job.threads,
         logs=[str(path) for path in job.log],
     )
-    request = _within_limit(request_of(job, settings.cluster), settings, limits)
-    return ShardJob(job, shard, request, again=job.attempt > 1)
+    return ShardJob(job, shard, request_of(job, settings.cluster), again=job.attempt > 1)
+
+
+# ------------------------------------------------------------------------------------------------ why a job has failed
+
+
+def is_to_blame(item: ShardJob, task: Task, state: str) -> bool:
+    """Whether the shard that ran when its task ended in a state of Slurm's counts as failed."""
+    if state in ("TIMEOUT", "DEADLINE"):
+        return task.alone and not (resumes(item.job) and item.lost <= _TIME_LIMITS)
+    return state not in _LOST or item.lost > LOST_TASKS
+
+
+def shard_failure(result: dict[str, Any], request: Request) -> str:
+    """Why a shard's command failed."""
+    code, memory = result["exit"], request.mem_mb
+    if code in (-9, 137):
+        limit = f", perhaps because it needed more than mem_mb={memory}" if memory else ""
+        return f"killed (SIGKILL){limit}; its largest process had {result['max_rss_mb']} MB"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def task_failure(where: str, state: str, task: Task) -> str:
+    """Why a task that ended in a state of Slurm's took its running shard with it."""
+    if state in ("TIMEOUT", "DEADLINE"):
+        key = time_limit(task.shards[task.running or 0].rule)
+        return f"{where} at its limit of {task.request.minutes} minutes; raise {key}"
+    return f"{where} at its limit of {task.request.mem_mb} MB" if state == "OUT_OF_MEMORY" else where
+
+
+def last_words(log: Path) -> str:
+    """The end of what a task and Slurm printed, for an error message; empty if that is nothing."""
+    try:
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return "\n".join(["; the job printed:", *lines[-5:]]) if lines else ""
+
+
+# ------------------------------------------------------------------------------------------------ when to submit
 
 
 class PendingJobs:
@@ -169,36 +178,28 @@ def print_plan() -> None:
     if workflow is None or settings is None or not workflow.dryrun or not len(workflow.dag):
         return
     unlimit_threads(workflow)
-    # in a dry run, `is_local` is true of every job
-    jobs = [
-        job
-        for job in workflow.dag.needrun_jobs(exclude_finished=False)
-        if not job.rule.norun and job.rule.name not in workflow._localrules
-    ]
-    if rows := _plan(jobs, settings):
+    if rows := _plan(workflow, settings):
         print(f"\nThis run would call sbatch {len(rows)} times, apart from training:\n")
         print(text_table([_HEADER, *rows], "lrrrrrrl"))
 
 
-def _plan(jobs: list[Any], settings: Settings) -> list[tuple[object, ...]]:
+def _plan(workflow: Any, settings: Settings) -> list[tuple[object, ...]]:
     """One row per sbatch call, in the order of the DAG. Jobs that are ready together and ask for the same share one."""
-    levels: dict[Any, int] = {}
-
-    def level(job: Any) -> int:
-        if job not in levels:
-            levels[job] = max((level(other) + 1 for other in job.dag.dependencies[job]), default=0)
-        return levels[job]
-
-    of_rule: dict[str, int] = {}
-    for job in jobs:
-        of_rule[job.rule.name] = max(of_rule.get(job.rule.name, 0), level(job))
+    levels: dict[str, int] = {}  # of the last jobs of each rule
+    jobs = []
+    for level, generation in enumerate(workflow.dag.toposorted()):
+        for job in generation:
+            # in a dry run, `is_local` is true of every job
+            if workflow.dag.needrun(job) and not job.rule.norun and job.rule.name not in workflow._localrules:
+                levels[job.rule.name] = level
+                jobs.append(job)
     groups: dict[tuple[int, Request], list[str]] = {}
     for job in jobs:
         job.attempt = 1  # has the resources computed again
-        groups.setdefault((of_rule[job.rule.name], request_of(job, settings.cluster)), []).append(job.rule.name)
+        groups.setdefault((levels[job.rule.name], request_of(job, settings.cluster)), []).append(job.rule.name)
     rows: list[tuple[object, ...]] = []
     corpus = settings.cluster.corpus
-    for (_, request), rules in sorted(groups.items(), key=lambda item: item[0][0]):
+    for (_, request), rules in sorted(groups.items(), key=lambda item: (item[0][0], min(item[1]))):
         for tasks in batches.split(len(rules), corpus.shards_per_job, corpus.max_tasks):
             shards = [len(task) for task in tasks]
             partition = site_of(settings, request).partition or os.environ.get("SBATCH_PARTITION", "the default")

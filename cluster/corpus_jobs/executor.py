@@ -11,7 +11,7 @@ Success and failure are read from the result files. squeue is asked once per int
 tasks that ended without finishing their list; sacct is never asked. What a Snakemake that died has left in Slurm is
 adopted, or cancelled before the same shard runs again (`orphans`).
 
-All work is done in one thread: `run_jobs` only hands jobs over to it.
+All work is done in one thread: `run_job` only hands a job over to it.
 """
 
 import atexit
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
@@ -28,7 +29,7 @@ from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
 from cluster import slurm
-from cluster.corpus_jobs import batches, dag_jobs, reasons
+from cluster.corpus_jobs import batches, dag_jobs
 from cluster.corpus_jobs.batches import Request, Task
 from cluster.corpus_jobs.dag_jobs import PendingJobs, ShardJob, time_limit
 from cluster.corpus_jobs.orphans import OrphanedJobs
@@ -69,39 +70,27 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self.settings: Settings = snakefile.parsed[1]
         dag_jobs.unlimit_threads(self.workflow)
         needed = [job for job in self.dag.needrun_jobs() if not job.is_local]
-        self._limits = slurm.time_limits()
-        snakefile.check_before_jobs(
-            self.workflow, lambda: dag_jobs.check_time_limits(needed, self.settings, self._limits)
-        )
         self._pending, self._orphans = PendingJobs(needed), OrphanedJobs(self.settings, needed)
-        self._incoming: list[Any] = []
+        self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._open: list[Task] = []  # tasks that jobs of this run wait for
         self._next_queue = self._retry_at = 0.0
         self._troubles: dict[str, str] = {}
         self._interval = float(self.workflow.remote_execution_settings.seconds_between_status_checks)
         self._settle = min(SETTLE, float(self.workflow.execution_settings.latency_wait))
-        self._wake, self._lock, self._stopped = threading.Event(), threading.Lock(), False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._main, name="slurm-batch", daemon=True)
         self._thread.start()
 
     # What Snakemake calls, from its main thread.
 
-    def run_jobs(self, jobs: list[Any]) -> None:
-        """Take jobs that are ready."""
-        for job in jobs:
-            self.run_job_pre(job)
-        with self._lock:
-            self._incoming += jobs
-        self._wake.set()
-
     def run_job(self, job: Any) -> None:
-        """Take one job that is ready."""
-        self.run_jobs([job])
+        """Take a job that is ready."""
+        self.run_job_pre(job)
+        self._incoming.put(job)
 
     def shutdown(self) -> None:
         """Stop; called when nothing of ours is left, and after an error."""
-        self._stopped = True
-        self._wake.set()
+        self._stopped.set()
         self._thread.join()
 
     def cancel(self) -> None:
@@ -113,20 +102,17 @@ class Executor(RealExecutor):  # type: ignore[misc]
 
     def _main(self) -> None:
         try:
-            while not self._stopped:
+            while not self._stopped.wait(max(POLL, len(self._open) / 100)):  # at most 100 files per second
                 self._step()
-                self._wake.wait(max(POLL, len(self._open) / 100))  # at most 100 files per second
-                self._wake.clear()
         except Exception as error:
             cured = WorkflowError(str(error)) if isinstance(error, ToolkitError) else error
             self.workflow.scheduler.executor_error_callback(cured)
 
     def _step(self) -> None:
-        with self._lock:
-            incoming, self._incoming = self._incoming, []
-        for job in incoming:
+        while not self._incoming.empty():
+            job = self._incoming.get()
             self._pending.arrived(job)
-            item = dag_jobs.describe(job, self.settings, self._limits)
+            item = dag_jobs.describe(job, self.settings)
             if not self._orphans.claims(item):
                 self._pending.jobs[item] = None
         self._read_results()
@@ -153,9 +139,11 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._say("sbatch", "")
 
     def _prepare(self, item: ShardJob) -> bool:
-        """Make the folders of a job's outputs, and remove the log of an earlier run."""
-        if not item.again:
-            for log in map(Path, item.shard.logs):
+        """Make the folders of a job's outputs; keep the log of a failed attempt, and remove that of an earlier run."""
+        for log in map(Path, item.shard.logs):
+            if item.job.attempt > 1 and log.exists():
+                log.replace(log.with_suffix(f".attempt{item.job.attempt - 1}{log.suffix}"))
+            elif not item.again:
                 log.unlink(missing_ok=True)
         try:
             self.workflow.async_run(item.job.prepare())
@@ -210,7 +198,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._pending.touch()
                 if result["exit"]:
                     retry = result["exit"] != USER_ERROR
-                    self._fail([item], reasons.of_shard(result, item.request), task, retry=retry)
+                    self._fail([item], dag_jobs.shard_failure(result, item.request), task, retry=retry)
                 else:
                     self.report_job_success(_info(item, task))
             if not _jobs(task):
@@ -232,7 +220,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self.workflow.scheduler.error_callback(item.job)
                 continue
             others = f" (and {len(members) - 1} others of this task)" if len(members) > 1 else ""
-            said = reasons.last_words(task.log) if task else ""
+            said = dag_jobs.last_words(task.log) if task else ""
             logs = [str(task.log)] if task and said else []
             self.report_job_error(_info(item, task), msg=f"{reason}{others}{said}", aux_logs=logs)
 
@@ -275,14 +263,14 @@ class Executor(RealExecutor):  # type: ignore[misc]
         for number, item in left.items():
             del task.waiting[number]
             item.lost += number == task.running or not task.started
-            if number == task.running and reasons.is_to_blame(item, task, state):
-                self._fail([item], reasons.of_task(where, state, task), task)
-            elif not task.started and item.lost >= reasons.LOST_TASKS:
+            if number == task.running and dag_jobs.is_to_blame(item, task, state):
+                self._fail([item], dag_jobs.task_failure(where, state, task), task)
+            elif not task.started and item.lost >= dag_jobs.LOST_TASKS:
                 unstarted.append(item)
             else:
                 self._pending.jobs[item] = None
         self._fail(
-            unstarted, f"{where} before it started any shard, like {reasons.LOST_TASKS - 1} before", task, retry=False
+            unstarted, f"{where} before it started any shard, like {dag_jobs.LOST_TASKS - 1} before", task, retry=False
         )
         self._close(task)
 
@@ -329,12 +317,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
 
     def _say(self, command: str, trouble: str) -> None:
         """Tell about a trouble with a command of Slurm when it begins, and when it has passed (empty)."""
-        before = self._troubles.get(command, "")
-        if trouble and trouble != before:
-            self.logger.warning(trouble)
-        elif before and not trouble:
-            self.logger.info(f"{command} answers again.")
-        self._troubles[command] = trouble
+        if trouble != self._troubles.get(command, ""):
+            self.logger.warning(trouble or f"{command} answers again.")
+            self._troubles[command] = trouble
 
 
 def _info(item: ShardJob, task: Task | None) -> SubmittedJobInfo:

@@ -49,16 +49,6 @@ def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     return events, offset + len(whole)
 
 
-def _keep_log(path: str) -> None:
-    """Rename the log of an attempt that ended: 0003.log becomes 0003.attempt1.log, the next one 0003.attempt2.log."""
-    if os.path.exists(path):
-        stem, ending = os.path.splitext(path)
-        number = 1
-        while os.path.exists(f"{stem}.attempt{number}{ending}"):
-            number += 1
-        os.replace(path, f"{stem}.attempt{number}{ending}")
-
-
 class Task:
     """One Slurm task: its list, its results, and the command that runs."""
 
@@ -155,8 +145,6 @@ class Task:
                 break
             if number in codes:
                 continue
-            for log in shard["logs"]:
-                _keep_log(log)
             self.record(start=number, time=os.stat(self.results).st_mtime)
             result = self.execute(shard)
             print(f"{shard['label']}: exit code {result['exit']} after {result['seconds']} s", flush=True)

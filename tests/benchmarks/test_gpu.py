@@ -77,7 +77,7 @@ def test_nothing_begins_after_its_time_and_rows_are_chosen_by_their_names(tmp_pa
     report, late = Report(tmp_path), Item("planning", "late", one_row_and_an_error)
     run([late], report, Context(tmp_path, True, gpu=True), minutes=0)
     assert "planning: late: left out: no time is left for it" in (tmp_path / "report.md").read_text()
-    chosen = plan(["step"], ["1.5b", "compile model"], toy=True)
+    chosen = plan(["step"], ["1.5b", "compile=model"], toy=True)
     assert {item.part for item in chosen} == {"machine", "step"}
     names = [item.name for item in chosen if item.part == "step"]
-    assert names and all("1.5b" in name or "compile model" in name for name in names)
+    assert names and all("1.5b" in name or "compile=model" in name for name in names)

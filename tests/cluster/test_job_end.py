@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job_end import LOCK_LOST, Ended, decide, end_job, is_taken_over, requeue_dead
+from cluster.job_end import LOCK_LOST, Ended, decide, end_job, requeue_dead
 from cluster.jobs import ASKED, State
 from cluster.submit import submit
 from common.errors import RESUME_ME, USER_ERROR
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import add_checkpoint, claim, settings, slurm_job, state_of
+from tests.cluster.helpers import add_checkpoint, settings, slurm_job, state_of
 
 BEFORE = State("1000", "queued", checkpoint=10)
 
@@ -82,21 +82,6 @@ def test_restarts_without_a_checkpoint_are_bounded_and_a_checkpoint_starts_again
     assert after is not None and after.state == "out of restarts"
 
 
-def test_a_folder_is_taken_over_by_a_later_job_or_a_newer_start(tmp_path: Path) -> None:
-    assert not is_taken_over(tmp_path, "1000", restarts=2)
-    for owner, taken in {
-        "slurm-1000.0-2": False,
-        "slurm-1000.0-3": True,
-        "slurm-1001.0-0": True,
-        "slurm-10000.0-2": True,
-        "slurm-1000.0-1": False,
-        "slurm-999.0-7": False,
-        "single": False,
-    }.items():
-        claim(tmp_path, owner)
-        assert is_taken_over(tmp_path, "1000", restarts=2) is taken, owner
-
-
 def test_a_job_that_should_go_on_is_requeued_with_its_state_written_first(folder: Path, fake: FakeSlurm) -> None:
     job, seen = slurm_job(folder, fake), []
     add_checkpoint(folder, 30)
@@ -120,9 +105,9 @@ def test_a_start_that_lost_its_folder_changes_nothing(folder: Path, fake: FakeSl
     job = slurm_job(folder, fake)
     before = state_of(folder, job)
     assert end_job(folder, job, LOCK_LOST, 0, 3) == 0
-    claim(folder, f"slurm-{job.id}.0-1")
-    assert end_job(folder, job, 137, 0, 3) == 0
-    assert state_of(folder, job) == before and fake.job(job.id).restarts == 0
+    fake.change(job.id, restarts=1)
+    assert end_job(folder, job, 137, 0, 3) == 137
+    assert state_of(folder, job) == before and fake.job(job.id).restarts == 1
 
 
 def test_a_job_waits_for_a_controller_that_is_away(folder: Path, fake: FakeSlurm) -> None:

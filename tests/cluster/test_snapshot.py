@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import snapshot
-from cluster.snapshot import make_snapshot, remove_snapshots
+from cluster import submission
+from cluster.submission import make_snapshot
 from tests.cluster.helpers import settings
 from tests.conftest import ROOT
 
@@ -14,10 +14,10 @@ from tests.conftest import ROOT
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small copy of the code that snapshots are made of."""
     folder = tmp_path / "sources"
-    for package in snapshot.PACKAGES:
+    for package in submission.PACKAGES:
         (folder / package).mkdir(parents=True)
         shutil.copy(ROOT / package / "__init__.py", folder / package)
-    monkeypatch.setattr(snapshot, "_ROOT", folder)
+    monkeypatch.setattr(submission, "_ROOT", folder)
     return folder
 
 
@@ -33,10 +33,6 @@ def test_a_snapshot_keeps_the_code_and_the_settings_of_its_day(tmp_path: Path, s
     assert len({first, second, third}) == 3
     assert [(path / "code/training/trainer.py").read_text() for path in (first, second, third)] == ["old", "new", "new"]
     assert yaml.safe_load((first / "settings.yaml").read_text())["run"] == str(tmp_path / "run")
-    (tmp_path / "snapshots" / "000000000000.tmp").mkdir()
-    (tmp_path / "snapshots" / "notes").mkdir()
-    remove_snapshots(tmp_path, keep={second})
-    assert {path.name for path in (tmp_path / "snapshots").iterdir()} == {second.name, "notes"}
 
 
 def test_equal_content_is_one_snapshot_and_an_unfinished_one_is_made_again(tmp_path: Path, sources: Path) -> None:

@@ -26,6 +26,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         folder.mkdir(parents=True)
     (made[0] / "train.csv").write_text(f"{HEAD}10,9.5,1000.5,500,\n20,7.5,2000.4,250,0.4123\n")
     (made[0] / "valid.csv").write_text("iteration,loss\n20,7.75\n")
+    (made[0] / "heartbeat" / "1000").mkdir(parents=True)
+    beat = {"done": 20, "loss": 7.5, "seconds_left": 3600, "time": 1}
+    (made[0] / "heartbeat" / "1000" / "rank_00000.json").write_text(json.dumps(beat))
     (made[0] / "settings.yaml").write_text(yaml.safe_dump({"models": {"a": {"train": {"iterations": 14420}}}}))
     return made
 

@@ -193,7 +193,7 @@ def test_failed_shards_are_tried_again_together_and_their_logs_are_kept(site: Si
     assert site.ran() == names(0, 1, 1, 2, 2, 3, 4, 5, 5) and 2 <= site.submitted() <= 4
     assert "exit code 4" in jobs[1].said and jobs[0].said == ""
     asked = site.fake.jobs()[-1].asked
-    assert (asked["mem"], asked["time"]) == ("200", "20"), "the second attempt gets more"
+    assert (asked["mem"], asked["time"]) == ("200", "10"), "the second attempt gets more memory"
     logs = Path("results/x/logs/a")
     assert (logs / "0001.attempt1.log").read_text() == "attempt\nno\n" and not (logs / "0000.attempt1.log").exists()
     assert (logs / "0001.log").read_text() == "attempt\n"
@@ -347,7 +347,7 @@ def test_a_job_that_does_something_else_by_now_is_cancelled_before_its_shards_ru
 def test_a_snakemake_that_died_inside_sbatch_doubles_no_shard(site: Site) -> None:
     """Slurm accepts the batch, but nobody learns its id."""
     jobs = jobs_of(3)
-    items = [describe(job, SETTINGS, {}) for job in jobs]
+    items = [describe(job, SETTINGS) for job in jobs]
     run, shards = Path("results/x"), [item.shard for item in items]
     (task,) = batches.write_batch(run, shards, [range(3)], items[0].request, SETTINGS.cluster.site_of(0))
     late = Path("late.sh")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.planning import RUNS, predict
+from benchmarks.planning import RUNS, error
 from common.settings import ModelSettings
 from training.parallel.sizes import bubble_share
 from training.planning.layout import Layout, Workload, by_part
@@ -16,9 +16,8 @@ H100S = machine("h100", {})
 
 def test_published_steps_are_predicted() -> None:
     # PyTorch's own 124M is a quarter faster in the prediction: its script neither pads nor fuses what ours does
-    outcomes = [predict(run) for run in RUNS]
-    far = [one for one in outcomes if abs(one.error) >= (0.27 if one.run.source == "PyTorch" else 0.155)]
-    assert outcomes and not far
+    far = [run for run in RUNS if abs(error(run)) >= (0.27 if run.source == "PyTorch" else 0.155)]
+    assert RUNS and not far
 
 
 def test_the_bubble_is_that_of_its_formula_where_ranks_are_equal() -> None:
