@@ -105,7 +105,7 @@ def our_signatures(source: Path) -> Timed:
 
 def our_dedup(source: Path, target: Path) -> Timed:
     """`corpus.dedup run`, with reading, signatures, verification and writing."""
-    from corpus.dedup.run import dedup
+    from corpus.dedup.__main__ import dedup
 
     return lambda: {"kept": dedup([source], target, DedupSettings()).documents_out}
 

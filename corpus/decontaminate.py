@@ -72,12 +72,13 @@ def cut_document(
     `given` is `settings` as JSON.
     """
     matches = find_matches(document["text"], ngrams_of(given), ignored)
-    if not matches.numbers:
+    if not matches:
         return document, []
-    left = pieces(document["text"], matches.spans, settings)
+    numbers = [number for number, _ in matches]
+    left = pieces(document["text"], [span for _, span in matches], settings)
     if not left or len(left) > settings.max_pieces:
-        return Drop(document, "many_pieces" if left else "contaminated"), matches.numbers
-    return {**document, "text": "\n\n".join(left)}, matches.numbers
+        return Drop(document, "many_pieces" if left else "contaminated"), numbers
+    return {**document, "text": "\n\n".join(left)}, numbers
 
 
 def cut(

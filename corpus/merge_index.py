@@ -24,7 +24,7 @@ from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     """Write one dataset with the documents of all inputs.
 
-    Raises InputError for a damaged input, and for one whose dtype, vocabulary or modes differ from the others';
+    Raises InputError for a damaged input, and for one whose dtype or vocabulary differs from the others';
     EmptyResultError if there is no document at all.
     """
     stats = Stats("merge_index")
@@ -61,7 +61,7 @@ def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
 
 
 def _vocabulary(dataset: IndexedDataset) -> str:
-    meta = dataset.description
+    meta = dataset.meta
     return f"vocabulary of {meta.vocab_size}, end of text {meta.end_of_text}" if meta else "no such file"
 
 

@@ -30,7 +30,7 @@ MISTAKES = f"""
     corpus.clean --input pages.jsonl.zst --output pages.jsonl.zst                   | pages.jsonl.zst
     corpus.clean --input short.jsonl.zst --output out.jsonl.zst                     | short.jsonl.zst: ...1 short
     corpus.scrape --urls urls.txt --output out.jsonl.zst                            | scrape.contact ...site.example
-    corpus.dedup bands --signatures folder --output out.pairs --part 0/2            | folder: ...signatures
+    corpus.dedup bands --work folder --part 0/2                                     | folder: ...signatures
     corpus.tokenize --input urls.txt --output-prefix out                            | urls.txt
     corpus.train_tokenizer --input short.jsonl.zst --output-dir o train_tokenizer.vocab_size=9999 | short...257
     corpus.merge_index --inputs data/cut --output-prefix out                        | data/cut.bin: 100...2000

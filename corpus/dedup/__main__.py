@@ -10,25 +10,45 @@ of a cluster survives, ties go to the smallest id; shards, order and workers mak
 
 `run` does everything on one machine. On a cluster each phase is a job (docs/dedup.md):
 
-    python -m corpus.dedup signatures --input clean/0000.jsonl.zst --output work/0000.signatures
-    python -m corpus.dedup bands      --signatures work --part 0/8 --output work/0.pairs
-    python -m corpus.dedup verify     --signatures work --pairs work --block 0/8 --output work/0.edges
-    python -m corpus.dedup clusters   --signatures work --pairs work --edges work --output work/all.clusters
-    python -m corpus.dedup filter     --input clean/0000.jsonl.zst --clusters work/all.clusters --output-dir dedup
+    python -m corpus.dedup signatures --input clean/0000.jsonl.zst --work work
+    python -m corpus.dedup bands      --work work --part 0/8
+    python -m corpus.dedup verify     --work work --part 0/8
+    python -m corpus.dedup clusters   --work work
+    python -m corpus.dedup filter     --input clean/0000.jsonl.zst --work work --output-dir dedup
 
-One job of `bands` or `verify` may make several files: `--part 0/8 4/8 --output work/0.pairs work/4.pairs`.
+One job of `bands` or `verify` may do several parts: `--part 0/8 4/8`.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common import cli
 from common.console import warn
 from common.errors import EmptyResultError, InputError
-from common.files import check_outputs, expand_inputs, require_distinct_stems, require_regular, shard_paths, write_json
-from common.settings import Settings
+from common.files import (
+    check_outputs,
+    expand_inputs,
+    require_distinct_stems,
+    require_regular,
+    shard_paths,
+    shard_stem,
+    write_json,
+)
+from common.folders import remove_own
+from common.settings import DedupSettings, Settings
+from common.stats import Stats
+from common.workers import Workers
+from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
+from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
+from corpus.dedup.signatures import Signatures, write_signatures
+
+_OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
 
 Share = tuple[int, int]
 """(J, N): job J of N."""
@@ -42,158 +62,176 @@ def _share(text: str) -> Share:
     return int(number), int(count)
 
 
+_PHASES = {
+    "run": "all phases on one machine",
+    "signatures": "phase 1: signatures of the documents of a shard",
+    "bands": "phase 2: pair the documents that agree in a band",
+    "verify": "phase 3: the true similarity of the pairs",
+    "clusters": "phase 4: which documents survive",
+    "filter": "phase 5: the survivors of a shard",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser("corpus.dedup", __doc__)
     phases = parser.add_subparsers(dest="phase", required=True)
-
-    def phase(name: str, summary: str) -> argparse.ArgumentParser:
+    for name, summary in _PHASES.items():
         command = phases.add_parser(name, help=summary)
         cli.add_settings(command, "dedup")
-        return command
-
-    def add_shard(command: argparse.ArgumentParser) -> None:
-        command.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents")
-
-    def add_folders(command: argparse.ArgumentParser, *names: str) -> None:
-        for name in names:
+        if name == "run":
+            cli.add_input(command)
+        else:
             command.add_argument(
-                f"--{name}", type=cli.input_path, required=True, metavar="DIR", help=f"folder of *.{name}"
+                "--work", type=cli.output_folder, required=True, metavar="DIR", help="the files of all phases"
             )
-        command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
-
-    def add_shares(command: argparse.ArgumentParser, option: str, summary: str) -> None:
-        command.add_argument("--output", type=cli.output_file, nargs="+", required=True, metavar="FILE")
-        command.add_argument(option, dest="shares", type=_share, nargs="+", required=True, metavar="J/N", help=summary)
-
-    def add_output_dir(command: argparse.ArgumentParser) -> None:
-        command.add_argument(
-            "--output-dir",
-            type=cli.output_folder,
-            required=True,
-            metavar="DIR",
-            help="survivors; DIR/removed: the rest",
-        )
-        cli.add_stats(command)
-
-    run = phase("run", "all phases on one machine")
-    cli.add_input(run)
-    add_output_dir(run)
-    cli.add_workers(run)
-    signatures = phase("signatures", "phase 1: signatures of the documents of a shard")
-    add_shard(signatures)
-    signatures.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
-    cli.add_workers(signatures)
-    bands = phase("bands", "phase 2: pair the documents that agree in a band")
-    add_folders(bands, "signatures")
-    add_shares(bands, "--part", "share of the bands in each output")
-    verify = phase("verify", "phase 3: the true similarity of the pairs")
-    add_folders(verify, "signatures", "pairs")
-    add_shares(verify, "--block", "share of the pairs in each output")
-    clusters = phase("clusters", "phase 4: which documents survive")
-    add_folders(clusters, "signatures", "pairs", "edges")
-    clusters.add_argument("--output", type=cli.output_file, required=True, metavar="FILE")
-    cli.add_stats(clusters)
-    filters = phase("filter", "phase 5: the survivors of a shard")
-    add_shard(filters)
-    filters.add_argument("--clusters", type=cli.input_path, required=True, metavar="FILE")
-    add_output_dir(filters)
+        if name in ("signatures", "filter"):
+            command.add_argument(
+                "--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents"
+            )
+        if name in ("bands", "verify"):
+            command.add_argument(
+                "--part",
+                type=_share,
+                nargs="+",
+                required=True,
+                metavar="J/N",
+                help="share of the bands, or of the pairs",
+            )
+        if name in ("bands", "verify", "clusters"):
+            command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
+        if name in ("run", "filter"):
+            command.add_argument(
+                "--output-dir",
+                type=cli.output_folder,
+                required=True,
+                metavar="DIR",
+                help="survivors; DIR/removed: the rest",
+            )
+        if name in ("run", "signatures"):
+            cli.add_workers(command)
+        if name in ("run", "clusters", "filter"):
+            cli.add_stats(command)
     return parser
 
 
-def _run(arguments: argparse.Namespace, settings: Settings) -> None:
-    from corpus.dedup.clusters import outputs_of
-    from corpus.dedup.run import dedup
+def dedup(
+    inputs: Sequence[Path], output_dir: Path, settings: DedupSettings, workers: int = 1, max_bad_share: float = 0.001
+) -> Stats:
+    """Deduplicate shards together, all phases through one pool of workers.
 
-    shards = expand_inputs(arguments.input, "shards")
-    require_regular(shards, "corpus.dedup run")
-    require_distinct_stems(shards)
-    outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
-    check_outputs([*outputs, arguments.stats], shards)
-    stats = dedup(shards, arguments.output_dir, settings.dedup, arguments.workers, settings.max_bad_share)
-    stats.finish(arguments.stats)
+    Raises InputError for unreadable input and for a folder work.tmp/ that holds other files, EmptyResultError if there
+    is no document at all.
+    """
+    require_distinct_stems(inputs)
+    stats = Stats("dedup")
+    work = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
+    files = [_signatures_of(path, work) for path in inputs]
+    shares = [(part, workers) for part in range(workers)]
+    remove_own(work, _OWN.fullmatch)  # what a killed run left
+    try:
+        with Workers(workers) as pool:  # ends before its working folder is removed
+            for path, output in zip(inputs, files, strict=True):
+                write_signatures(path, output, settings, pool, max_bad_share)
+            with Signatures(files, settings) as signatures:
+                if not signatures.count:
+                    raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
+                stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.shards)
+            for phase in (_bands, _verify):
+                for _ in pool.map(partial(phase, work, files, settings), shares):
+                    pass
+            stats.extra |= _clusters(work, files, settings)
+            filtered = partial(filter_shard, clusters=work / "all.clusters", output_dir=output_dir)
+            for part in pool.map(filtered, inputs):
+                stats.add(part)
+    finally:
+        remove_own(work, _OWN.fullmatch)
+        with suppress(OSError):  # leave no empty folder after bad input
+            output_dir.rmdir()
+    assert stats.documents_in == stats.documents_out + stats.reasons.total(), "no document is lost"
+    return stats
 
 
-def _signatures(arguments: argparse.Namespace, settings: Settings) -> None:
-    from corpus.dedup.signatures import write_signatures
-
-    more = (arguments.workers, settings.max_bad_share)
-    count = write_signatures(arguments.input, arguments.output, settings.dedup, *more)
-    print(f"dedup signatures: {count} documents")
-
-
-def _filter(arguments: argparse.Namespace, _: Settings) -> None:
-    from corpus.dedup.clusters import filter_shard, outputs_of
-
-    require_regular([arguments.input], "deduplication")
-    check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
-    filter_shard(arguments.input, arguments.clusters, arguments.output_dir).finish(arguments.stats)
+def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
+    """Phase 2: the pairs of one share of the columns; returns a line about them."""
+    part, parts = share
+    with Signatures(files, settings) as signatures:
+        if not signatures.count:
+            raise EmptyResultError(f"{files[0]}: no documents in {len(files)} shard(s)")
+        count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
+        return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
 
 
-def _over_all_shards(arguments: argparse.Namespace, settings: Settings) -> None:
-    """The phases that read the signatures of all shards: bands, verify, clusters."""
-    from corpus.dedup.clusters import write_clusters
-    from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
-    from corpus.dedup.signatures import Signatures
+def _verify(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
+    """Phase 3: the edges of one share of the pairs; returns a line about them."""
+    block, blocks = share
+    pair_files = [work / f"{job}.pairs" for job in range(blocks)]
+    with Signatures(files, settings) as signatures:
+        candidates, edges = write_edges(signatures, pair_files, work / f"{block}.edges", settings, block)
+    return f"dedup verify {block}/{blocks}: {edges} of {candidates} pairs are duplicates"
 
-    _check_outputs(arguments)
+
+def _clusters(work: Path, files: Sequence[Path], settings: DedupSettings) -> dict[str, Any]:
+    """Phase 4: the survivors; returns figures for the statistics."""
+    jobs = range(jobs_of(work / "0.pairs"))
+    pairs, edges = ([work / f"{job}.{kind}" for job in jobs] for kind in ("pairs", "edges"))
+    with Signatures(files, settings) as signatures:
+        return write_clusters(signatures, pairs, edges, work / "all.clusters", settings)
+
+
+def _run_phase(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Run the phase of a command line."""
     rules = settings.dedup
-    with Signatures(_signature_files(arguments.signatures, arguments.shards), rules) as signatures:
-        if arguments.phase == "bands":
-            if not signatures.count:
-                raise EmptyResultError(
-                    f"{signatures.shards[0].path}: no documents in {len(signatures.shards)} shard(s)"
-                )
-            for (part, parts), output in _shares(arguments):
-                count = write_pairs(signatures, output, rules, part, parts)
-                print(f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents")
-        elif arguments.phase == "verify":
-            for (block, blocks), output in _shares(arguments):
-                pair_files = [arguments.pairs / f"{job}.pairs" for job in range(blocks)]
-                candidates, edges = write_edges(signatures, pair_files, output, rules, block)
-                print(f"dedup verify {block}/{blocks}: {edges} of {candidates} pairs are duplicates")
-        else:
-            jobs = jobs_of(arguments.pairs / "0.pairs")
-            pair_files = [arguments.pairs / f"{job}.pairs" for job in range(jobs)]
-            edge_files = [arguments.edges / f"{job}.edges" for job in range(jobs)]
-            figures = write_clusters(signatures, pair_files, edge_files, arguments.output, rules)
+    match arguments.phase:
+        case "run":
+            shards = expand_inputs(arguments.input, "shards")
+            require_regular(shards, "corpus.dedup run")
+            require_distinct_stems(shards)
+            outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
+            check_outputs([*outputs, arguments.stats], shards)
+            stats = dedup(shards, arguments.output_dir, rules, arguments.workers, settings.max_bad_share)
+            stats.finish(arguments.stats)
+        case "signatures":
+            output = _signatures_of(arguments.input, arguments.work)
+            with Workers(arguments.workers) as pool:
+                count = write_signatures(arguments.input, output, rules, pool, settings.max_bad_share)
+            print(f"dedup signatures: {count} documents")
+        case "bands" | "verify":
+            phase, files = {"bands": _bands, "verify": _verify}[arguments.phase], _signature_files(arguments)
+            for share in arguments.part:
+                print(phase(arguments.work, files, rules, share))
+        case "clusters":
+            figures = _clusters(arguments.work, _signature_files(arguments), rules)
             if arguments.stats:
                 write_json(arguments.stats, figures)
             print(f"dedup clusters: {figures['edges']} edges between {figures['documents']} documents")
+        case "filter":
+            require_regular([arguments.input], "deduplication")
+            check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
+            clusters = arguments.work / "all.clusters"
+            filter_shard(arguments.input, clusters, arguments.output_dir).finish(arguments.stats)
 
 
-def _shares(arguments: argparse.Namespace) -> list[tuple[Share, Path]]:
-    """Each share of a job, with its output."""
-    return list(zip(arguments.shares, arguments.output, strict=True))
+def _signatures_of(shard: Path, work: Path) -> Path:
+    return work / f"{shard_stem(shard)}.signatures"
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    folders = {name: getattr(arguments, name, None) for name in ("signatures", "pairs", "edges")}
-    inputs = (path for name, folder in folders.items() if folder for path in folder.glob(f"*.{name}"))
-    outputs = arguments.output if isinstance(arguments.output, list) else [arguments.output]
-    check_outputs([*outputs, getattr(arguments, "stats", None)], inputs)
-
-
-def _signature_files(folder: Path, shards: int | None) -> list[Path]:
-    """All signatures in a folder, or those of the first shards: another run may have left more."""
-    if shards is not None:
-        return shard_paths(folder, shards, ".signatures")
-    found = sorted(folder.glob("*.signatures"))
+def _signature_files(arguments: argparse.Namespace) -> list[Path]:
+    """All signatures in the folder, or those of the first shards: another run may have left more."""
+    if arguments.shards is not None:
+        return shard_paths(arguments.work, arguments.shards, ".signatures")
+    found = sorted(arguments.work.glob("*.signatures"))
     if not found:
-        raise InputError(f"{folder}: no *.signatures inside; run the phase `signatures` first")
+        raise InputError(f"{arguments.work}: no *.signatures inside; run the phase `signatures` first")
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
     settings = cli.read_settings(arguments)
-    if arguments.phase in ("bands", "verify") and len(arguments.shares) != len(arguments.output):
-        parser.error(f"{len(arguments.output)} --output for {len(arguments.shares)} shares; give one for each")
     if arguments.phase in ("run", "signatures") and (warning := settings.dedup.low_recall()):
         warn(warning)
-    phase = {"run": _run, "signatures": _signatures, "filter": _filter}.get(arguments.phase, _over_all_shards)
-    phase(arguments, settings)
+    _run_phase(arguments, settings)
     return 0
 
 

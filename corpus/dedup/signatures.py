@@ -13,7 +13,7 @@ Segments, one row per document, 65,536 rows at a time:
 """
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -74,34 +74,13 @@ def describe(settings: DedupSettings, documents: Sequence[Document]) -> dict[str
 
 
 def write_signatures(
-    shard: Path, output: Path, settings: DedupSettings, workers: int = 1, max_bad_share: float = 0.001
+    shard: Path, output: Path, settings: DedupSettings, pool: Workers, max_bad_share: float = 0.001
 ) -> int:
     """Write the signatures of a shard; returns the number of documents. Raises InputError for unreadable input."""
-    with Workers(workers) as pool:
-        (count,) = describe_shards([shard], [output], settings, pool, max_bad_share)
-    return count
-
-
-def describe_shards(
-    shards: Sequence[Path], outputs: Sequence[Path], settings: DedupSettings, pool: Workers, max_bad_share: float
-) -> list[int]:
-    """Write the signatures of each shard; returns the documents per shard. Raises InputError for unreadable input."""
-    bad = [BadLines(max_bad_share) for _ in shards]
-    batches = [batched(read_documents(shard, lines), _BATCH) for shard, lines in zip(shards, bad, strict=True)]
-    described = pool.map_groups(partial(describe, settings), batches)
-    counts = []
-    with Meter("dedup signatures", "documents") as meter:
-        for output, lines, parts in zip(outputs, bad, described, strict=True):
-            counts.append(_write(output, settings, parts, lines, meter))
-    return counts
-
-
-def _write(
-    output: Path, settings: DedupSettings, described: Iterable[dict[str, Any]], bad: BadLines, meter: Meter
-) -> int:
-    """Write the columns of a shard; returns the number of documents."""
+    bad = BadLines(max_bad_share)
     info: dict[str, Any] = {"settings": fingerprint(settings), "documents": 0, "bad_lines": 0}
-    with write_segments(output, info) as file:
+    described = pool.map(partial(describe, settings), batched(read_documents(shard, bad), _BATCH))
+    with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
         for parts in batched(described, CHUNK // _BATCH):
             for name in ("key", "exact", "size"):
                 file.append(name, np.concatenate([part[name] for part in parts]))
@@ -155,36 +134,29 @@ class Signatures:
                 yield row, list(arrays)
                 row += len(arrays[0])
 
-    def values(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """A column at some rows in ascending order."""
-        found = [np.empty(0, dtype=_COLUMNS[name])]
+    def _at(self, name: str, rows: NDArray[np.int64]) -> Iterator[tuple[Segments, int, NDArray[Any], NDArray[Any]]]:
+        """(shard, number of the segment, a column's segment, indices in it) of some rows in ascending order."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            for number, array in (
-                enumerate(shard.each(name)) if _any_between(rows, start, shard.info["documents"]) else ()
-            ):
+            low, high = np.searchsorted(rows, [start, start + shard.info["documents"]])
+            for number, array in enumerate(shard.each(name) if high > low else ()):
                 first = start + number * CHUNK
                 low, high = np.searchsorted(rows, [first, first + len(array)])
-                found.append(array[rows[low:high] - first])
-        return np.concatenate(found)
+                yield shard, number, array, rows[low:high] - first
+
+    def values(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """A column at some rows in ascending order."""
+        found = [array[indices] for _, _, array, indices in self._at(name, rows)]
+        return np.concatenate([np.empty(0, dtype=_COLUMNS[name]), *found])
 
     def blobs(self, name: str, rows: NDArray[np.int64]) -> Iterator[bytes]:
         """The ids, or the texts (decompressed UTF-8), of some rows in ascending order, read shard by shard."""
         decompressor = zstandard.ZstdDecompressor()
-        for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            if not _any_between(rows, start, shard.info["documents"]):
-                continue
-            for number, (offset, ends) in enumerate(zip(shard.offsets(name), shard.each(f"{name}_end"), strict=True)):
-                first = start + number * CHUNK
-                low, high = np.searchsorted(rows, [first, first + len(ends)])
-                for index in (rows[low:high] - first).tolist():
-                    begin = int(ends[index - 1]) if index else 0
-                    blob = shard.bytes_at(offset + begin, int(ends[index]) - begin)
-                    try:
-                        yield decompressor.decompress(blob) if name == "texts" else blob
-                    except zstandard.ZstdError as error:
-                        raise InputError(f"{shard.path}: damaged text ({error}); make the file again") from None
-
-
-def _any_between(rows: NDArray[np.int64], start: int, count: int) -> bool:
-    low, high = np.searchsorted(rows, [start, start + count])
-    return bool(high > low)
+        for shard, number, ends, indices in self._at(f"{name}_end", rows):
+            offset = shard.offsets(name)[number]
+            for index in indices.tolist():
+                begin = int(ends[index - 1]) if index else 0
+                blob = shard.bytes_at(offset + begin, int(ends[index]) - begin)
+                try:
+                    yield decompressor.decompress(blob) if name == "texts" else blob
+                except zstandard.ZstdError as error:
+                    raise InputError(f"{shard.path}: damaged text ({error}); make the file again") from None

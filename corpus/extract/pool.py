@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -46,22 +45,11 @@ Reply = dict[str, Any]
 """The fields of `Extracted`, or `reason`."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a page may take, and who extracts it."""
-
-    seconds: float
-    memory: int
-    """Bytes."""
-    extractors: tuple[str, ...]
-
-
 class ExtractPool:
     """Extracts up to `workers` pages at once."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        limits = Limits(settings.extract_timeout, settings.extract_memory_mb << 20, tuple(settings.extractors))
-        self._function = partial(extract_in_child, limits)
+        self._function = partial(extract_in_child, settings)
         self._pool = Workers(workers)
 
     async def __aenter__(self) -> "ExtractPool":
@@ -86,11 +74,11 @@ _child: "_Child | None" = None
 """The child of this worker process."""
 
 
-def extract_in_child(limits: Limits, request: Request) -> Reply:
+def extract_in_child(settings: ScrapeSettings, request: Request) -> Reply:
     """The reply for a page, from this process' child, or from a fresh one if the used one could not tell."""
     global _child
     while True:
-        child = _child = _child or _Child(limits)
+        child = _child = _child or _Child(settings)
         was_used, child.used = child.used, True
         try:
             child.connection.send(request)
@@ -114,14 +102,14 @@ def extract_in_child(limits: Limits, request: Request) -> Reply:
 class _Child:
     """A process that extracts pages, forked from this worker."""
 
-    def __init__(self, limits: Limits) -> None:
-        extractors, worker = _load(limits.extractors), os.getpid()
+    def __init__(self, settings: ScrapeSettings) -> None:
+        extractors, worker = _load(tuple(settings.extractors)), os.getpid()
         self.used = False
         self.connection, theirs = Pipe()
         self._pid = os.fork()
         if self._pid == 0:
             self.connection.close()
-            _serve(theirs, limits, extractors, worker)
+            _serve(theirs, settings, extractors, worker)
         theirs.close()
 
     def wait(self) -> int:
@@ -154,14 +142,14 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 # ---------------------------------------------------------------------------------------------- in a child
 
 
-def _serve(connection: Connection, limits: Limits, extractors: Sequence[Extractor], worker: int) -> NoReturn:
+def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequence[Extractor], worker: int) -> NoReturn:
     """Answer requests: (reply, whether this process leaves); without a reply a fresh child must try the page again."""
     die_with_parent(worker)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process at once, even inside a C library
-    memory = _MemoryUse(limits.memory)
+    memory = _MemoryUse(settings.extract_memory_mb << 20)
     with suppress(EOFError, ConnectionError):
         for served in range(1, PAGES_PER_CHILD + 1):
-            reply: Reply | None = _reply(connection.recv(), limits.seconds, extractors)
+            reply: Reply | None = _reply(connection.recv(), settings.extract_timeout, extractors)
             peak, is_fresh = memory.peak(), served == 1
             if reply == _OUT_OF_MEMORY or peak > (1 if is_fresh else 1 - _SLACK):
                 reply = _OUT_OF_MEMORY if is_fresh else None

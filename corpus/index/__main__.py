@@ -10,23 +10,21 @@ first fault is reported in one line, with exit code 2.
 import sys
 from collections.abc import Sequence
 
-import numpy as np
-
 from common import cli
 from common.console import text_table
 from corpus.index.dataset import IndexedDataset
-from corpus.index.layout import ENTRIES, suffixed
+from corpus.index.layout import suffixed
 
 _SAMPLE = 1000  # documents whose last token is checked: each costs a page of PREFIX.bin
 
 
 def inspect(dataset: IndexedDataset) -> str:
     """Describe a dataset, one line per fact."""
-    lengths, meta = dataset.lengths, dataset.description
+    lengths, meta = dataset.lengths, dataset.meta
     sizes = {suffix: suffixed(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")}
     rows = {
         "documents": f"{dataset.n_documents:,}",
-        "sequences": f"{len(dataset):,}" + (", with modes" if dataset.modes is not None else ""),
+        "sequences": f"{len(dataset):,}",
         "tokens": f"{len(dataset.tokens):,}",
         "dtype": dataset.dtype.name,
         "bytes": f"{sizes['.bin']:,} in .bin, {sizes['.idx']:,} in .idx",
@@ -36,7 +34,7 @@ def inspect(dataset: IndexedDataset) -> str:
         "end of text": _closed(dataset, meta.end_of_text) if meta else "unknown (no .json)",
         "checksums": "yes" if meta and meta.checksum else "none",
     }
-    return "\n".join([text_table(rows.items()), "", *_distribution(dataset)])
+    return text_table(rows.items())
 
 
 def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
@@ -44,21 +42,6 @@ def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
     step = max(1, dataset.n_documents // _SAMPLE)
     last = [tokens[-1] for n in range(0, dataset.n_documents, step) if len(tokens := dataset.document(n))]
     return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents checked"
-
-
-def _distribution(dataset: IndexedDataset) -> list[str]:
-    """A histogram of sequence lengths by powers of two."""
-    counts = np.zeros(33, dtype=np.int64)
-    for start in range(0, len(dataset), ENTRIES):
-        bits = np.frexp(dataset.lengths[start : start + ENTRIES].astype(np.float64))[1]  # 10 stands for 512 to 1,023
-        counts += np.bincount(bits, minlength=len(counts))
-    share = 100 / max(len(dataset), 1)
-    rows = [
-        (f"{1 << bits >> 1:,}", "to", f"{(1 << bits) - 1:,}", "tokens", f"{count:,}", f"{count * share:.1f} %")
-        for bits, count in enumerate(counts.tolist())
-        if count
-    ]
-    return text_table(rows, "rlrlrr").splitlines()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

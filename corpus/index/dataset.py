@@ -10,7 +10,7 @@ import xxhash
 
 from common.errors import InputError
 from common.progress import Meter
-from corpus.index.layout import DTYPES, ENTRIES, HEADER, MAGIC, index_checksum, pointers, read_description, suffixed
+from corpus.index.layout import DTYPES, ENTRIES, HEADER, MAGIC, index_checksum, pointers, read_meta, suffixed
 
 _TOKENS = 1 << 19  # read at a time: 1 or 2 MB, which stay in the cache while they are verified
 
@@ -22,7 +22,6 @@ class IndexedDataset:
     lengths         int32 (S,)    tokens of each sequence
     pointers        int64 (S,)    first byte of each sequence in PREFIX.bin
     document_index  int64 (D+1,)  first sequence of each document
-    modes           int8 (S,)     for multimodal data, otherwise None
     tokens          (T,)          all tokens, read-only, zero-copy
 
     Opening reads the whole index, 20 bytes per document, in pieces. Raises InputError if a file is missing or has the
@@ -47,23 +46,20 @@ class IndexedDataset:
             raise InputError(f"{index}: version {version}, dtype code {code}: only version 1, codes 1 to 8 are known")
         self.dtype = DTYPES[code]
         needed = HEADER.size + 12 * sequences + 8 * documents
-        if size not in (needed, needed + sequences) or documents < 1:
-            raise InputError(f"{index}: {size} bytes where its header asks for {needed}; damaged, make it again")
-        self.description = read_description(prefix)
-        meta = self.description
-        if meta is not None and meta.checksum and index_checksum(index, meta, meta.bin) != meta.checksum:
+        if size != needed or documents < 1:
+            what = "with modes (multimodal data), which are not text" if size == needed + sequences else "damaged"
+            raise InputError(f"{index}: {size} bytes where its header asks for {needed}; {what}, make it again")
+        self.meta = meta = read_meta(prefix)
+        if meta is not None and meta.checksum and index_checksum(index, meta) != meta.checksum:
             raise InputError(
                 f"{index}: its checksum is not that of {suffixed(prefix, '.json').name}; one of the two is damaged or "
                 "belongs to another dataset, make it again"
             )
         raw: npt.NDArray[np.uint8] = np.memmap(index, mode="r", dtype=np.uint8)
-        offsets = HEADER.size + np.cumsum([0, 4 * sequences, 8 * sequences, 8 * documents])
+        offsets = HEADER.size + np.cumsum([0, 4 * sequences, 8 * sequences])
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", sequences, offsets[0])
         self.pointers: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", sequences, offsets[1])
         self.document_index: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, offsets[2])
-        self.modes: npt.NDArray[np.int8] | None = (
-            np.frombuffer(raw, "<i1", sequences, offsets[3]) if size > needed else None
-        )
         found, total = data.stat().st_size, self._check_index(index)
         if found != total:
             raise InputError(f"{data}: {found} bytes where the index asks for {total}; make it again")
@@ -128,19 +124,19 @@ class IndexedDataset:
         """
         data, digest = suffixed(self.prefix, ".bin"), xxhash.xxh3_64()
         limit = 1 << 64 if self.dtype.kind == "f" else np.iinfo(self.dtype).max + 1
-        if self.description is not None:
-            limit = self.description.vocab_size
+        if self.meta is not None:
+            limit = self.meta.vocab_size
         with open(data, "rb") as file:
             for start in range(0, len(self.tokens), _TOKENS):
                 part = np.fromfile(file, self.dtype, min(_TOKENS, len(self.tokens) - start))
                 ids = part.view(f"<u{self.dtype.itemsize}")  # a negative id becomes a large one
                 if ids.max() >= limit:
                     where = int(np.argmax(ids >= limit))
-                    what = f"outside the vocabulary of {limit}" if self.description else "not a token id"
+                    what = f"outside the vocabulary of {limit}" if self.meta else "not a token id"
                     raise InputError(f"{data}: token {start + where} is {part[where]}, {what}; make the dataset again")
                 digest.update(part.data)
                 yield part
-        if self.description is not None and self.description.bin not in ("", digest.hexdigest()):
+        if self.meta is not None and self.meta.bin not in ("", digest.hexdigest()):
             raise InputError(
                 f"{data}: its checksum is not that of {suffixed(self.prefix, '.json').name}; damaged, make it again"
             )

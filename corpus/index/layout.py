@@ -14,7 +14,8 @@ PREFIX is the full name without `.bin` or `.idx`.
 #       34  i32[S]                 length of each sequence, in tokens
 #           i64[S]                 byte offset of each sequence in PREFIX.bin
 #           i64[D + 1]             first sequence of each document, from 0; the last entry is S
-#           i8[S]                  optional: mode of each sequence (multimodal data)
+#
+# Datasets with a mode per sequence (multimodal data) are refused.
 #
 # PREFIX.bin is the tokens and nothing else. PREFIX.json holds their vocabulary and two checksums:
 #
@@ -23,7 +24,7 @@ PREFIX is the full name without `.bin` or `.idx`.
 #   checksum                       xxh3_64 of PREFIX.idx followed by "{vocab_size} {end_of_text} {bin}"
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,52 +67,40 @@ def pointers(lengths: npt.NDArray[np.int32], begin: int, itemsize: int) -> tuple
 
 @dataclass(frozen=True)
 class Meta:
-    """The vocabulary of a dataset's tokens."""
+    """PREFIX.json: the vocabulary of a dataset's tokens. Has no checksums if a person wrote it."""
 
     vocab_size: int
     """Entries without padding."""
     end_of_text: int
     """Id of the token that closes a document."""
-
-
-@dataclass(frozen=True)
-class Description(Meta):
-    """PREFIX.json. Has no checksums if a person wrote it for a dataset of another tool."""
-
-    bin: str = ""
-    checksum: str = ""
-
-
-def read_description(prefix: Path) -> Description | None:
-    """PREFIX.json, or None if it does not exist. Raises InputError if it is damaged."""
-    path = suffixed(prefix, ".json")
-    if not path.exists():
-        return None
-    try:
-        found = Description(**read_json(path))
-    except TypeError:
-        found = None
-    if found is None or not all(isinstance(getattr(found, name), kind) for name, kind in _TYPES.items()):
-        raise InputError(f"{path}: not a description of a dataset; make the dataset again or remove it")
-    return found
-
-
-_TYPES = {"vocab_size": int, "end_of_text": int, "bin": str, "checksum": str}
+    bin: str = field(default="", compare=False)
+    checksum: str = field(default="", compare=False)
 
 
 def read_meta(prefix: Path) -> Meta | None:
-    """The vocabulary of a dataset; None for one of another tool (no PREFIX.json)."""
-    found = read_description(prefix)
-    return None if found is None else Meta(found.vocab_size, found.end_of_text)
+    """PREFIX.json, or None if it does not exist: a dataset of another tool. Raises InputError if it is damaged."""
+    path = suffixed(prefix, ".json")
+    if not path.exists():
+        return None
+    found = read_json(path)
+    kinds = {"vocab_size": int, "end_of_text": int, "bin": str, "checksum": str}
+    required = {"vocab_size", "end_of_text"}
+    if (
+        not isinstance(found, dict)
+        or not required <= set(found) <= set(kinds)
+        or not all(isinstance(value, kinds[name]) for name, value in found.items())
+    ):
+        raise InputError(f"{path}: not a description of a dataset; make the dataset again or remove it")
+    return Meta(**found)
 
 
-def index_checksum(index: Path, meta: Meta, data: str) -> str:
-    """`checksum` of PREFIX.json: over the index file, the vocabulary and `data`, the checksum of PREFIX.bin."""
+def index_checksum(index: Path, meta: Meta) -> str:
+    """`checksum` of PREFIX.json: over the index file, the vocabulary and the checksum of PREFIX.bin."""
     digest = xxhash.xxh3_64()
     with open(index, "rb") as file:
         while part := file.read(8 * ENTRIES):
             digest.update(part)
-    digest.update(f"{meta.vocab_size} {meta.end_of_text} {data}".encode())
+    digest.update(f"{meta.vocab_size} {meta.end_of_text} {meta.bin}".encode())
     return digest.hexdigest()
 
 
@@ -129,9 +118,9 @@ def content_of(prefix: Path) -> str:
             while part := file.read(1 << 20):
                 digest.update(part)
             return f"xxh3:{digest.hexdigest()}"
-        description = read_description(prefix)
-        if description is not None and description.bin:
-            return f"xxh3:{description.bin}"
+        meta = read_meta(prefix)
+        if meta is not None and meta.bin:
+            return f"xxh3:{meta.bin}"
         digest.update(str(size).encode())
         for start in np.linspace(0, size - _PIECE, _PIECES).astype(np.int64).tolist():
             file.seek(start)

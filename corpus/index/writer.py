@@ -2,7 +2,7 @@
 
 import shutil
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -22,7 +22,6 @@ from corpus.index.layout import (
     HEADER,
     LONGEST,
     MAGIC,
-    Description,
     Meta,
     index_checksum,
     pointers,
@@ -33,8 +32,8 @@ from corpus.index.layout import (
 class IndexWriter:
     """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last, so a dataset with one is whole.
 
-    Lengths go straight into the index, after room for its header. The document index and the modes, whose offsets are
-    known at the end, wait in unnamed files, which vanish with the process. Memory does not grow.
+    Lengths go straight into the index, after space for its header. The document index, whose offset is known at the
+    end, waits in an unnamed file, which vanishes with the process. Memory does not grow.
 
     documents, sequences, tokens    written so far
     """
@@ -54,7 +53,6 @@ class IndexWriter:
             self._bin = stack.enter_context(self._files[-1].open())
             self._idx = stack.enter_context(self._files[0].open())
             self._documents = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
-            self._modes = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
             self._idx.write(bytes(HEADER.size))
             self._documents.write(bytes(8))  # the first document begins at sequence 0
             self._stack = stack.pop_all()
@@ -84,25 +82,17 @@ class IndexWriter:
         self.documents += len(sizes)
 
     def add_index(self, other: IndexedDataset, meter: Meter | None = None) -> None:
-        """Append all documents of another dataset of the same dtype, with their modes, a few megabytes at a time.
+        """Append all documents of another dataset of the same dtype, a few megabytes at a time.
 
-        Verifies its tokens, so that damage never spreads: see `IndexedDataset.verified`. Raises InputError if that
-        fails, and if only some datasets have modes.
+        Verifies its tokens, so that damage never spreads: see `IndexedDataset.verified`.
         """
         assert other.dtype == self.dtype
-        if self.sequences and len(other) and (other.modes is not None) != bool(self._modes.tell()):
-            raise InputError(
-                f"{suffixed(other.prefix, '.idx')}: {'no' if other.modes is None else 'has'} modes, unlike the "
-                "datasets before it; merge those with modes (multimodal data) and those without apart"
-            )
         for part in other.verified():
             self._add_tokens(part)
             if meter:
                 meter.advance(0, part.nbytes)
         for start in range(0, len(other), ENTRIES):
             self._idx.write(other.lengths[start : start + ENTRIES].data)
-            if other.modes is not None:
-                self._modes.write(other.modes[start : start + ENTRIES].data)
         for start in range(1, len(other.document_index), ENTRIES):
             self._documents.write((other.document_index[start : start + ENTRIES] + self.sequences).data)
         self.sequences += len(other)
@@ -124,17 +114,15 @@ class IndexWriter:
                 begins, begin = pointers(part, begin, self.dtype.itemsize)
                 self._idx.write(begins.data)
         assert begin == self.tokens * self.dtype.itemsize
-        for spool in (self._documents, self._modes):
-            spool.seek(0)
-            shutil.copyfileobj(spool, self._idx, 8 * ENTRIES)
+        self._documents.seek(0)
+        shutil.copyfileobj(self._documents, self._idx, 8 * ENTRIES)
         self._idx.seek(0)
         self._idx.write(HEADER.pack(MAGIC, 1, CODES[self.dtype], self.sequences, self.documents + 1))
         self._idx.flush()
         if self.meta is not None:
-            data = self._digest.hexdigest()
-            checksum = index_checksum(self._index_path, self.meta, data)
-            values = asdict(Description(self.meta.vocab_size, self.meta.end_of_text, data, checksum))
-            self._files[1].append(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            meta = replace(self.meta, bin=self._digest.hexdigest())
+            meta = replace(meta, checksum=index_checksum(self._index_path, meta))
+            self._files[1].append(orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
         # the index and vocabulary of an older dataset must never lie beside the new tokens
         for path in (self._files[0].target, suffixed(self.prefix, ".json").resolve()):
             path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from common import cli
 from common.console import note
@@ -29,6 +29,7 @@ from common.errors import EmptyResultError, InputError, OutageError
 from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
+from corpus.runner import Step, StepOptions, step_options
 
 if TYPE_CHECKING:
     from corpus.scrape.crawl import Crawl, CrawlQueues
@@ -55,11 +56,9 @@ def scrape(
     blacklist: BlacklistSettings,
     *,
     archive: Path | None = None,
-    rejects: Path | None = None,
-    workers: int = 1,
-    allow_empty: bool = False,
     refetch: bool = False,
     site: Path | None = None,
+    **options: Unpack[StepOptions],
 ) -> Stats:
     """Scrape the list `urls` into the shard `output`, reusing the outcomes of earlier runs.
 
@@ -69,26 +68,25 @@ def scrape(
     Raises EmptyResultError if no page has text, OutageError if the network is down, ConfigError if pages would have to
     be fetched again without `refetch`.
     """
-    from corpus.runner import Step
-    from corpus.scrape.archive import Archive
     from corpus.scrape.crawl import crawl, require_contact, sort_into_queues
     from corpus.scrape.journal import Journal
     from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
     from corpus.scrape.pages import largest_hosts, outcome_writer
+    from corpus.scrape.warc import Archive
     from corpus.urls.rules import UrlRules
 
     listed = read_urls(urls)
-    if not listed and not allow_empty:
+    if not listed and not options.get("allow_empty"):
         raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
     rules = UrlRules(blacklist)
     queues = sort_into_queues(listed, rules)
-    step = Step("scrape", (), rejects, allow_empty=allow_empty, unit="URLs")
+    step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
     stats = step.stats
     stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml", "turbohtml")}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
     with (
         Journal(output, today) as journal,
-        Archive(archive, settings.obey_robots) if archive else nullcontext() as opened,
+        Archive(archive) if archive else nullcontext() as opened,
     ):
         cache = OutcomeCache(journal, queues.keys, settings, rules, opened)
         if opened:
@@ -104,7 +102,7 @@ def scrape(
         if done:
             note(f"{done} of {total} URLs are done already")
         try:
-            run = _run(crawl(queues, cache, rules, workers), urls)
+            run = _run(crawl(queues, cache, rules, step.workers), urls)
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, at a job's time limit; SIGHUP
             note(f"{_count_done(queues, cache)} of {total} URLs are done; run it again to resume")
             raise
@@ -186,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_step_options(parser, "scrape")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
-    options: dict[str, Any] = {key: getattr(arguments, key) for key in ("rejects", "workers", "allow_empty")}
+    options = step_options(arguments, settings)
     if arguments.warc:
         if arguments.archive or arguments.resolve or arguments.refetch or arguments.site:
             parser.error("--archive, --resolve, --refetch and --site are for --urls: --warc uses no network")
@@ -197,19 +195,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         stats = extract_archives(paths, arguments.output, settings.scrape, settings.blacklist, **options)
         stats.finish(arguments.stats)
         return 0
-    from corpus.scrape.pages import hosts_table
-
     resolve = dict(settings.scrape.resolve)
     for entry in arguments.resolve:
         host, separator, address = entry.partition("=")
         if not separator:
             parser.error(f"--resolve {entry}: must read HOST=IP:PORT")
         resolve[host] = address
-    options |= {"archive": arguments.archive, "refetch": arguments.refetch, "site": arguments.site}
-    scrape_settings = settings.scrape.model_copy(update={"resolve": resolve})
-    stats = scrape(arguments.urls, arguments.output, scrape_settings, settings.blacklist, **options)
+    stats = scrape(
+        arguments.urls,
+        arguments.output,
+        settings.scrape.model_copy(update={"resolve": resolve}),
+        settings.blacklist,
+        archive=arguments.archive,
+        refetch=arguments.refetch,
+        site=arguments.site,
+        **options,
+    )
     stats.finish(arguments.stats)
-    print(hosts_table(stats.extra["hosts"]))
     return 0
 
 

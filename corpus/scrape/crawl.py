@@ -16,7 +16,7 @@ from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import key_of
 from corpus.scrape.network import AddressOverrides
 from corpus.scrape.outage import Failure, UnconfirmedFailures
-from corpus.scrape.outcome_cache import OutcomeCache
+from corpus.scrape.outcome_cache import PAGES, OutcomeCache
 from corpus.scrape.pages import page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.urls.rules import UrlRules
@@ -125,13 +125,14 @@ class Crawl:
         """Fetch the pages of one host, one after another; each page is extracted while the next one is fetched.
 
         After too many failures in a row the host is parked. Failures count in the order of the list and include known
-        ones, so that a run that was killed, or has another list, parks a host as a run from scratch would.
+        ones, so that a run that was killed, or has another list, parks a host as a run from scratch would. A known page
+        is never given up.
         """
         failures, no_response = 0, False
         for position, url in queue:
-            if self.cache.is_parked(position, failures):
+            known = self.cache.reason(position)
+            if failures >= self.cache.settings.host_failures and known not in PAGES:
                 failures += 1
-                known = self.cache.reason(position)
                 if known and known != "host_parked":
                     self.parked.add(position)
                 elif not known:
@@ -141,31 +142,21 @@ class Crawl:
                     await asyncio.sleep(0)  # there may be thousands: let other hosts run
                 continue
             try:
-                page = None if self.cache.is_usable(position) else await self._get_page(position, url)
+                page = None if self.cache.is_valid(position) else await self._get_page(position, url)
             except PageError as error:
                 failures, no_response = failures + 1 if error.host_failed else 0, error.no_response
                 self._fail(url, error)
                 await asyncio.sleep(0)  # failures without a request may also come by the thousand
                 continue
-            if page is None:
-                failures, no_response = (
-                    failures + 1 if (self.cache.known(position) or {}).get("host_failed") else 0,
-                    False,
-                )
-            else:
-                failures, no_response = 0, False
+            host_failed = page is None and (self.cache.known(position) or {}).get("host_failed")
+            failures, no_response = failures + 1 if host_failed else 0, False
+            if page is not None:
                 tasks.create_task(self._extract(url, page))
 
     # ---------------------------------------------------------------------------------------------- pages
 
-    async def _get_page(self, position: int, url: str) -> "_CrawledPage | None":
-        """The page of a URL; None if its known outcome is usable after all, now that robots.txt was asked."""
-        if self.cache.needs_robots_check(position):
-            await self.fetcher.check_robots(self.cache.redirect_chain(position))
-            if self.cache.is_valid(position) and (entry := self.cache.known(position)) is not None:
-                outcome = {key: value for key, value in entry.items() if key not in ("url", "settings")}
-                self.journal.append(url, {**entry["settings"], "obey_robots": True}, **outcome)
-                return None
+    async def _get_page(self, position: int, url: str) -> FetchedPage:
+        """The page of a URL, from the archive if that has it."""
         if self.archive is not None and self.cache.in_archive(position):
             response = self.archive.read(key_of(url), self.fetcher.settings.max_bytes)
             if isinstance(response, str):
@@ -173,34 +164,32 @@ class Crawl:
             await self.fetcher.slots.acquire()
             self.extracted_again += 1
             hops = (self.cache.known(position) or {}).get("hops", ())
-            return _CrawledPage(replace(response, requested=url, hops=tuple(hops)), from_archive=True)
+            return replace(response, requested=url, hops=tuple(hops))
         self.fetched += 1
-        return _CrawledPage(await self.fetcher.fetch(url), from_archive=False)
+        return await self.fetcher.fetch(url)
 
-    async def _extract(self, url: str, crawled: "_CrawledPage") -> None:
+    async def _extract(self, url: str, page: FetchedPage) -> None:
         """Extract the text of a page, record the outcome and release the page's slot."""
-        page = crawled.page
         try:
             found = await self.pool.extract(page.body, page.content_type, page.url)
         except PageError as error:
-            self._record(url, crawled, reason=error.reason)
+            self._record(url, page, reason=error.reason)
         else:
-            self._record(url, crawled, **page_outcome(page, found))
+            self._record(url, page, **page_outcome(page, found))
         finally:
             self.fetcher.slots.release()
 
     # ---------------------------------------------------------------------------------------------- outcomes
 
-    def _record(self, url: str, crawled: "_CrawledPage | None", **outcome: Any) -> None:
+    def _record(self, url: str, page: FetchedPage | None, **outcome: Any) -> None:
         """Archive a page and journal its outcome without yielding, so that both files have it or neither."""
         size = 0
-        if crawled is not None:
-            page = crawled.page
+        if page is not None:
             size = len(page.raw)
             outcome["size"] = max(size, len(page.body))
             if page.hops:
                 outcome["hops"] = page.hops
-            if self.archive is not None and not crawled.from_archive:
+            if self.archive is not None and not page.archived:
                 self.archive.append(page)
         self.journal.append(url, **outcome)
         self.reasons[outcome.get("reason", "ok")] += 1
@@ -236,14 +225,6 @@ class Crawl:
         if self.archive is not None:  # first, as the journal refers to it
             self.archive.sync()
         self.journal.sync()
-
-
-@dataclass(frozen=True)
-class _CrawledPage:
-    """A page to extract."""
-
-    page: FetchedPage
-    from_archive: bool
 
 
 @contextmanager

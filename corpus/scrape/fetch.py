@@ -5,7 +5,6 @@ A fetch returns a `FetchedPage` or raises a `PageError` with a named reason; not
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -77,16 +76,6 @@ class Fetcher:
             raise
         except Exception as error:  # a URL that a library cannot handle
             raise to_page_error(error, url) from None
-
-    async def check_robots(self, urls: Sequence[str]) -> None:
-        """Raise PageError as `fetch` would for a URL and its redirects, without requesting the page."""
-        targets = [parse_url(url) for url in urls] if self.settings.obey_robots else []
-        for target in targets:
-            try:
-                await self._check_robots(target)
-            except PageError as error:
-                error.off_site = registered_domain(target.host) != registered_domain(targets[0].host)
-                raise
 
     async def probe(self, url: str) -> bool:
         """Request the robots.txt of a URL's host; returns whether the host responds at all."""

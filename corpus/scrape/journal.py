@@ -49,7 +49,6 @@ class Journal:
         self.settings_path = output.with_name(output.name + ".settings.json")
         self.settings = settings
         self.known: dict[str, Entry] = {}
-        self._distinct = {orjson.dumps(settings): settings}  # most outcomes share one object
         self._damaged = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # a job that was thought dead and its successor must not both write it
@@ -90,10 +89,8 @@ class Journal:
         """Take in one line of a file."""
         try:
             entry = orjson.loads(line)
-            settings = entry["settings"]
-            if settings.get("site") == self.settings.get("site"):
+            if entry["settings"].get("site") == self.settings.get("site"):
                 self.known[entry["url"]] = entry
-            entry["settings"] = self._distinct.setdefault(orjson.dumps(settings), settings)
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             if is_first:
                 raise InputError(
@@ -101,12 +98,12 @@ class Journal:
                 ) from None
             self._damaged += 1
 
-    def append(self, url: str, settings: OutcomeSettings | None = None, **outcome: Any) -> None:
-        """Append the outcome of a URL, made with today's settings unless others are given.
+    def append(self, url: str, **outcome: Any) -> None:
+        """Append the outcome of a URL, made with today's settings.
 
         `record=` and `bytes=`, or `reason=` and perhaps `host_failed=True`.
         """
-        entry = {"url": key_of(url), "settings": self.settings if settings is None else settings, **outcome}
+        entry = {"url": key_of(url), "settings": self.settings, **outcome}
         self._file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
         self._file.flush()
         self.known[entry["url"]] = entry

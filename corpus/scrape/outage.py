@@ -48,9 +48,7 @@ class UnconfirmedFailures:
         """Remove and return the failures after the last response. Raises OutageError if the network seems down.
 
         Up to three sites that responded before, in this run or an earlier one, are probed by their robots.txt; one
-        response proves that the network is up. If no site ever responded, it is an outage. There is no probe if all
-        failures are on one site that never responded, they are fewer than scrape.host_failures, and other sites
-        responded: a dead site that was added to a list is nothing unusual.
+        response proves that the network is up. If no site ever responded, it is an outage.
         """
         failures = tuple(self._failures)
         if not failures:
@@ -61,11 +59,7 @@ class UnconfirmedFailures:
             url = next((url for position, url in queue if reason(position) not in _NO_EVIDENCE), None)
             if url is not None:
                 responsive.setdefault(_site(url), url)
-        is_one_dead_site = (
-            len(silent) == 1 and silent.isdisjoint(responsive) and len(failures) < self._fetcher.settings.host_failures
-        )
-        if not (responsive and is_one_dead_site):
-            await self._probe(responsive, silent)
+        await self._probe(responsive, silent)
         failures = tuple(self._failures)  # `pop_confirmed` may have taken some during the probe
         self._failures.clear()
         return failures

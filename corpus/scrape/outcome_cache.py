@@ -1,13 +1,12 @@
 """The outcomes of earlier runs, and which of them are still valid under today's settings.
 
-There are three kinds of `scrape` keys:
+There are two kinds of `scrape` keys:
 
-- How a page is fetched (contact, user_agent, resolve, time-outs, delays, concurrency, retries, host_failures, archive):
-  these never invalidate an outcome. They apply to the pages that are still to be fetched.
+- How a page is fetched (contact, user_agent, resolve, obey_robots, time-outs, delays, concurrency, retries,
+  host_failures, archive): these never invalidate a page. They apply to what is still to be fetched, which includes the
+  URLs that only robots.txt forbade once obey_robots is off.
 - What an outcome depends on (OUTCOME_KEYS): an outcome that would differ now is made again, from the archive if that
   has the response. Otherwise the run stops until somebody agrees to fetch those pages again.
-- obey_robots: if it is turned on, robots.txt is asked about each page that was fetched without it, and pages that it
-  forbids are not used. If it is turned off, the URLs that robots.txt forbade are fetched.
 
 URL rules (`blacklist`) are not part of an outcome: each run applies them to all URLs and redirects.
 """
@@ -19,13 +18,15 @@ from typing import Any
 from common.console import note
 from common.errors import ConfigError
 from common.settings import ScrapeSettings
-from corpus.scrape.archive import Archive
 from corpus.scrape.journal import Entry, Journal, OutcomeSettings
 from corpus.scrape.pages import Outcome
+from corpus.scrape.warc import Archive
 from corpus.urls.rules import UrlRules
 
-OUTCOME_KEYS = ("extractors", "extract_timeout", "max_bytes", "max_redirects", "obey_robots", "host_failures")
+OUTCOME_KEYS = ("extractors", "extract_timeout", "max_bytes", "max_redirects")
 """Keys that the journal stores with every outcome."""
+PAGES = frozenset({"ok", "plain"})
+"""What `OutcomeCache.reason` says of a page."""
 _ROBOTS = frozenset({"robots", "robots_unreachable", "crawl_delay"})
 # failures that a larger value of a key may turn into pages
 _LIMITS = {"too_large": "max_bytes", "too_many_redirects": "max_redirects"}
@@ -84,16 +85,8 @@ class OutcomeCache:
         key = _LIMITS.get(reason)
         return key if key is not None and bool(today[key] > then[key]) else None
 
-    def needs_robots_check(self, position: int) -> bool:
-        """Whether robots.txt must be asked before a known outcome or response may be used."""
-        if not self.settings.obey_robots:
-            return False
-        if (entry := self.known(position)) is not None:
-            return not entry["settings"]["obey_robots"]
-        return self.archive is not None and self.in_archive(position) and not self.archive.obeyed(self._keys[position])
-
     def is_valid(self, position: int) -> bool:
-        """Whether the known outcome of a URL is what a fetch would give today, robots.txt aside."""
+        """Whether the known outcome of a URL can be used without a request."""
         entry, reason = self.known(position), self.reason(position)
         if (
             entry is None
@@ -108,24 +101,9 @@ class OutcomeCache:
             return target is None or self._rules.reason(target) is not None
         return self.stale_key(position) is None
 
-    def is_usable(self, position: int) -> bool:
-        """Whether the known outcome of a URL can be used without any request."""
-        return self.is_valid(position) and not self.needs_robots_check(position)
-
     def is_done(self, position: int) -> bool:
         """Whether an earlier run finished a URL, including those of parked hosts."""
-        return self.is_usable(position) or self.reason(position) == "host_parked"
-
-    def is_parked(self, position: int, failures: int) -> bool:
-        """Whether a URL is given up after this many failures of its host in a row, as in a crawl from scratch.
-
-        If scrape.host_failures has changed, a known page is not given up, and a URL that was given up is not tried.
-        """
-        limit = self.settings.host_failures
-        if (entry := self.known(position)) is not None:
-            choose = min if self.reason(position) == "host_parked" else max
-            limit = choose(limit, entry["settings"]["host_failures"])
-        return failures >= limit
+        return self.is_valid(position) or self.reason(position) == "host_parked"
 
     def outcome(self, position: int) -> Outcome:
         """The outcome of a known URL under today's limits and rules."""
@@ -135,20 +113,17 @@ class OutcomeCache:
             return outcome
         if max(outcome.get("size") or 0, outcome["bytes"]) > self.settings.max_bytes:
             return {"reason": "too_large"}
-        if any(map(self._rules.reason, self.redirect_chain(position)[1:])):
+        final = outcome["record"]["final_url"]
+        if any(
+            map(self._rules.reason, (*outcome.get("hops", ()), *([final] if final != self._keys[position] else [])))
+        ):
             return {"reason": "redirect_refused"}
         return outcome
-
-    def redirect_chain(self, position: int) -> list[str]:
-        """A URL, and the URLs that its redirects are known to lead to."""
-        entry = self.known(position) or {}
-        final = entry["record"]["final_url"] if "record" in entry else self._keys[position]
-        return [self._keys[position], *entry.get("hops", ()), *([final] if final != self._keys[position] else [])]
 
     def pages_outside_archive(self, positions: Iterable[int]) -> int:
         """How many of these URLs have a page that is not in the archive."""
         reasons = (self.reason(position) for position in positions if not self.in_archive(position))
-        return sum(reason in ("ok", "plain") or reason.startswith("extract_") for reason in reasons)
+        return sum(reason in PAGES or reason.startswith("extract_") for reason in reasons)
 
     def confirm_refetch(self, positions: Iterable[int], refetch: bool) -> None:
         """Raise ConfigError if changed keys would fetch pages again that the archive lacks, unless that is agreed to.

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common.console import text_table
 from common.files import Document, document_writer
 from corpus.extract.extractors import Extracted
 from corpus.runner import Step
@@ -79,12 +78,3 @@ def largest_hosts(
         ok = reasons.pop("ok", 0)
         hosts[host] = {"urls": len(queue), "ok": ok, "bytes": size, "reasons": dict(reasons.most_common())}
     return hosts
-
-
-def hosts_table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
-    """The result of `largest_hosts` as a table, one line per host."""
-    rows: list[tuple[object, ...]] = [("largest hosts", "URLs", "ok", "MB", "failed")]
-    for host, counts in hosts.items():
-        failed = ", ".join(f"{count} {reason}" for reason, count in counts["reasons"].items())
-        rows.append((host, counts["urls"], counts["ok"], f"{counts['bytes'] / 1e6:.2f}", failed))
-    return text_table(rows, "lrrrl")

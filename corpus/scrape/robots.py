@@ -25,15 +25,6 @@ _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
 _UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")  # sent without Content-Encoding
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16's, which is its prefix
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-    (codecs.BOM_UTF8[:2], "utf-8"),
-    (codecs.BOM_UTF8[:1], "utf-8"),
-)
 _LINE = re.compile(
     r"(?:(?P<agent>user[ \t-]*agents?)|(?P<disallow>dis+al+ow(?:ed)?|diasllow|disallaw)|(?P<allow>allow)"
     r"|(?P<delay>crawl[ \t-]*delay))(?:\s*:|\s+)\s*(?P<value>.*)",
@@ -44,13 +35,15 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
 _EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digits and -._
 
 
-class _Wildcards(NamedTuple):
-    """A pattern with `*` inside, or `$` at its end."""
+class _Rule(NamedTuple):
+    """A pattern: the longest one that matches decides, and of two equal ones the one that allows."""
 
     length: int
     allow: bool
     parts: list[str]
+    """The pattern, split at each `*`."""
     to_end: bool
+    """Whether the pattern ends with `$`."""
 
 
 class RobotsRules:
@@ -59,57 +52,40 @@ class RobotsRules:
     def __init__(self, rules: Iterable[tuple[str, bool]] = (), crawl_delay: float = 0.0) -> None:
         self.crawl_delay = crawl_delay
         """Minimum seconds between two requests."""
-        self._prefixes: dict[str, bool] = {}
-        wildcards: set[tuple[str, bool]] = set()
+        patterns: set[tuple[str, bool]] = set()
         for pattern, allow in rules:
             text = _normalize(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
-            if text.endswith("$") or "*" in text:
-                wildcards.add((text, allow))
-            elif text:
-                self._prefixes[text] = allow or self._prefixes.get(text, False)
+            patterns.add((text, allow))
             if allow and text.endswith("/index.html"):  # as in Google's parser, this also allows the folder
-                wildcards.add((text.removesuffix("index.html") + "$", allow))
-        # one look-up per length checks a path against all prefixes
-        self._lengths = sorted({len(text) for text in self._prefixes}, reverse=True)
-        self._wildcards = sorted((_compile(*rule) for rule in wildcards), reverse=True)
+                patterns.add((text.removesuffix("index.html") + "$", allow))
+        found = [
+            _Rule(len(text), allow, text.removesuffix("$").split("*"), text.endswith("$"))
+            for text, allow in patterns
+            if text
+        ]
+        self._rules = sorted(found, reverse=True)  # the one that decides comes first
 
     def allows(self, path: str) -> bool:
         """Whether a path with its query may be fetched. /robots.txt itself always may."""
         if path.partition("?")[0] == "/robots.txt":
             return True
         path = _normalize(path)
-        best = (0, True)
-        for length in self._lengths:
-            if length <= len(path) and (allow := self._prefixes.get(path[:length])) is not None:
-                best = (length, allow)
-                break
-        for pattern in self._wildcards:  # longest first
-            if pattern[:2] <= best:
-                break
-            if _matches(pattern.parts, path, to_end=pattern.to_end):
-                return pattern.allow
-        return best[1]
+        return next((rule.allow for rule in self._rules if _matches(rule.parts, path, rule.to_end)), True)
 
 
-def _compile(text: str, allow: bool) -> _Wildcards:
-    return _Wildcards(len(text), allow, text.removesuffix("$").split("*"), text.endswith("$"))
-
-
-def _matches(parts: list[str], text: str, *, to_end: bool) -> bool:
+def _matches(parts: list[str], text: str, to_end: bool) -> bool:
     """Whether a text starts with (`to_end`: equals) the parts in order, with anything between them."""
-    if not text.startswith(parts[0]):
+    first, *others = parts
+    if not text.startswith(first):
         return False
-    position = len(parts[0])
-    for part in parts[1:-1]:
-        found = text.find(part, position)
+    position = len(first)
+    for number, part in enumerate(others, start=1):
+        last = to_end and number == len(others)
+        found = text.rfind(part, position) if last else text.find(part, position)
         if found < 0:
             return False
         position = found + len(part)
-    if len(parts) == 1:
-        return not to_end or len(text) == position
-    if to_end:
-        return len(text) - len(parts[-1]) >= position and text.endswith(parts[-1])
-    return text.find(parts[-1], position) >= 0
+    return not to_end or position == len(text)
 
 
 def _normalize(text: str, wildcards: str = "") -> str:
@@ -139,9 +115,8 @@ def parse_robots(body: bytes, robot: str) -> RobotsRules:
     """The rules for `robot` (a product token): all groups that match its name best, or those for `*`."""
     rules: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     delays: defaultdict[int, float] = defaultdict(float)
-    group = delay_group = -1  # the best match among the agents of the current group
-    best = -1
-    ruled = delayed = False
+    group = best = -1  # the best match among the agents of the current group, and of all groups
+    ruled = False
     for line in _lines(body):
         match = _LINE.fullmatch(line.partition("#")[0].strip())
         if match is None:
@@ -149,16 +124,12 @@ def parse_robots(body: bytes, robot: str) -> RobotsRules:
         value = match["value"]
         if match["agent"]:
             if ruled:
-                group = -1
-            if ruled or delayed:  # a Crawl-delay applies to the agents above it, but does not end a group
-                delay_group = -1
-            ruled = delayed = False
-            length = _match_length(value, robot)
-            group, delay_group, best = max(group, length), max(delay_group, length), max(best, length)
-        elif match["delay"]:
-            delayed = True
+                group, ruled = -1, False
+            group = max(group, _match_length(value, robot))
+            best = max(best, group)
+        elif match["delay"]:  # it does not end a group
             if seconds := _SECONDS.match(value):
-                delays[delay_group] = max(delays[delay_group], float(seconds[0].replace(",", ".")))
+                delays[group] = max(delays[group], float(seconds[0].replace(",", ".")))
         else:
             ruled = True
             rules[group].append((value, bool(match["allow"])))
@@ -166,10 +137,8 @@ def parse_robots(body: bytes, robot: str) -> RobotsRules:
 
 
 def _lines(body: bytes) -> list[str]:
-    """The lines of a robots.txt up to the RFC's limit. UTF-8 is standard; old editors write UTF-16."""
-    encoding = "utf-16-le" if body[1:2] == b"\0" else "utf-16-be" if body[:1] == b"\0" else "utf-8"
-    mark, encoding = next((pair for pair in _BOMS if body.startswith(pair[0])), (b"", encoding))
-    text = body[len(mark) : _MAX_BYTES].decode(encoding, "surrogateescape" if encoding == "utf-8" else "replace")
+    """The lines of a robots.txt up to the RFC's limit, which are UTF-8, perhaps after a (partial) byte-order mark."""
+    text = body[:_MAX_BYTES].lstrip(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     lines = re.split(r"\r\n|\r|\n", text)
     return lines[:-1] if len(body) > _MAX_BYTES else lines  # half a pattern would have another meaning
 

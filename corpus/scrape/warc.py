@@ -1,4 +1,4 @@
-"""Read WARC files: the pages of `response` records, and the position of every record.
+"""WARC files: the pages of `response` records and the position of every record, and the archive that a crawl writes.
 
     for url, page in read_pages(Path("CC-MAIN-00001.warc.gz"), max_bytes=10_000_000): ...
 
@@ -13,27 +13,26 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from warcio.archiveiterator import WARCIterator
 from warcio.bufferedreaders import ChunkedDataReader
 from warcio.exceptions import ArchiveLoadFailed
-from warcio.statusandheaders import StatusAndHeadersParser
+from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
+from warcio.warcwriter import WARCWriter
 
 from common.console import warn
 from common.errors import InputError, PageError, TruncatedError
-from common.files import foreign
-from corpus.scrape.content_coding import decode_body
-from corpus.scrape.response import BINARY_PREFIXES, PAGE_TYPES, FetchedPage
+from corpus.scrape.journal import key_of
+from corpus.scrape.response import BINARY_PREFIXES, PAGE_TYPES, FetchedPage, decode_body
 
 REQUESTED_HEADER = "X-Requested-URI"
 """The URL requested, if it differs from WARC-Target-URI; only our archives have it."""
-ROBOTS_HEADER = "X-Robots-Policy"
-"""`ignore` if robots.txt was not asked; only our archives have it."""
 GZIP_MAGIC = b"\x1f\x8b\x08"  # the first bytes of a gzip member
 DAMAGED = object()
 """Takes the place of a record that cannot be read."""
 _BLOCK = 1 << 16  # bytes read at a time
+_TORN_INFO = 1024  # bytes; a longer file without a complete record is not ours, but of another kind
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # before the first tag: white space and UTF-8's byte-order mark
 _HTTP = StatusAndHeadersParser([], verify=False)
 
@@ -80,60 +79,47 @@ def _seek_member(file: IO[bytes], start: int) -> None:
 def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
     """Yield (start, end, `parse(record)`) of each record from the file's position on; DAMAGED for a damaged one.
 
-    A damaged record costs only itself if each record is a separate gzip member. If one member has several records, all
-    have its start, and only the last one has an end; the others have 0. Raises InputError as `read_pages` does.
+    Each record of a .gz file is a gzip member, so that damage costs one record; a plain file's records have no end (0).
+    Raises InputError as `read_pages` does.
     """
     while first := file.read(len(GZIP_MAGIC)):
         start = file.seek(-len(first), os.SEEK_CUR)
         packed = GZIP_MAGIC.startswith(first)
         # no_record_parse: an empty HTTP message would end the iteration
         records = WARCIterator(_GzipMember(file, path) if packed else file, no_record_parse=True)
-        count = 0
-        pending: tuple[int, Any] | None = None  # when the next record begins, its end is known and its checksum valid
+        count, in_member = 0, list[Any]()
         try:
             for record in records:
-                if pending is not None:
-                    yield pending[0], 0, pending[1]
-                    pending = None
                 record_start = start if packed else records.offset
-                count += 1
                 parsed = parse(record)
                 records.read_to_end()
                 if record.length is None or record.raw_stream.limit:  # fewer bytes than Content-Length
                     if not packed:
                         raise _truncated(path, record_start)
                     raise zlib.error
-                pending = (record_start, parsed)
+                count += 1
+                if packed:
+                    in_member.append(parsed)  # its checksum is not verified yet
+                else:
+                    yield record_start, 0, parsed
         except (ArchiveLoadFailed, zlib.error) as error:
-            is_one_record = count <= 1 if isinstance(error, zlib.error) else start > 0 and count == 0
-            if not is_one_record:
-                if pending is not None:
-                    yield pending[0], 0, pending[1]
-                if start or count:
-                    raise InputError(f"{path}: no WARC record after the first {count}; fetch it again") from None
-                other = _other_format(file, path, packed) or "no WARC record at its beginning; name only WARC files"
-                raise InputError(f"{path}: {other}") from None
-            _seek_member(file, start + 1)
-            yield start, file.tell(), DAMAGED
-        else:
-            if pending is not None:
-                yield pending[0], file.tell(), pending[1]
-
-
-def _other_format(file: IO[bytes], path: Path, packed: bool) -> str:
-    """What an open file without a WARC record is, and the cure; empty if that is unknown."""
-    file.seek(0)
-    with suppress(zlib.error, TruncatedError):
-        head = _GzipMember(file, path).read(_BLOCK) if packed else file.read(_BLOCK)
-        return "" if head.startswith(b"WARC/") else foreign(head)
-    return ""
+            if start or isinstance(error, zlib.error):
+                _seek_member(file, start + 1)
+                yield start, file.tell(), DAMAGED
+                continue
+            what = f"after the first {count}; fetch it again" if count else "at its beginning; name only WARC files"
+            raise InputError(f"{path}: no WARC record {what}") from None
+        if len(in_member) > 1:
+            raise InputError(f"{path}: many records in one gzip member; `warcio recompress` writes a member per record")
+        if packed:
+            yield start, file.tell(), in_member[0]
 
 
 def read_pages(path: Path, max_bytes: int) -> Iterator[tuple[str, FetchedPage | str]]:
     """Yield every response of a WARC file (plain or .gz) in order: its URL, and its page or why it has none.
 
-    A damaged record (`damaged`) costs only itself if each record is a separate gzip member. Raises InputError for a
-    file that is not WARC, is truncated, or is damaged in another way.
+    A damaged record of a .gz file (`damaged`) costs only itself. Raises InputError for a file that is not WARC, is
+    truncated, is damaged in another way, or has several records in a gzip member.
     """
 
     def parse(record: Any) -> tuple[str, FetchedPage | str] | None:
@@ -148,13 +134,11 @@ def read_pages(path: Path, max_bytes: int) -> Iterator[tuple[str, FetchedPage | 
                 yield response
 
 
-def parse_request(record: Any) -> tuple[str, bool] | None:
-    """The requested URL of a `response` record, and whether robots.txt was obeyed; None for other records."""
-    if record.rec_type != "response":
-        return None
+def parse_request(record: Any) -> str | None:
+    """The requested URL of a `response` record; None for other records."""
     headers = record.rec_headers
     url = headers.get_header(REQUESTED_HEADER) or headers.get_header("WARC-Target-URI", "")
-    return url, headers.get_header(ROBOTS_HEADER) != "ignore"
+    return str(url) if record.rec_type == "response" else None
 
 
 def parse_response(record: Any, max_bytes: int) -> tuple[str, FetchedPage | str]:
@@ -207,4 +191,108 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
         raw=raw,
         body=body,
         requested=requested,
+        archived=True,
     )
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+class Archive:
+    """An open archive: a WARC 1.0 file of raw responses, one gzip member per record, only ever appended to.
+
+        archive.warc.gz = warcinfo record, then one `response` record per fetched page
+
+    WARC-Target-URI is the URL that answered. X-Requested-URI is the URL requested, if that differs by redirects or
+    spelling, so that documents keep their URLs. Opening reads the whole file into `responses`, and cuts off a torn
+    record at its end. Raises InputError for a file of another kind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.responses: dict[str, int] = {}
+        """For each URL (its `key_of`), the offset of its last record."""
+        if path.exists() and (size := path.stat().st_size):
+            valid_end = self._scan()
+            if valid_end < size:
+                os.truncate(path, valid_end)
+        self._file: IO[bytes] | None = None  # opened by the first write
+        self._reader: IO[bytes] | None = None
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sync()
+        for file in (self._file, self._reader):
+            if file is not None:
+                file.close()
+
+    def _scan(self) -> int:
+        """Fill `responses`; returns the end of the last complete record."""
+        valid_end = 0
+        with self.path.open("rb") as file:
+            head = file.read(len(GZIP_MAGIC))
+            if not GZIP_MAGIC.startswith(head):
+                raise InputError(f"{self.path}: not a .warc.gz file to append to; name another file")
+            file.seek(0)
+            try:
+                for record_start, record_end, request in read_records(file, self.path, parse_request):
+                    if request is not DAMAGED:
+                        valid_end = record_end
+                        if request is not None:
+                            with suppress(ValueError):  # not a URL
+                                self.responses[key_of(request)] = record_start
+            except TruncatedError:
+                pass
+        if valid_end == 0 and self.path.stat().st_size > _TORN_INFO:
+            raise InputError(f"{self.path}: not a WARC file; name another file")
+        return valid_end
+
+    def _open(self) -> IO[bytes]:
+        """Open the file to append to; a new one begins with a warcinfo record."""
+        self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+        self._writer = WARCWriter(self._file, gzip=True)
+        if self._file.tell() == 0:
+            about = {"software": "urls-to-gpt2", "format": "WARC File Format 1.0"}
+            self._writer.write_record(self._writer.create_warcinfo_record(self.path.name, about))
+            self._file.flush()
+        return self._file
+
+    def append(self, page: FetchedPage) -> None:
+        """Append a response."""
+        file = self._file or self._open()
+        start = file.tell()
+        # The body is stored without chunks, so the header that announces them is dropped.
+        headers = [(name, value) for name, value in page.headers if name.lower() != "transfer-encoding"]
+        status = StatusAndHeaders(f"{page.status} {page.reason}".strip(), headers, protocol="HTTP/1.1")
+        record = self._writer.create_warc_record(
+            page.url,
+            "response",
+            payload=BytesIO(page.raw),
+            length=len(page.raw),
+            http_headers=status,
+            warc_headers_dict={REQUESTED_HEADER: page.requested} if page.requested != page.url else {},
+        )
+        self._writer.write_record(record)
+        file.flush()
+        self.responses[key_of(page.requested or page.url)] = start
+
+    def read(self, key: str, max_bytes: int) -> FetchedPage | str:
+        """The page of a URL in `responses`, or why it has none. Raises InputError if it is damaged."""
+        if self._reader is None:
+            self._reader = open(self.path, "rb")  # noqa: SIM115 - closed by __exit__
+        start = self.responses[key]
+        self._reader.seek(start)
+        records = read_records(self._reader, self.path, lambda record: parse_response(record, max_bytes))
+        for _, _, response in records:
+            if response is not DAMAGED:
+                return cast(FetchedPage | str, response[1])
+            break
+        raise InputError(f"{self.path}: the record at byte {start} ({key}) has changed; run it again")
+
+    def sync(self) -> None:
+        """Wait until all records are on disk; may be called from another thread."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())

@@ -2,8 +2,8 @@
 
     ngrams = read_ngrams([Path("lambada.jsonl")], DecontaminateSettings(files=["lambada.jsonl"]))
     ngrams.find(words(text))                  # [(index of the first word, number of the n-gram), …]
-    matches = find_matches(text, ngrams, ignored)         # the numbers of the n-grams, and their spans
-    pieces(text, matches.spans, settings)                 # what is left
+    matches = find_matches(text, ngrams, ignored)         # [(number of the n-gram, its span), …]
+    pieces(text, [span for _, span in matches], settings) # what is left
 
 Words are those of corpus.text.words. An item of an evaluation set contributes all its 13-grams; a shorter one of 8
 words or more is one n-gram. In scripts without spaces a word is a character, and an n-gram has as many characters as
@@ -146,15 +146,6 @@ def _strings(value: Any) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------- cutting
 
 
-@dataclass(frozen=True)
-class Matches:
-    """The n-grams found in a text, in order."""
-
-    numbers: list[int]
-    spans: list[tuple[int, int]]
-    """Where each of them lies in the text: (start, end)."""
-
-
 @lru_cache(1)
 def ngrams_of(settings: str) -> Ngrams:
     """The n-grams of the evaluation sets of `settings` (JSON), read once per process."""
@@ -185,17 +176,15 @@ def frequent_ngrams(counts: Iterable[Path], ngrams: Ngrams, max_count: int) -> f
     return frozenset(number for number, times in total.items() if times >= max_count)
 
 
-def find_matches(text: str, ngrams: Ngrams, ignored: frozenset[int]) -> Matches:
-    """Where n-grams of the evaluation sets occur in a text, except the ignored ones."""
+def find_matches(text: str, ngrams: Ngrams, ignored: frozenset[int]) -> list[tuple[int, tuple[int, int]]]:
+    """(number, (start, end) in the text) of each n-gram of the evaluation sets in a text, except the ignored ones."""
     found = [(index, number) for index, number in ngrams.find(words(text)) if number not in ignored]
-    if not found:
-        return Matches([], [])
-    of_words = spans(text)
-    lasts = [index + ngrams.texts[number].count(" ") for index, number in found]
-    return Matches(
-        [number for _, number in found],
-        [(of_words[index][0], of_words[last][1]) for (index, _), last in zip(found, lasts, strict=True)],
-    )
+    of_words = spans(text) if found else []
+    matches = []
+    for index, number in found:
+        last = index + ngrams.texts[number].count(" ")
+        matches.append((number, (of_words[index][0], of_words[last][1])))
+    return matches
 
 
 def pieces(text: str, cut: Iterable[tuple[int, int]], settings: DecontaminateSettings) -> list[str]:

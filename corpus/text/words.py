@@ -12,10 +12,11 @@ In scripts that are written without spaces, every character with its marks is a 
 
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+
+import numpy as np
 
 WORD = re.compile(r"\w+")
 
@@ -100,8 +101,8 @@ class _Patterns:
 
     special: re.Pattern[str]
     """A character that `str.casefold` does not fold to one character, or that joins the one before it."""
-    stretch: re.Pattern[str]
-    """A run of special characters; group 1: a run that joins the character before it."""
+    cluster: re.Pattern[str]
+    """A character with those that join it: a text's clusters can be folded one by one."""
     unit: re.Pattern[str]
     """A word of a folded text, in any script."""
     beyond: re.Pattern[str]
@@ -136,7 +137,7 @@ def _compiled(last: str) -> _Patterns:
         mark, joins, own = mark + _ranges([_SELECTORS]), joins + _ranges(_INVISIBLE[-1:]), own + _ranges(_CHINESE[2:])
     return _Patterns(
         special=re.compile(f"[{changes}{joins}]"),
-        stretch=re.compile(f"[{changes}][{joins}]*|([{joins}]+)"),
+        cluster=re.compile(f"[^{joins}][{joins}]*|[{joins}]+"),
         unit=re.compile(rf"[{own}][{mark}]*|[^\W{own}]+(?:[{mark}]+[^\W{own}]*)*"),
         beyond=re.compile(f"[{own}{mark}]"),
     )
@@ -170,38 +171,14 @@ def spans(text: str) -> list[tuple[int, int]]:
     """(start, end) in the text of each of `words(text)`."""
     if text.isascii():
         return [match.span() for match in WORD.finditer(text)]
-    folded, stretches = _fold_in_stretches(text)
-    starts, ends = [stretch[0] for stretch in stretches], [stretch[1] for stretch in stretches]
-
-    def start_in_text(position: int) -> int:
-        number = bisect_right(starts, position) - 1  # the last stretch that begins at or before it
-        if number < 0:
-            return position
-        _, end, text_start, text_end = stretches[number]
-        return text_start if position < end else text_end + position - end
-
-    def end_in_text(position: int) -> int:
-        number = bisect_left(ends, position)  # the first stretch that ends at or after it
-        if number < len(stretches) and starts[number] < position:
-            return stretches[number][3]
-        _, end, _, text_end = stretches[number - 1] if number else (0, 0, 0, 0)
-        return text_end + position - end
-
-    return [(start_in_text(found.start()), end_in_text(found.end())) for found in _pattern(folded).finditer(folded)]
+    cluster = _patterns(text).cluster
+    ends = np.fromiter((match.end() for match in cluster.finditer(text)), dtype=np.int64)
+    parts = [_fold_cluster(match[0]) for match in cluster.finditer(text)]
+    folded, folded_ends = "".join(parts), np.cumsum([len(part) for part in parts])
+    found = np.array([match.span() for match in _pattern(folded).finditer(folded)], dtype=np.int64).reshape(-1, 2)
+    first = np.searchsorted(folded_ends, found[:, 0], side="right")  # the cluster with a word's first character
+    last = np.searchsorted(folded_ends, found[:, 1], side="left")
+    return list(zip(np.concatenate([[0], ends])[first].tolist(), ends[last].tolist(), strict=True))
 
 
-def _fold_in_stretches(text: str) -> tuple[str, list[tuple[int, int, int, int]]]:
-    """`_fold(text)`, and its special stretches: (start, end) in the folded text, (start, end) in the text."""
-    parts: list[str] = []
-    stretches = []
-    done = size = 0
-    for match in _patterns(text).stretch.finditer(text):
-        start, end = match.span()
-        if match[1] and start > done:
-            start -= 1  # the plain character before the marks
-        parts += [text[done:start].casefold(), _fold(text[start:end])]
-        first = size + start - done
-        size = first + len(parts[-1])
-        stretches.append((first, size, start, end))
-        done = end
-    return "".join([*parts, text[done:].casefold()]), stretches
+_fold_cluster = lru_cache(1 << 16)(_fold)

@@ -2,8 +2,7 @@ from pathlib import Path
 
 from common.files import read_json
 from common.settings import CleanSettings
-from corpus.clean import clean
-from corpus.text.repair import repair
+from corpus.clean import clean, repair
 from tests.conftest import Command
 from tests.corpus.text.test_filters import GERMAN
 from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard

@@ -29,9 +29,10 @@ rule dedup_signatures:
         runtime=runtime("dedup_signatures", 240),
     params:
         settings=keys("dedup_signatures"),
+        folder=WORK,
     shell:
         'python -m corpus.dedup signatures --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
-        "--output {output.signatures:q} --workers {threads} > {log:q} 2>&1"
+        "--work {params.folder:q} --workers {threads} > {log:q} 2>&1"
 
 
 # One file that stands for all signatures, so that they are not inputs of every job of the next rule.
@@ -63,8 +64,8 @@ for job in range(JOBS):
                 f"{Path(path).stem}/{len(PARTS)}" for path in output
             ],
         shell:
-            'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
-            "--shards {params.shards} --output {output.pairs:q} --part {params.parts} > {log:q} 2>&1"
+            'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
+            "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
 
     # It also reads the signatures, which exist before the pairs and are kept for dedup_clusters.
     rule:
@@ -83,13 +84,12 @@ for job in range(JOBS):
             settings=keys("dedup_clusters"),
             folder=WORK,
             shards=len(SHARDS),
-            blocks=lambda wildcards, output: [
+            parts=lambda wildcards, output: [
                 f"{Path(path).stem}/{len(PARTS)}" for path in output
             ],
         shell:
-            'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
-            "--shards {params.shards} --pairs {params.folder:q} --output {output.edges:q} "
-            "--block {params.blocks} > {log:q} 2>&1"
+            'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
+            "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
 
 
 rule dedup_clusters:
@@ -114,9 +114,8 @@ rule dedup_clusters:
         folder=WORK,
         shards=len(SHARDS),
     shell:
-        'python -m corpus.dedup clusters --config "$URLS_TO_GPT2_SETTINGS" --signatures {params.folder:q} '
-        "--shards {params.shards} --pairs {params.folder:q} --edges {params.folder:q} --output {output.clusters:q} "
-        "--stats {output.stats:q} > {log:q} 2>&1"
+        'python -m corpus.dedup clusters --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
+        "--shards {params.shards} --stats {output.stats:q} > {log:q} 2>&1"
 
 
 rule dedup:
@@ -131,8 +130,9 @@ rule dedup:
         mem_mb=2000,
         runtime=runtime("dedup", 240),
     params:
+        work=WORK,
         folder=RUN / "dedup",
         stats=stats("dedup"),
     shell:
-        "python -m corpus.dedup filter --input {input.documents:q} --clusters {input.clusters:q} "
+        "python -m corpus.dedup filter --input {input.documents:q} --work {params.work:q} "
         "--output-dir {params.folder:q} --stats {params.stats:q} > {log:q} 2>&1"

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.settings import DedupSettings
+from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, write_clusters
 from corpus.dedup.pairs import write_pairs
 from corpus.dedup.segments import write_segments
@@ -20,7 +21,7 @@ def test_whatever_the_edges_every_cluster_has_one_survivor_and_nothing_is_lost(t
     rules = DedupSettings(memory_gb=memory)
     documents = [document(number, prose(number, 20)[: 90 + number % 3]) for number in range(COUNT)]
     shard = write_shard(tmp_path / "a.jsonl.zst", documents)
-    write_signatures(shard, tmp_path / "a.signatures", rules)
+    write_signatures(shard, tmp_path / "a.signatures", rules, Workers(1))
     with Signatures([tmp_path / "a.signatures"], rules) as signatures:
         write_pairs(signatures, tmp_path / "0.pairs", rules, 0, 1)
 

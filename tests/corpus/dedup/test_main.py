@@ -1,7 +1,6 @@
 from pathlib import Path
 
-from corpus.dedup.__main__ import main
-from corpus.dedup.run import dedup
+from corpus.dedup.__main__ import dedup, main
 from tests.conftest import Command
 from tests.corpus.dedup.test_run import RULES, planted
 from tests.helpers import assert_one_line_error, called, read_shard, write_shard
@@ -9,19 +8,15 @@ from tests.helpers import assert_one_line_error, called, read_shard, write_shard
 
 def phases(shards: list[Path], work: Path, output: Path, parts: int, jobs: int) -> None:
     """Run every phase; bands and verify in `jobs` commands of several parts each."""
+    folder = ["--work", str(work)]
     for shard in shards:
-        name = shard.name.removesuffix(".jsonl.zst")
-        main(["signatures", "--input", str(shard), "--output", str(work / f"{name}.signatures")])
-    folders = ["--signatures", str(work), "--shards", "3"]
-    for phase, share, suffix in (("bands", "--part", "pairs"), ("verify", "--block", "edges")):
+        main(["signatures", "--input", str(shard), *folder])
+    for phase in ("bands", "verify"):
         for job in range(jobs):
-            mine = range(job, parts, jobs)
-            outputs = [str(work / f"{part}.{suffix}") for part in mine]
-            main([phase, *folders, share, *(f"{part}/{parts}" for part in mine), "--output", *outputs])
-        folders += ["--pairs", str(work)] if phase == "bands" else []
-    main(["clusters", *folders, "--edges", str(work), "--output", str(work / "all.clusters")])
+            main([phase, *folder, "--shards", "3", "--part", *(f"{part}/{parts}" for part in range(job, parts, jobs))])
+    main(["clusters", *folder, "--shards", "3"])
     for shard in shards:
-        main(["filter", "--input", str(shard), "--clusters", str(work / "all.clusters"), "--output-dir", str(output)])
+        main(["filter", "--input", str(shard), *folder, "--output-dir", str(output)])
 
 
 def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp_path: Path, command: Command) -> None:
@@ -39,7 +34,7 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp
             assert (tmp_path / str(parts) / path.relative_to(tmp_path / "run")).read_bytes() == path.read_bytes()
     clusters, (first, *_) = work / "all.clusters", shards
     (tmp_path / "1" / first.name).unlink()
-    arguments = ["filter", "--input", first, "--clusters", clusters, "--output-dir", tmp_path / "1"]
+    arguments = ["filter", "--input", first, "--work", work, "--output-dir", tmp_path / "1"]
     whole = clusters.read_bytes()
     for place in range(0, len(whole), len(whole) // 20):
         for damaged in (whole[:place], bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]])):

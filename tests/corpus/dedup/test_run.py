@@ -10,7 +10,7 @@ import pytest
 from common.errors import EmptyResultError, InputError
 from common.files import Document
 from common.settings import DedupSettings
-from corpus.dedup.run import dedup
+from corpus.dedup.__main__ import dedup
 from corpus.dedup.shingles import jaccard, shingles
 from tests.conftest import ROOT
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard

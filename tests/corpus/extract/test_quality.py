@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 from trafilatura import load_html
 
-from corpus.extract.extractors import extract, load_extractors
-from corpus.extract.quality import contains_article, without_boilerplate
+from corpus.extract.extractors import contains_article, extract, load_extractors, without_boilerplate
 from tests.helpers import prose
 
 SENTENCES = [prose(seed, 40) for seed in range(12)]  # of 200 characters or so each

@@ -23,7 +23,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
 def read(prefix: Path) -> tuple[list[list[list[int]]], Meta | None]:
     dataset = IndexedDataset(prefix)
     dataset.verify()
-    return contents(dataset), dataset.description
+    return contents(dataset), dataset.meta
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".bin", ".json"])

@@ -16,10 +16,9 @@ SEVERAL = [[[1, 2], [3]], [], [[]], [[4, 5, 6], [], [7]]]  # documents of 2, 0, 
 
 @pytest.mark.parametrize("kind", list(CODES))
 def test_the_files_of_others_are_read(tmp_path: Path, kind: str) -> None:
-    modes = [0, 1, 0, 1, 1, 0] if kind == "H" else []
-    dataset = IndexedDataset(by_hand(tmp_path / "a", SEVERAL, kind, modes))
+    dataset = IndexedDataset(by_hand(tmp_path / "a", SEVERAL, kind))
     dataset.verify()
-    assert contents(dataset) == SEVERAL and (dataset.modes.tolist() if dataset.modes is not None else []) == modes
+    assert contents(dataset) == SEVERAL
     assert [dataset.document(n).tolist() for n in range(4)] == [[1, 2, 3], [], [], [4, 5, 6, 7]]
 
 

@@ -25,15 +25,12 @@ def megatron() -> Any:
         )
 
 
-def theirs(
-    megatron: Any, prefix: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: type, modes: int = 0
-) -> Path:
-    """A dataset by their builder; with `modes`, sequence n of a document has mode n % modes."""
-    builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype, multimodal=modes > 0)
+def theirs(megatron: Any, prefix: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: type) -> Path:
+    """A dataset by their builder."""
+    builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for document in documents:
         tokens = np.array([token for sequence in document for token in sequence], dtype)
-        lengths = [len(sequence) for sequence in document]
-        builder.add_document(tokens, lengths, [n % modes for n in range(len(document))] if modes else None)
+        builder.add_document(tokens, [len(sequence) for sequence in document])
     builder.finalize(f"{prefix}.idx")
     return prefix
 
@@ -59,12 +56,10 @@ def test_theirs_reads_what_we_write_and_what_we_merge(megatron: Any, tmp_path: P
     assert read_by_them(megatron, tmp_path / "all") == expected * 2
 
 
-@pytest.mark.parametrize(("dtype", "modes"), [(np.uint16, 0), (np.int32, 0), (np.uint16, 3)])
-def test_ours_reads_what_they_write_and_merges_to_their_bytes(
-    megatron: Any, tmp_path: Path, dtype: type, modes: int
-) -> None:
-    inputs = [theirs(megatron, tmp_path / f"{n}", part, dtype, modes) for n, part in enumerate((SEVERAL, [], SEVERAL))]
-    builder = megatron.IndexedDatasetBuilder(f"{tmp_path}/theirs.bin", dtype=dtype, multimodal=modes > 0)
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_ours_reads_what_they_write_and_merges_to_their_bytes(megatron: Any, tmp_path: Path, dtype: type) -> None:
+    inputs = [theirs(megatron, tmp_path / f"{n}", part, dtype) for n, part in enumerate((SEVERAL, [], SEVERAL))]
+    builder = megatron.IndexedDatasetBuilder(f"{tmp_path}/theirs.bin", dtype=dtype)
     for prefix in inputs:
         builder.add_index(str(prefix))
     builder.finalize(f"{tmp_path}/theirs.idx")
@@ -72,7 +67,5 @@ def test_ours_reads_what_they_write_and_merges_to_their_bytes(
         dataset = IndexedDataset(prefix)
         dataset.verify()
         assert dataset.dtype == dtype and contents(dataset) == documents
-        found = [] if dataset.modes is None else dataset.modes.tolist()
-        assert found == [n for document in documents for n in range(len(document)) if modes]
     merge_index(inputs, tmp_path / "ours")
     assert files(tmp_path / "ours") == files(tmp_path / "theirs")

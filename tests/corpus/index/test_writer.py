@@ -73,7 +73,7 @@ def test_an_error_leaves_what_was_there_before_and_names_what_does_not_fit(tmp_p
     with patch("corpus.index.writer.index_checksum", side_effect=OSError("disk full")), pytest.raises(OSError):
         written(tmp_path / "a", [[3]])
     assert files(tmp_path / "a") == before and len(list(tmp_path.iterdir())) == 3
-    assert written(tmp_path / "a", [[3]], meta=None).description is None, "the older vocabulary does not stay"
+    assert written(tmp_path / "a", [[3]], meta=None).meta is None, "the older vocabulary does not stay"
 
 
 def test_memory_does_not_grow_with_documents(tmp_path: Path) -> None:

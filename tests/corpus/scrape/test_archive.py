@@ -5,9 +5,8 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from common.errors import InputError
-from corpus.scrape.archive import Archive
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import read_pages
+from corpus.scrape.warc import Archive, read_pages
 from tests.warc_records import http, record
 
 HTML = b"<p>Hello</p>"
@@ -45,22 +44,20 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
             archive.append(page(name, requested))
             ends.append(path.stat().st_size)
         written = dict(archive.responses)
-    assert written[old] == (ends[0], True)
+    assert written[old] == ends[0]
     whole = path.read_bytes()
     for tail in (b"", whole[ends[0] : ends[1] - 9], b"\x1f", b"\x1f\x8b\x08 torn", bytes(5000), b"no gzip"):
         path.write_bytes(whole + tail)
         with Archive(path) as archive:
             assert archive.responses == written
         assert path.read_bytes() == whole
-    with Archive(path, obey_robots=False) as archive:
+    with Archive(path) as archive:
         found = archive.read(old, LIMIT)
         assert isinstance(found, FetchedPage) and found.requested == old
     path.write_bytes(whole[:-9])
-    with Archive(path, obey_robots=False) as archive:
+    with Archive(path) as archive:
         archive.append(page("c"))
     assert [url for url, _ in read_pages(path, LIMIT)] == [f"{URL}a", f"{URL}c"]
-    with Archive(path) as archive:
-        assert [archive.obeyed(f"{URL}{name}") for name in "ac"] == [True, False]
 
 
 def test_files_of_another_kind_are_never_touched(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from common.errors import PageError
-from corpus.scrape.content_coding import decode_body
+from corpus.scrape.response import decode_body
 
 brotlied = partial(brotli.compress, quality=1)
 ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {

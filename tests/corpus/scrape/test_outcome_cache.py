@@ -84,22 +84,6 @@ def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_
     assert shard.bytes() == before
 
 
-def test_robots_txt_is_asked_about_known_pages_once_it_is_obeyed(tmp_path: Path, server: Server) -> None:
-    shard = Shard(tmp_path)
-    shard.run(server.address, obey_robots=False, archive=True)
-    ignored = shard.bytes()
-    with pytest.raises(OutageError):  # robots.txt cannot be fetched
-        shard.run(DOWN, archive=True)
-    assert shard.bytes() == ignored
-    server.requested.clear()
-    stats = shard.run(server.address, archive=True)
-    assert all(name.endswith("/robots.txt") for name in server.requested) and stats.extra["fetched"] == 0
-    assert shard.bytes() == fresh(tmp_path, server) != ignored and stats.reasons["robots"] == 2
-    shard.finished_journal.unlink()
-    shard.run(server.address, archive=True)  # the archive has robots.txt's policy, too
-    assert shard.bytes() == fresh(tmp_path, server)
-
-
 def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_crawl(
     tmp_path: Path, server: Server
 ) -> None:

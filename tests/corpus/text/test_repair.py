@@ -3,7 +3,7 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corpus.text.repair import fix_text, repair
+from corpus.clean import fix_text, repair
 
 PLAIN = "".join(map(chr, range(32, 127))) + "\t\n\f–—…"
 # what ftfy's steps act on, beside what they leave alone
