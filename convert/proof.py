@@ -10,15 +10,13 @@ Comparing every attention and MLP output, not only the logits, makes the proof s
 be exchanged and the logits hardly move) and names the layer that is wrong.
 """
 
-import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,7 +32,6 @@ _ROWS = 8192  # of the embedding that are multiplied at a time: bounds the memor
 
 Steps = Iterator[tuple[str, Tensor]]
 """(name, output) of the embedding, of each attention and MLP, and of the head."""
-_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 
 
@@ -178,17 +175,17 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
 def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
     """The outputs, computed from the files of a Hugging Face folder, read from the disk a tensor at a time."""
     config: Any = read_json(folder / "config.json")
-    found = _tensors_in(folder)
+    files = _files_of(folder)
     n_embd, n_head = config["n_embd"], config["n_head"]
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 
     def rows(name: str, first: int = 0, last: int | None = None) -> Tensor:
-        path, offset, dtype, shape = found[name]
-        last = shape[0] if last is None else last
-        size = math.prod(shape[1:]) * dtype.itemsize  # of a row; read, not mapped: mapped pages count as memory
-        data = np.fromfile(path, np.uint8, (last - first) * size, offset=offset + first * size)
-        return torch.from_numpy(data).view(dtype).view(last - first, *shape[1:]).float()
+        if name not in files:
+            raise ProofError(f"model.safetensors.index.json does not name the file of {name!r}; nothing was written")
+        with safe_open(files[name], framework="pt") as file:  # closed each time: mapped pages count as memory
+            part: Tensor = file.get_slice(name)[first:last]
+            return part.float()
 
     def conv1d(x: Tensor, name: str) -> Tensor:
         return torch.matmul(x, rows(f"transformer.{name}.weight")).add(rows(f"transformer.{name}.bias"))  # [in, out]
@@ -224,18 +221,10 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
     yield "logits", torch.cat(parts, dim=-1)
 
 
-def _tensors_in(folder: Path) -> dict[str, tuple[Path, int, torch.dtype, list[int]]]:
-    """File, offset in bytes, type and shape of each tensor, from the headers of the safetensors files."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                offset = 8 + length + entry["data_offsets"][0]
-                found[name] = (path, offset, _TYPES[entry["dtype"]], entry["shape"])
-    index = folder / "model.safetensors.index.json"
-    if index.exists() and read_json(index)["weight_map"] != {name: path.name for name, (path, *_) in found.items()}:
-        raise ProofError(f"{index.name} does not name the file of every tensor; nothing was written")
-    return found
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The file of each tensor: as the index says, if there is one."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists():
+        return {name: folder / file for name, file in read_json(index)["weight_map"].items()}
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
