@@ -7,9 +7,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.helpers import Session, open_session, settings_of, step_batches
 from training.launch.process_group import World, started
@@ -76,6 +78,34 @@ def weights_of_a_step(session: Session) -> dict[str, int]:
     return {"within": max(within), "forward": forward, "after": after}
 
 
+class Gathered(TorchDispatchMode):
+    """Counts what casts or gathers parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cast = func is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
+        self.calls += cast or func in (torch.ops.fsdp.all_gather_copy_in.default, torch.ops.aten.copy_.default)
+        return func(*args, **(kwargs or {}))
+
+
+def gathered_by_micro_batch(session: Session) -> list[int]:
+    """How often each of a step's two forward passes casts or gathers parameters."""
+    (stage,) = session.stages
+    counts = []
+    for last in (False, True):
+        (batch, *_) = next(step_batches(session, 0))
+        before_backward(stage, last, session.experiment.parallel.zero_stage)
+        with Gathered() as counted:
+            loss = stage(batch.tokens, batch.positions, batch.targets).sum()
+        counts.append(counted.calls)
+        loss.backward()
+    session.optimizer.zero_grad()
+    return counts
+
+
 def measured(plan: Plan, world: World, precisions: list[str]) -> dict[str, Any]:
     """What a precision, a kind of recompute and a ZeRO stage keep and learn, by their names."""
     seen: dict[str, Any] = {}
@@ -85,6 +115,7 @@ def measured(plan: Plan, world: World, precisions: list[str]) -> dict[str, Any]:
         if recompute == "none":
             session = open_session(session.plan, world)
             seen[f"{precision} {zero_stage}"] = course(session)
+            seen[f"{precision} {zero_stage} gathered"] = gathered_by_micro_batch(session)
     return seen
 
 

@@ -49,7 +49,7 @@ def before_backward(stage: nn.Module, last: bool, zero_stage: int) -> None:
     if isinstance(stage, FSDPModule):
         stage.set_requires_gradient_sync(last or zero_stage >= 2)
         stage.set_is_last_backward(last)
-        if zero_stage in (1, 2):
+        if zero_stage < 3:
             stage.set_reshard_after_backward(last)
 
 

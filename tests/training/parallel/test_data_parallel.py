@@ -44,6 +44,10 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
             computed_again = recompute != "none"  # in the backward pass
             assert weights["within"] == (ROOT + LAYER + HEAD * computed_again) * size
 
+    for zero_stage in STAGES:
+        first_pass, second_pass = ranks[0][f"{precision} {zero_stage} gathered"]
+        assert (first_pass == second_pass) if zero_stage == 3 else (second_pass <= 1 < first_pass or not first_pass)
+
     first, *others = (ranks[0][f"{precision} {stage}"] for stage in STAGES)
     for other in others:
         assert [*map(tuple, other)] == [pytest.approx(step, rel=1e-5) for step in first]
