@@ -48,12 +48,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 def options(arguments: argparse.Namespace) -> Options:
     """The flags that `add_source` added, parsed."""
-    return Options(
-        num_heads=arguments.num_heads,
-        qkv_version=arguments.qkv_version,
-        vocab_size=arguments.vocab_size,
-        activation=arguments.activation,
-    )
+    return Options(arguments.num_heads, arguments.qkv_version, arguments.vocab_size, arguments.activation)
 
 
 def announce(source: "Source") -> None:

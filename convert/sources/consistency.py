@@ -1,8 +1,7 @@
 """Do the files of a checkpoint belong together: is each rank's there once, of one save, and no copy of another's?
 
-Optimizer files do not say which iteration they are of, and DeepSpeed itself mixes up weights: under
-round_robin_gradients its param_slice_mappings, and so its universal checkpoints, are in another order than the data.
-One row of each tensor tells whether float32 weights are those that were rounded to the 16-bit ones beside them.
+Optimizer files do not say which iteration they are of: one row of each tensor tells whether float32 weights are those
+that were rounded to the 16-bit ones beside them.
 """
 
 import re

@@ -43,7 +43,6 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(?P<column>\d+)_)?mp_rank_(?P<row>\d+)_mod
 # before March 2021 without the underscore before optim
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<column>\d+)_mp_rank_(?P<row>\d+)_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(?P<row>\d+)(?:-model_(?P<column>\d+))?-model_states\.pt")
-_EXPERT = re.compile(r"(?:layer_\d+_)?expert_.*|expp_rank_.*")
 _SAME = ("ds_version", "global_steps", "iteration", "dp_world_size", "mp_world_size")  # in all model files of a save
 _2019 = re.compile(r"(?:module\.)*transformer\.layers\.\d+\.attention\.query_key_value\.weight")
 _UNNAMED = {"fp32_groups", "fp32_groups_flat"}  # the float32 weights of a training without ZeRO
@@ -147,8 +146,6 @@ def open_folder(folder: Path, options: Options) -> Source:
 
 def _open(folder: Path) -> _Save:
     """Open every file. Raises CheckpointError naming one that is missing, damaged or of another save."""
-    if expert := next((path for path in sorted(folder.iterdir()) if _EXPERT.fullmatch(path.name)), None):
-        raise file_error(expert, "weights of an expert: a mixture of experts is no GPT-2")
     model_files, optimizer_files, layer_files = (
         grid(folder.iterdir(), kind, sparse=kind is _LAYER) for kind in (_MODEL, _OPTIMIZER, _LAYER)
     )

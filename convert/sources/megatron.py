@@ -27,7 +27,6 @@ from training.tensors import QKV
 
 _FOLDER = re.compile(r"mp_rank_(?P<column>\d+)(?:_(?P<row>\d+))?")
 """Tensor rank and pipeline stage."""
-_EXPERTS = re.compile(r"mp_rank_\d+_\d+_\d+")
 _MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
 _NO_GPT2 = "no GPT-2, and nothing else is converted"
 _ORDERS = ("[(q, k, v), head, dim] per rank", "[head, dim, (q, k, v)]", "[head, (q, k, v), dim]")
@@ -81,8 +80,6 @@ def open_folder(folder: Path, options: Options) -> Source:
 
 def _open(folder: Path) -> list[list[_RankFile]]:
     """Every file by stage, then by tensor rank. Raises CheckpointError unless all are there and of one save."""
-    if experts := [path for path in sorted(folder.iterdir()) if _EXPERTS.fullmatch(path.name) and _file_in(path)]:
-        raise file_error(experts[0], f"ranks of experts: {_NO_GPT2}")
     folders = (path for path in folder.iterdir() if path.is_dir())
     # optim.pt alone: a data-parallel rank's part of the distributed optimizer
     found = grid((path for path in folders if _file_in(path) or not (path / "optim.pt").is_file()), _FOLDER)

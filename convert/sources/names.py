@@ -3,18 +3,20 @@
 import re
 from typing import Literal, NamedTuple
 
-from training.tensors import LAYER, LAYER_LEAVES, ROOT_LEAVES
+from training.tensors import LAYER_LEAVES, ROOT_LEAVES
 
 Family = Literal["megatron", "transformers"]
 
-_MEGATRON = {theirs: module.name for module in LAYER for theirs in module.megatron}
-_FOLDED = {leaf.module.folded + leaf.kind: leaf.name for leaf in LAYER_LEAVES.values() if leaf.module.folded}
-_TOP = {f"{theirs}.{leaf.kind}": leaf.name for leaf in ROOT_LEAVES.values() for theirs in leaf.module.megatron}
+_TOP, _LAYERS = (
+    {f"{theirs}.{leaf.kind}": leaf.name for leaf in leaves.values() for theirs in leaf.module.megatron}
+    for leaves in (ROOT_LEAVES, LAYER_LEAVES)
+)
+_LAYERS |= {leaf.module.folded + leaf.kind: leaf.name for leaf in LAYER_LEAVES.values() if leaf.module.folded}
 _PREFIX = re.compile(
     r"(?:module|model|language_model|encoder|decoder|transformer|embedding|tied_modules\.[^.]+"
     r"|_forward_module|_orig_mod)\."  # of Lightning and of torch.compile
 )
-_LAYER = re.compile(r"(layers|h)\.(?:(\d+)\.)?(.+)\.?(weight|bias)")
+_LAYER = re.compile(r"(layers|h)\.(?:(\d+)\.)?(.+)")
 _IGNORED = re.compile(r"_extra_state(/|$)|\.attn\.(masked_)?bias$|^rng_state(/|$)|attention\.(masked_)?bias$")
 
 
@@ -28,8 +30,6 @@ class Name(NamedTuple):
     family: Family
     stacked: bool = False
     """The first dimension is the layer."""
-    folded: bool = False
-    """A LayerNorm under the name of the linear layer after it."""
 
     def ours(self, first_layer: int = 0) -> str:
         """`h.7.mlp.c_fc.weight` for layer 3 of a stage whose first layer is 4."""
@@ -50,13 +50,10 @@ def parse(key: str) -> Name | None:
     if bare in ROOT_LEAVES:
         return Name(bare, None, "transformers")
     if found := _LAYER.fullmatch(bare):
-        group, number, stem, kind = found.groups()
+        group, number, rest = found.groups()
         layer = None if number is None else int(number)
-        if group == "layers":
-            if f"{stem}{kind}" in _FOLDED:
-                return Name(_FOLDED[f"{stem}{kind}"], layer, "megatron", layer is None, True)
-            if stem.removesuffix(".") in _MEGATRON:
-                return Name(f"{_MEGATRON[stem.removesuffix('.')]}.{kind}", layer, "megatron", layer is None)
-        elif layer is not None and f"{stem.removesuffix('.')}.{kind}" in LAYER_LEAVES:
-            return Name(f"{stem.removesuffix('.')}.{kind}", layer, "transformers")
+        if group == "layers" and rest in _LAYERS:
+            return Name(_LAYERS[rest], layer, "megatron", layer is None)
+        if group == "h" and layer is not None and rest in LAYER_LEAVES:
+            return Name(rest, layer, "transformers")
     raise KeyError(key)
