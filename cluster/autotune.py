@@ -118,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_model_settings(parser)
     number = cli.positive_int
     parser.add_argument("--gpus", type=number, metavar="N", help="GPUs, or processes on CPUs (default: as configured)")
-    parser.add_argument("--max-global-batch-size", type=number, metavar="N", help="at most so many samples per step")
     parser.add_argument("--micro-batch-size", type=number, default=0, metavar="N", help="only this one (default: any)")
     parser.add_argument("--top", type=number, default=5, metavar="K", help="layouts to measure (default 5)")
     parser.add_argument("--steps", type=number, default=5, metavar="N", help="steps to time (default 5)")
@@ -126,13 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=cli.output_file, metavar="FILE", help="the keys of the fastest layout, as YAML")
     arguments = parser.parse_args(argv)
     settings, name = cli.read_settings(arguments), arguments.model
-    experiment, most = settings.models[name], arguments.max_global_batch_size
-    request = PlanRequest(
-        arguments.gpus or processes_of(experiment, settings.cluster),
-        most or experiment.train.global_batch_size,
-        at_most=most is not None,
-        micro_batch_size=arguments.micro_batch_size,
-    )
+    experiment = settings.models[name]
+    gpus = arguments.gpus or processes_of(experiment, settings.cluster)
+    request = PlanRequest(gpus, experiment.train.global_batch_size, arguments.micro_batch_size)
     prediction, found = autotune(settings, name, request, arguments)
     text = config_text(name, prediction.layout)
     print(f"fastest: {prediction.layout} with {found['tokens_per_second']:,.0f} tokens/s")

@@ -2,7 +2,7 @@
 
     python -m training.plan --model gpt2_345m --gpus 64 --gpu h100 --global-batch-size 512
     python -m training.plan --config configs/openwebtext.yaml --model gpt2_7b --given --explain
-    python -m training.plan --model gpt2_7b --gpus 48 --max-global-batch-size 1000 --write best.yaml
+    python -m training.plan --model gpt2_7b --gpus 48 --global-batch-size 960 --write best.yaml
 
 Without --config, NAME is a published size: gpt2_124m, gpt2_345m, gpt2_774m, gpt2_1_5b, gpt2_7b, gpt2_22b, gpt2_175b.
 With it, the model, its batch, its number of GPUs and their kind (cluster.gpu) are those of the configuration, unless an
@@ -84,7 +84,7 @@ class Asked:
                 "CPUs" if machine.device == "cpu" else "GPUs",
                 f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, request.gpus)} per node",
             ),
-            ("step", f"{'at most ' * request.at_most}{request.global_batch_size:,} samples"),
+            ("step", f"{request.global_batch_size:,} samples"),
             ("run", f"{self.tokens / 1e9:,.1f} B tokens" if self.tokens >= 1e9 else f"{self.tokens:,.0f} tokens"),
         ]
 
@@ -111,11 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     machine.add_argument("--list-gpus", action="store_true", help="print the kinds that are known, and end")
     model = parser.add_argument_group("model and batch")
-    batch = model.add_mutually_exclusive_group()
-    batch.add_argument("--global-batch-size", type=cli.positive_int, metavar="N", help="samples per step")
-    batch.add_argument(
-        "--max-global-batch-size", type=cli.positive_int, metavar="N", help="at most so many: the best number is found"
-    )
+    model.add_argument("--global-batch-size", type=cli.positive_int, metavar="N", help="samples per step")
     model.add_argument("--micro-batch-size", type=cli.positive_int, metavar="N", help="only this one (default: any)")
     model.add_argument("--tokens", type=_count, metavar="N", help="length of the training, such as 300B or 3e11")
     answer = parser.add_argument_group("answer")
@@ -213,7 +209,7 @@ def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Expe
 
 def _request(arguments: argparse.Namespace, experiment: Experiment, per_node: int) -> PlanRequest:
     """The number of GPUs and the batch."""
-    parallel, batch = experiment.parallel, arguments.max_global_batch_size or arguments.global_batch_size
+    parallel, batch = experiment.parallel, arguments.global_batch_size
     if arguments.given:
         if arguments.gpus or batch or arguments.micro_batch_size:
             raise InputError(
@@ -228,8 +224,7 @@ def _request(arguments: argparse.Namespace, experiment: Experiment, per_node: in
         below = gpus // per_node * per_node
         cure = "" if arguments.given else f"--gpus {below} or {below + per_node}, or "
         raise InputError(f"{gpus} GPUs are no whole nodes of {per_node}; give {cure}another --gpus-per-node")
-    size = batch or experiment.train.global_batch_size
-    return PlanRequest(gpus, size, arguments.max_global_batch_size is not None, arguments.micro_batch_size or 0)
+    return PlanRequest(gpus, batch or experiment.train.global_batch_size, arguments.micro_batch_size or 0)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def nothing_fits(workload: Workload, machine: Machine, request: PlanRequest) -> 
     if least is None:
         micro = f" in micro-batches of {request.micro_batch_size}" * bool(request.micro_batch_size)
         return (
-            f"no layout of {count} takes {'at most ' * request.at_most}{request.global_batch_size} samples per step"
+            f"no layout of {count} takes {request.global_batch_size} samples per step"
             f"{micro}; change their number, or the global batch size to a multiple of it"
         )
     enough = fewest_gpus(workload, machine, request)

@@ -42,8 +42,6 @@ class PlanRequest:
     gpus: int
     global_batch_size: int
     """Samples per step."""
-    at_most: bool = False
-    """The global batch size is an upper limit."""
     micro_batch_size: int = 0
     """0: any."""
 

@@ -20,7 +20,6 @@ from training.planning.speed import busiest_traffic, flops_per_token, speed_term
 FEASIBLE, TIGHT = 0.80, 0.92  # shares of the memory: below the first a layout fits, from the second on it does not
 RECOMPUTE = ("none", "selective", "full")
 """From the fastest to the one that needs the least memory."""
-_MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 _LARGEST_MICRO_BATCH = 128  # matrix products are as fast as they get well before that
 _MOST_GPUS = 2**17  # where the search for enough of them ends
 
@@ -164,20 +163,13 @@ def _meshes(machine: Machine, workload: Workload, request: PlanRequest) -> Itera
 def _batches(request: PlanRequest, mesh: Layout) -> Iterator[Layout]:
     """The mesh with each micro-batch and accumulation that the schedule takes, from the smallest micro-batch."""
     per_rank, rest = divmod(request.global_batch_size, mesh.data)
-    if not request.at_most and rest:
+    if rest:
         return
-    if request.micro_batch_size:
-        sizes = [request.micro_batch_size]
-    elif request.at_most:
-        sizes = [micro for micro in _MICRO_BATCHES if micro <= per_rank]
-    else:
-        sizes = [micro for micro in range(1, min(per_rank, _LARGEST_MICRO_BATCH) + 1) if per_rank % micro == 0]
+    asked = request.micro_batch_size
     takes = mesh.parallel.takes
-    for micro in sizes:
+    for micro in [asked] if asked else range(1, min(per_rank, _LARGEST_MICRO_BATCH) + 1):
         accumulation, rest = divmod(per_rank, micro)
-        while request.at_most and accumulation > 1 and not takes(accumulation):
-            accumulation -= 1
-        if accumulation and takes(accumulation) and (request.at_most or not rest):
+        if not rest and takes(accumulation):
             yield mesh._replace(micro_batch_size=micro, accumulation=accumulation)
 
 

@@ -18,10 +18,9 @@ _HEADS = {"logits and loss": "loss", "communication": "buffers", "parameters": "
 def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
     """One line per prediction: the layout, its speed, what a GPU sends per step, and the time for `tokens`.
 
-    `batch` is micro_batch_size x accumulation; `samples`, of a step, is only shown if it is not the same everywhere.
+    `batch` is micro_batch_size x accumulation.
     """
-    differ = len({prediction.layout.global_batch_size for prediction in predictions}) > 1
-    head = ("", "tp", "pp", "dp", "ZeRO", "batch", *["samples"] * differ, "recompute")
+    head = ("", "tp", "pp", "dp", "ZeRO", "batch", "recompute")
     speed = ("tokens/s", "MFU", "idle", "in node", "between", "hours", "GPU-hours")
     rows: list[tuple[str, ...]] = [(*head, *speed)]
     for number, prediction in enumerate(predictions, 1):
@@ -38,7 +37,6 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
                 str(layout.data),
                 f"{layout.zero_stage if layout.data > 1 else '-'}{' offload' * layout.offload}",
                 f"{layout.micro_batch_size} x {layout.accumulation}",
-                *[str(layout.global_batch_size)] * differ,
                 layout.recompute,
                 *times,
                 f"{prediction.bubble_share:.1%}",

@@ -107,12 +107,6 @@ def test_layouts_are_all_that_may_differ_and_tensor_ranks_never_leave_their_node
     assert only and all(layout.micro_batch_size == 5 for layout in only)
 
 
-def test_a_largest_batch_that_nothing_divides_is_used_as_far_as_possible() -> None:
-    assert {layout.data for layout in layouts(WORKLOAD, gpus(80), PlanRequest(16, 509))} == {1}
-    found = list(layouts(WORKLOAD, gpus(80), PlanRequest(16, 509, at_most=True)))
-    assert max(layout.global_batch_size for layout in found if layout.data == 16) == 496  # 16 x 31
-
-
 def test_the_fewest_gpus_are_the_first_doubling_on_which_something_fits(simple: None) -> None:
     where, request = gpus(0.1), PlanRequest(2, 64)
     enough = fewest_gpus(WORKLOAD, where, request)
