@@ -11,10 +11,9 @@ import torch
 
 from common.errors import CheckpointError
 from convert.arguments import Options
-from convert.pt import enum_member
+from convert.pt import Placeholder, enum_member
 from convert.sources.ranks import GPT2_VOCABULARY
 from convert.sources.source import Recorded, Source
-from convert.unpickling import Placeholder
 
 # settings that change the arithmetic, and the values of a GPT-2; a setting that is not recorded is not checked
 _GPT2: Mapping[str, tuple[Any, ...]] = {

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from convert.proof import Proof
-    from convert.replicas import Replicas
+    from convert.sources.consistency import Replicas
     from convert.sources.source import Source
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -70,7 +70,7 @@ def merge(
 
     from convert.assemble import widest_dtype
     from convert.proof import prove, source_outputs
-    from convert.replicas import compare_replicas
+    from convert.sources.consistency import compare_replicas
     from convert.targets.huggingface import tokenizer_of, write_folder, written_sizes
 
     form = form or Form()

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from common.errors import CheckpointError
-from convert.pt import check_archive, damage_named, load_record, once, part_of
+from convert.pt import ForeignClassError, check_archive, damage_named, load_plain, load_record, once, part_of
 from convert.sources.source import Block, Sharded
 from convert.stored import StoredPieces, StoredTensor
-from convert.unpickling import ForeignClassError, load_plain
 
 Size = tuple[int, ...]
 # what files written by torch and megatron-core name; every class of it becomes a placeholder, and most are dropped

@@ -28,17 +28,20 @@ from convert.sources.consistency import (
     file_error,
     grid,
 )
-from convert.sources.deepspeed_names import Stages, is_conv1d, join, module_of, translate
 from convert.sources.huggingface import recorded_in
-from convert.sources.ranks import architecture, qkv_order, tie_head
-from convert.sources.source import MOMENTS, Recorded, Source
+from convert.sources.names import Name, module_of, translate
+from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
+from convert.sources.source import MOMENTS, Recorded, Sharded, Source
 from convert.sources.zero import Partition, cut, number_in, read_partition
 from convert.stored import Stored, StoredTensor
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
+from training.tensors import leaf_of
 
 State = Mapping[str, Any]
 """The content of a model file."""
+Stages = Sequence[tuple[str, Sequence[Mapping[str, Stored]]]]
+"""Stages of a pipeline (or its modules): a name, and the tensors of each tensor rank by key."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<column>\d+)_)?mp_rank_(?P<row>\d+)_model_states\.pt")
 # before March 2021 without the underscore before optim
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<column>\d+)_mp_rank_(?P<row>\d+)_?optim_states\.pt")
@@ -100,12 +103,13 @@ def open_folder(folder: Path, options: Options) -> Source:
     if save.stage == 3 and not trained:
         raise file_error(folder, f"ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
     high = trained.get("", ())
-    names = translate((*low, *high), fields(state.get("shared_params")))  # none below ZeRO 1
+    keys = (key for _, ranks in (*low, *high) for rank in ranks for key in rank)
+    names = translate(keys, fields(state.get("shared_params")))  # none below ZeRO 1
     megatron = not any(name.family == "transformers" for name in names.values() if name.layer is not None)
-    conv1d = not megatron and is_conv1d((*high, *low), names)
+    conv1d = not megatron and _is_conv1d((*high, *low), names)
     recorded, tokenizer = _read_recorded(folder, state, options, megatron)
-    tensors, note = tie_head(join(low, names, conv1d), recorded.tied)
-    masters, *moments = (join(trained.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
+    tensors, note = tie_head(_join(low, names, conv1d), recorded.tied)
+    masters, *moments = (_join(trained.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
     model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
     check_agreement(tensors, masters, f"{CURE}; without *_optim_states.pt the latter are taken")
     tensors |= masters
@@ -245,6 +249,30 @@ def _optimizer_weights(save: _Save) -> tuple[dict[str, Stages], tuple[str, ...]]
         for kind in ranks[0]
     }
     return trained, () if len(trained) > 1 else ("the optimizer has no moments of Adam",)
+
+
+def _is_conv1d(stages: Stages, names: Mapping[str, Name]) -> bool:
+    """Whether the matrices are [in, out]: their output has the length of the bias."""
+    for _, ranks in stages:
+        tensors = {names[key].ours(): tensor for key, tensor in ranks[0].items() if key in names}
+        for name, weight in tensors.items():
+            bias = tensors.get(name.removesuffix("weight") + "bias")
+            leaf = leaf_of(name)
+            if leaf.conv1d and leaf.split == 0 and bias and weight.shape[0] != weight.shape[-1]:
+                return weight.shape[-1] == bias.shape[0]
+    return True
+
+
+def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, Sharded]:
+    """The model's tensors from those of every stage and tensor rank. Raises CheckpointError if they do not fit."""
+    joined: list[tuple[str, dict[str, Sharded]]] = []
+    for stage, ranks in stages:
+        renamed = [{names[key].ours(): rank[key] for key in rank if key in names} for rank in ranks]
+        if any("wpe.weight" in tensors for _, tensors in joined):
+            for rank in renamed:
+                rank.pop("wpe.weight", None)  # tied with its module, and not used in the last stage
+        joined.append((stage, join_ranks(renamed, conv1d)))
+    return join_stages(joined)
 
 
 def _read_recorded(folder: Path, state: State, options: Options, megatron: bool) -> tuple[Recorded, Tokenizer | None]:

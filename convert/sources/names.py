@@ -1,9 +1,16 @@
-"""Tensor names of Megatron (2019 to today), DeepSpeed and Hugging Face -> ours: Hugging Face's, no `transformer.`."""
+"""Tensor names of Megatron (2019 to today), DeepSpeed and Hugging Face -> ours: Hugging Face's, no `transformer.`.
+
+DeepSpeed's pipelines number their modules: `3.input_layernorm.weight` is a tensor of layer_03-model_*; blocks are
+consecutive, and the last norm (`8.weight`) comes after them. `tied_modules.embed.word_embeddings.weight` is in the
+first and the last stage.
+"""
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from training.tensors import LAYER_LEAVES, ROOT_LEAVES
+from common.errors import CheckpointError
+from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES
 
 Family = Literal["megatron", "transformers"]
 
@@ -18,6 +25,10 @@ _PREFIX = re.compile(
 )
 _LAYER = re.compile(r"(layers|h)\.(?:(\d+)\.)?(.+)")
 _IGNORED = re.compile(r"_extra_state(/|$)|\.attn\.(masked_)?bias$|^rng_state(/|$)|attention\.(masked_)?bias$")
+
+_MODULE = re.compile(r"(?:module\.)?(\d+)\.(.+)")
+_MODULE_NORM = re.compile(r"(?:norm\.|final_layernorm\.|ln_f\.)?(weight|bias)")
+_MODULE_HEAD = re.compile(r"(?:lm_head|final_linear|output_layer)\.weight")  # final_linear: GPT-NeoX
 
 
 class Name(NamedTuple):
@@ -57,3 +68,48 @@ def parse(key: str) -> Name | None:
         if group == "h" and layer is not None and rest in LAYER_LEAVES:
             return Name(rest, layer, "transformers")
     raise KeyError(key)
+
+
+def translate(keys: Iterable[str], shared: Mapping[str, str]) -> dict[str, Name]:
+    """What DeepSpeed's keys mean; the number of a pipeline's module becomes that of the layer.
+
+    `shared` are the second names of parameters with the first ones; a tied embedding's or head's is left out. Raises
+    CheckpointError for an unknown key, or if names of both families are there.
+    """
+    found: dict[str, Name] = {}
+    for key in dict.fromkeys(keys):
+        name = _parse_module(key)
+        if name is None or (key in shared and name.leaf in ("wte.weight", HEAD)):
+            continue
+        if name.leaf == HEAD and key in shared.values():
+            name = name._replace(leaf="wte.weight")  # the head came first, and the embedding is its second name
+        found[key] = name
+    if len({name.family for name in found.values() if name.layer is not None}) > 1:
+        raise CheckpointError("names of Megatron beside names of transformers; remove the files of the other model")
+    blocks = {
+        key: number for key, name in found.items() if name.layer is not None and (number := module_of(key)) is not None
+    }
+    first = min(blocks.values(), default=0)
+    return found | {key: found[key]._replace(layer=number - first) for key, number in blocks.items()}
+
+
+def _parse_module(key: str) -> Name | None:
+    """The tensor that a key names; None for what is no weight. Raises CheckpointError for an unknown key."""
+    module = _MODULE.fullmatch(key)
+    rest = module[2] if module else key
+    if module and (norm := _MODULE_NORM.fullmatch(rest)):
+        return Name(f"ln_f.{norm[1]}", None, "megatron")
+    if module and _MODULE_HEAD.fullmatch(rest):
+        return Name(HEAD, None, "megatron")
+    for prefix in ("", "layers.0.", "h.0.") if module else ("",):
+        try:
+            return parse(prefix + rest)
+        except KeyError:
+            continue
+    raise CheckpointError(f"unknown tensor {key!r}: the model is no GPT-2, or its names are not known")
+
+
+def module_of(key: str) -> int | None:
+    """The number of the pipeline's module that a key names."""
+    module = _MODULE.fullmatch(key)
+    return int(module[1]) if module else None

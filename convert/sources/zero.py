@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
-from convert.pt import enum_member, fields, load_pt
+from convert.pt import Placeholder, enum_member, fields, load_pt
 from convert.sources.consistency import CURE, file_error
 from convert.sources.source import MOMENTS
 from convert.stored import Stored, StoredPieces, StoredTensor, joined
-from convert.unpickling import Placeholder
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Names and shapes in the order of the flat data."""

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from convert.pt import fields, load_pt
+from convert.pt import Placeholder, fields, load_pt
 from convert.stored import StoredTensor
-from convert.unpickling import Placeholder
 
 
 class Planted:

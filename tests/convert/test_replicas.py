@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from convert.replicas import Replicas, compare_replicas
+from convert.sources.consistency import Replicas, compare_replicas
 from convert.sources.source import Sharded, whole
 from convert.stored import StoredTensor
 from tests.convert.helpers import LoadedTensor, source_of
