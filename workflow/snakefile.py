@@ -130,8 +130,8 @@ def prepare_run(settings: Settings) -> None:
         path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
     patches.restore_times(settings.run)
-    place = patches.place(settings.run)
-    run_card.write_card(settings.run / run_card.NAME, settings=path, inputs=_inputs(settings), **place)
+    inode = settings.run.stat().st_ino
+    run_card.write_card(settings.run / run_card.NAME, settings=path, inputs=_inputs(settings), inode=inode)
     if settings.urls:
         write_json(_crawl_layout(settings), {"shards": settings.shards})
     if warning := settings.dedup.low_recall():
