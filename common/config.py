@@ -88,15 +88,19 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str], section: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`raw` with each `section.key=value` set, below `section`. Raises ConfigError for a malformed one."""
+def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str], model: str | None = None) -> dict[str, Any]:
+    """`raw` with each `section.key=value` set; below `models.<model>`, if one is named, where it is a key of models.
+
+    Raises ConfigError for a malformed override.
+    """
     result = dict(raw)
     for override in overrides:
         name, separator, text = override.partition("=")
         if not separator or not name:
             raise ConfigError(f"override {override!r} must read section.key=value")
         value = _parse(text, f"override {override!r}")
-        for key in reversed((*section, *name.split("."))):
+        keys = name.split(".")
+        for key in reversed(["models", model, *keys] if model and keys[0] not in TOP_LEVEL else keys):
             value = {key: value}
         assert isinstance(value, dict)
         result = merged(result, value)
@@ -108,10 +112,8 @@ def _keys(section: type[Section] = Section) -> set[str]:
     return set(section.model_fields).union(*map(_keys, section.__subclasses__()))
 
 
-def validate(raw: object, source: str) -> Settings:
+def validate(raw: Mapping[str, Any], source: str) -> Settings:
     """Settings from plain data (a parsed YAML file). Errors name `source`. Raises ConfigError."""
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{source}: must be a mapping of keys, not {type(raw).__name__}")
     try:
         return Settings.model_validate(dict(raw))
     except ValidationError as errors:
@@ -138,15 +140,7 @@ def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None =
     if model is not None and model not in models:
         hint = closest(model, models)
         raise ConfigError(f"{path}: no model {model!r} under models{hint}; it has {', '.join(models) or 'none'}")
-    return validate(with_model_overrides(raw, overrides, model), str(path))
-
-
-def with_model_overrides(raw: Mapping[str, Any], overrides: Iterable[str], model: str | None) -> Mapping[str, Any]:
-    """`raw` with each override set: `train.lr=1` below `models.<model>` if one is named, `cluster.gpu=h100` not."""
-    for override in overrides:
-        section = override.partition("=")[0].partition(".")[0]
-        raw = with_overrides(raw, [override], ("models", model) if model and section not in TOP_LEVEL else ())
-    return raw
+    return validate(with_overrides(raw, overrides, model), str(path))
 
 
 def step_settings(path: Path | None, overrides: Sequence[str] = (), model: str | None = None) -> Settings:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import cli
-from common.config import load_settings, validate, with_model_overrides
+from common.config import load_settings, validate, with_overrides
 from common.console import text_table
 from common.errors import ConfigError, InputError
 from common.files import write_text
@@ -180,7 +180,7 @@ def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
         "train": {"iterations": _ITERATIONS, "global_batch_size": batch},
     }
     raw = {"run": "results", "urls": ["-"], "models": {name: experiment}}
-    return validate(with_model_overrides(raw, overrides, name), "command line")
+    return validate(with_overrides(raw, overrides, name), "command line")
 
 
 def _read_request(arguments: argparse.Namespace) -> Asked:

@@ -30,7 +30,7 @@ from common.config import (
 )
 from common.console import fail, warn
 from common.errors import ConfigError, ToolkitError
-from common.files import find_inputs, read_json, write_json, write_text
+from common.files import find_inputs, read_json, write_json
 from common.settings import Settings
 from workflow import patches, steps
 
@@ -124,10 +124,9 @@ def require_contact(settings: Settings) -> None:
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts."""
     check_crawl(settings)
-    path, text = settings_path(settings), settings_text(settings)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
-        path.chmod(0o444)
+    path = settings_path(settings)
+    write_settings(settings, path)
+    path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
     patches.restore_times(settings.run)
     inode = settings.run.stat().st_ino

@@ -24,15 +24,13 @@ _BUFFER = 1 << 15  # bytes
 def target_of(path: Path) -> Path:
     """The file that an output replaces, with links resolved. Raises InputError for what is no regular file."""
     try:
-        mode = os.stat(path).st_mode
+        usable = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
-        return Path(os.path.realpath(path))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; choose another output") from None
-    if stat.S_ISDIR(mode):
-        raise InputError(f"{path}: is a folder; name a file in it")
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: is not a regular file, which an output must be; choose another one")
+        usable = True
+    except OSError:  # it lies below a file, or may not be looked at
+        usable = False
+    if not usable:
+        raise InputError(f"{path}: cannot be written: an output must be a regular file in a folder")
     return Path(os.path.realpath(path))
 
 

@@ -46,7 +46,7 @@ def followed(message: str) -> Settings:
     """The settings with the keys that a refusal proposes instead of train.allow_tight."""
     *keys, _anyway = re.findall(r"[a-z]+\.\w+=\w+", message)
     assert keys, message
-    return validate(with_overrides(raw({"data": 8}), keys, ("models", "medium")), "test")
+    return validate(with_overrides(raw({"data": 8}), keys, "medium"), "test")
 
 
 @pytest.mark.parametrize("share", [0.921, 1.5, 2.5])
