@@ -6,7 +6,6 @@ from common.settings.corpus import (
     CleanSettings,
     DecontaminateSettings,
     DedupSettings,
-    GopherSettings,
     ScrapeSettings,
     SourceSettings,
     TokenizeSettings,

@@ -120,31 +120,6 @@ class SourceSettings(Section):
     """Key of the JSON objects that holds the text."""
 
 
-class GopherSettings(Section):
-    """Gopher's quality rules (Rae et al. 2021, table A1), designed for English."""
-
-    enabled: bool = False
-    """Drop documents that break one of these rules."""
-    min_words: Annotated[int, Field(ge=0)] = 50
-    """Minimum number of words, separated by white space."""
-    max_words: PositiveInt = 100_000
-    """Maximum number of words."""
-    min_word_length: Annotated[float, Field(ge=0)] = 3
-    """Minimum mean word length, in characters."""
-    max_word_length: PositiveFloat = 10
-    """Maximum mean word length, in characters."""
-    max_symbols: Share = 0.1
-    """Maximum number of # per word, and of ellipses (... or …) per word."""
-    max_bullets: Share = 0.9
-    """Maximum share of lines that begin with a bullet."""
-    max_ellipses: Share = 0.3
-    """Maximum share of lines that end with an ellipsis."""
-    min_alphabetic: Share = 0.8
-    """Minimum share of words with at least one letter."""
-    min_stop_words: Annotated[int, Field(ge=0, le=8)] = 2
-    """Minimum number of different words of `the be to of and that have with`."""
-
-
 class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
@@ -156,8 +131,8 @@ class CleanSettings(Section):
     """Minimum length of a document, in characters (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256
     """Documents with fewer characters that mention "javascript" are dropped as browser notices."""
-    gopher: GopherSettings = GopherSettings()
-    """Quality rules."""
+    gopher: bool = False
+    """Drop documents that break one of Gopher's quality rules for English (Rae et al. 2021, table A1)."""
 
     @field_validator("language")
     @classmethod

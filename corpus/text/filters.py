@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from common.settings import CleanSettings, GopherSettings
+from common.settings import CleanSettings
 from corpus.text.language import language_of
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
@@ -51,22 +51,8 @@ def filters(settings: CleanSettings) -> tuple[Filter, ...]:
         Filter("empty", empty),
         Filter("javascript", partial(javascript, most=settings.javascript_characters)),
         Filter("short", partial(short, least=settings.min_characters)),
-        *(gopher_filters(settings.gopher) if settings.gopher.enabled else ()),
+        *(GOPHER if settings.gopher else ()),
         *([Filter("language", partial(language, expected=settings.language))] if settings.language else ()),
-    )
-
-
-def gopher_filters(settings: GopherSettings) -> tuple[Filter, ...]:
-    """Gopher's quality rules."""
-    word_length = partial(gopher_word_length, least=settings.min_word_length, most=settings.max_word_length)
-    return (
-        Filter("gopher_words", partial(gopher_words, least=settings.min_words, most=settings.max_words)),
-        Filter("gopher_word_length", word_length),
-        Filter("gopher_symbols", partial(gopher_symbols, most=settings.max_symbols)),
-        Filter("gopher_bullets", partial(gopher_bullets, most=settings.max_bullets)),
-        Filter("gopher_ellipsis", partial(gopher_ellipsis, most=settings.max_ellipses)),
-        Filter("gopher_alphabetic", partial(gopher_alphabetic, least=settings.min_alphabetic)),
-        Filter("gopher_stop_words", partial(gopher_stop_words, least=settings.min_stop_words)),
     )
 
 
@@ -92,43 +78,51 @@ def language(text: Text, expected: str) -> str | None:
     return None if code == expected else code or "no letters"
 
 
-def gopher_words(text: Text, least: int, most: int) -> str | None:
+def gopher_words(text: Text) -> str | None:
     """Too few or too many words."""
     count = len(text.words)
-    return None if least <= count <= most else f"{count} words"
+    return None if 50 <= count <= 100_000 else f"{count} words"
 
 
-def gopher_word_length(text: Text, least: float, most: float) -> str | None:
+def gopher_word_length(text: Text) -> str | None:
     """Words that are too short or too long on average."""
     mean = sum(map(len, text.words)) / max(len(text.words), 1)
-    return None if least <= mean <= most else f"words of {mean:.1f} characters"
+    return None if 3 <= mean <= 10 else f"words of {mean:.1f} characters"
 
 
-def gopher_symbols(text: Text, most: float) -> str | None:
+def gopher_symbols(text: Text) -> str | None:
     """Too many hash signs or ellipses per word."""
     count, words = max(text.count("#"), sum(map(text.count, _ELLIPSES))), len(text.words)
-    return f"{count} # or … in {words} words" if count > most * words else None
+    return f"{count} # or … in {words} words" if count > 0.1 * words else None
 
 
-def gopher_bullets(text: Text, most: float) -> str | None:
+def gopher_bullets(text: Text) -> str | None:
     """Too many lines that begin with a bullet."""
     count, lines = sum(line.startswith(_BULLETS) for line in text.lines), len(text.lines)
-    return f"{count} of {lines} lines are bullets" if count > most * lines else None
+    return f"{count} of {lines} lines are bullets" if count > 0.9 * lines else None
 
 
-def gopher_ellipsis(text: Text, most: float) -> str | None:
+def gopher_ellipsis(text: Text) -> str | None:
     """Too many lines that end with an ellipsis."""
     count, lines = sum(line.endswith(_ELLIPSES) for line in text.lines), len(text.lines)
-    return f"{count} of {lines} lines end in …" if count > most * lines else None
+    return f"{count} of {lines} lines end in …" if count > 0.3 * lines else None
 
 
-def gopher_alphabetic(text: Text, least: float) -> str | None:
+def gopher_alphabetic(text: Text) -> str | None:
     """Too few words with a letter in them."""
     count, words = sum(any(map(str.isalpha, word)) for word in text.words), len(text.words)
-    return f"{count} of {words} words have letters" if count < least * words else None
+    return f"{count} of {words} words have letters" if count < 0.8 * words else None
 
 
-def gopher_stop_words(text: Text, least: int) -> str | None:
+def gopher_stop_words(text: Text) -> str | None:
     """Too few of the stop words that every English text has."""
     count = len(_STOP_WORDS.intersection(_WORD.findall(text.lower())))
-    return f"{count} of {len(_STOP_WORDS)} stop words" if count < least else None
+    return f"{count} of {len(_STOP_WORDS)} stop words" if count < 2 else None
+
+
+_GOPHERS = (
+    *(gopher_words, gopher_word_length, gopher_symbols, gopher_bullets, gopher_ellipsis),
+    *(gopher_alphabetic, gopher_stop_words),
+)
+GOPHER = tuple(Filter(rule.__name__, rule) for rule in _GOPHERS)
+"""Gopher's quality rules."""

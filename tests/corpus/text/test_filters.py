@@ -1,6 +1,6 @@
 import pytest
 
-from common.settings import CleanSettings, GopherSettings
+from common.settings import CleanSettings
 from corpus.text.filters import Text, filters
 from tests.helpers import prose
 
@@ -30,7 +30,7 @@ def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() ->
 # A text at the threshold of a rule, which is kept, and one beyond it.
 EDGES = [
     ("words", "the of " + "word " * 48, "the of " + "word " * 47),  # 50 at least
-    ("words", "the of " + "word " * 98, "the of " + "word " * 99),  # 100 at most
+    ("words", "the of " + "word " * 99_998, "the of " + "word " * 99_999),  # 100,000 at most
     ("word_length", "the of word " + "abc " * 60, "the of " + "abc " * 60),
     ("word_length", f"the of {'a' * 25} " + f"{'b' * 10} " * 60, f"the of {'a' * 26} " + f"{'b' * 10} " * 60),
     (
@@ -51,7 +51,6 @@ EDGES = [
 
 @pytest.mark.parametrize(("rule", "kept", "dropped"), EDGES)
 def test_each_of_gophers_rules_has_its_threshold(rule: str, kept: str, dropped: str) -> None:
-    rules = GopherSettings(enabled=True, max_words=100)
-    settings = CleanSettings(language="", min_characters=0, gopher=rules)
+    settings = CleanSettings(language="", min_characters=0, gopher=True)
     assert details(kept, settings) == {}
     assert details(dropped, settings).keys() == {f"gopher_{rule}"}
