@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
     _check_data(arguments)
 
-    from corpus.index import read_meta, suffixed
+    from corpus.index import suffixed
     from training.inference.load import load_model, trained_split
     from training.precision import precision_type
 
@@ -78,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{checkpoint}: does not say which documents it was trained on; for --part {part} give "
                 "--split, the train.split of its training"
             )
-    metas = (read_meta(path) for path in paths if is_dataset(path))
-    model, tokenizer = load_model(checkpoint, next((meta.vocab_size for meta in metas if meta is not None), None))
+    model, tokenizer = load_model(checkpoint)
     model.dtype = precision_type("auto", model.wte.weight.device)
     about = {"checkpoint": str(checkpoint), "data": ", ".join(map(str, paths))}
     if arguments.task == "loss":

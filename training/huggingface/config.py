@@ -194,7 +194,7 @@ def check_finetune(model: ModelSettings, name: str, folder: Path) -> None:
             raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
     wanted, rows = model.vocab_size, theirs.vocab_size
     tokenizer = read_tokenizer(folder)
-    true = true_vocabulary(rows, tokenizer, wanted)
+    true = true_vocabulary(rows, tokenizer)
     if true != wanted:
         known = vocabulary_size(tokenizer) is not None
         raise ConfigError(

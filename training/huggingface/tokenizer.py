@@ -38,17 +38,10 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     return Tokenizer(whole) if whole.is_file() else None
 
 
-def true_vocabulary(rows: int, tokenizer: Tokenizer | None, wanted: int | None = None) -> int:
-    """How many of an embedding's `rows` are tokens; the rows after them are padding.
-
-    The tokenizer decides. Without one, `rows` counts as the data's vocabulary `wanted` plus padding if it is `wanted`
-    rounded up to a multiple of a power of two: 50,304 rows for 50,257 tokens.
-    """
+def true_vocabulary(rows: int, tokenizer: Tokenizer | None) -> int:
+    """How many of an embedding's `rows` are the tokenizer's, all without one; the rows after them are padding."""
     size = vocabulary_size(tokenizer)
-    if size is not None:
-        return min(size, rows)
-    step = rows & -rows  # the largest power of two that divides rows
-    return wanted if wanted is not None and 0 < rows - wanted < step else rows
+    return rows if size is None else min(size, rows)
 
 
 def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:

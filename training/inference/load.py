@@ -47,17 +47,16 @@ def trained_split(path: Path) -> str | None:
     return None
 
 
-def load_model(path: Path, vocab_size: int | None = None) -> tuple[GPT2, Tokenizer | None]:
+def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
     """The model in `path`, on the GPU if there is one, and its tokenizer if it is known.
 
-    Padding rows of a Hugging Face embedding are left out, with a note on stderr; `vocab_size`, the data's vocabulary,
-    identifies them if the folder has no tokenizer. Raises CheckpointError if `path` is neither a Hugging Face GPT-2 nor
-    holds a complete checkpoint.
+    Rows of a Hugging Face embedding that its tokenizer does not know are left out, with a note on stderr. Raises
+    CheckpointError if `path` is neither a Hugging Face GPT-2 nor holds a complete checkpoint.
     """
     if is_pretrained_folder(path):
         settings, weights = load_pretrained(path)
         tokenizer = read_tokenizer(path)
-        rows, true = settings.vocab_size, true_vocabulary(settings.vocab_size, tokenizer, vocab_size)
+        rows, true = settings.vocab_size, true_vocabulary(settings.vocab_size, tokenizer)
         if true < rows:
             note(f"{path}: {rows - true} of {rows} embedding rows are padding; they are left out")
             settings = settings.model_copy(update={"vocab_size": true})
