@@ -23,7 +23,6 @@ from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
 from common.settings import Experiment, TrainSettings
 from training.kernels import library
-from training.kernels.cases import milliseconds
 from training.launch.process_group import World
 from training.parallel.collectives import all_gather, run_on_rank0
 from training.precision import precision_type
@@ -144,6 +143,8 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
 
 
 def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
+    from training.kernels.cases import milliseconds  # imports torch's benchmarks, which only a GPU needs
+
     # as the model makes them: heads are slices of one (B, T, 3C) product
     qkv = torch.randn(shape.samples, shape.tokens, shape.heads, 3, shape.head_size, dtype=dtype, device="cuda")
     q, k, v = (part.requires_grad_() for part in qkv.transpose(1, 2).unbind(dim=3))
