@@ -18,8 +18,7 @@ OURS = QKV(3)
 """The order of our own checkpoints: [head, (q, k, v), dim]."""
 HUGGING_FACE = QKV(0)
 """[(q, k, v), head, dim]."""
-_PREFETCHED = 512 << 20  # bytes; docs/convert.md states 1 GiB beyond two largest tensors
-_COUNT = 4  # tensors that are prefetched: matrices and biases alternate, so that there is a matrix among them
+_AHEAD = 4  # tensors: matrices and biases alternate, so that there are two matrices among them
 
 
 def assemble(
@@ -56,7 +55,7 @@ def assemble(
 
 
 def prefetched(source: Source, names: Sequence[str], *, qkv: QKV, conv1d: bool, dtype: torch.dtype) -> Iterator[Tensor]:
-    """`assemble` for each of `names`, by a thread that is ahead of the caller where tensors are small.
+    """`assemble` for each of `names`, by a thread that is a few tensors ahead of the caller.
 
     The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming the tensor if a
     finite value is infinite in `dtype`.
@@ -67,22 +66,16 @@ def prefetched(source: Source, names: Sequence[str], *, qkv: QKV, conv1d: bool, 
         _check_range(source, name, tensor)
         return tensor
 
-    sizes = {name: torch.Size(source.tensors[name].shape).numel() * dtype.itemsize for name in names}
-    waiting, started, held = deque(names), deque[tuple[str, Future[Tensor]]](), 0
+    started: deque[Future[Tensor]] = deque()
     # one thread for its operations, too: more would compete with the writer
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
-            while waiting or started:
-                while waiting and (not held or (len(started) <= _COUNT and held + sizes[waiting[0]] <= _PREFETCHED)):
-                    name = waiting.popleft()
-                    started.append((name, pool.submit(make, name)))
-                    held += sizes[name]
-                name, future = started.popleft()
-                tensor = future.result()
-                del future  # it keeps its result
-                yield tensor
-                del tensor
-                held -= sizes[name]
+            for name in names:
+                started.append(pool.submit(make, name))
+                if len(started) > _AHEAD:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
         finally:  # after an error of the writer, too
             pool.shutdown(cancel_futures=True)
 
