@@ -1,6 +1,6 @@
 """Parallel maps over processes or threads. Results keep the input's order, so the worker count never changes a byte.
 
-    with Workers(2) as pool: ...              # one pool for a whole command: pool.map, pool.map_groups
+    with Workers(2) as pool: ...              # one pool for a whole command: pool.map
 
 Processes are forked after the calling process has done the first item, so they share what it loaded (language profiles,
 n-grams, libraries), start in milliseconds, and are not started at all for a single item. They end with their parent,
@@ -15,11 +15,10 @@ import os
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -96,18 +95,6 @@ class Workers:
         self.start(function)
         return chain(done, _in_order(self.submit, following, 4 * self.count))
 
-    def map_groups(
-        self, function: Callable[[Item], Result], groups: Sequence[Iterable[Item]]
-    ) -> Iterator[Iterator[Result]]:
-        """`map` over the items of all groups (the batches of several shards); yields one iterator of results per group.
-
-        All groups stream through the workers, so many small groups keep them as busy as a large one. Exhaust the
-        results of one group before asking for the next.
-        """
-        lists = (one for group in groups for one in chain(([item] for item in group), [[]]))
-        results = self.map(partial(_each, function), lists)
-        return (chain.from_iterable(iter(partial(next, results), [])) for _ in groups)
-
     def start(self, function: Callable[[Any], Any]) -> None:
         """Fork the processes, which compute `function` of each item that is submitted; `map` does it itself."""
         if self._pool is not None:
@@ -158,10 +145,6 @@ def _compute(item: Any) -> Any:
         return _function(item)
     except MemoryError:
         raise ToolkitError("a worker process ran out of memory; try fewer --workers") from None
-
-
-def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
-    return [function(item) for item in items]
 
 
 def threaded_map(

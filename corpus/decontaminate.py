@@ -121,50 +121,28 @@ def cut(
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser("corpus.decontaminate", __doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, summary in (
-        ("count", "first pass: how often the n-grams occur in a shard"),
-        ("cut", "second pass: a shard without them, given all counts"),
-        ("run", "both passes over all shards, on this machine"),
-        ("sum", "between the passes: one file of counts instead of one per shard"),
-    ):
-        one = verbs.add_parser(verb, help=summary)
-        if verb in ("cut", "sum"):
-            # a folder of counts may hold the sum of an earlier run, so `sum` compares its output with what it reads
-            kind = cli.any_files if verb == "cut" else str
-            one.add_argument(
-                "--counts", type=kind, nargs="+", required=True, metavar="FILE", help="counts of all shards"
-            )
-            one.add_argument(
-                "--shards", type=cli.positive_int, metavar="N", help="--counts is a folder: its shards 0000 to N - 1"
-            )
-        if verb == "sum":
-            one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="the sums")
-            continue
+    counting = verbs.add_parser("count", help="first pass: how often the n-grams occur in a shard")
+    adding = verbs.add_parser("sum", help="between the passes: one file of counts instead of one per shard")
+    cutting = verbs.add_parser("cut", help="second pass: a shard without them, given all counts")
+    running = verbs.add_parser("run", help="both passes over all shards, on this machine")
+    for one in (counting, cutting, running):
         cli.add_input(one)
         one.add_argument("--files", type=cli.lists, nargs="+", metavar="FILE", help="evaluation sets")
-        if verb == "run":
-            one.add_argument(
-                "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
-            )
-        else:
-            one.add_argument(
-                "--output", type=cli.output_file, required=True, metavar="FILE", help="the counts, or the shard"
-            )
-        if verb == "cut":
-            cli.add_step_options(one, "decontaminate")
-        else:
-            cli.add_workers(one)
-            cli.add_settings(one, "decontaminate")
+    for one in (counting, running):
+        cli.add_workers(one)
+        cli.add_settings(one, "decontaminate")
+    for one in (counting, adding, cutting):
+        one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="counts, or a shard")
+    running.add_argument(
+        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
+    )
+    adding.add_argument("--counts", type=cli.input_path, required=True, metavar="DIR", help="NNNN.counts.json inside")
+    adding.add_argument("--shards", type=cli.positive_int, required=True, metavar="N", help="shards 0000 to N - 1")
+    cutting.add_argument(
+        "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
+    )
+    cli.add_step_options(cutting, "decontaminate")
     return parser
-
-
-def _counts(given: Sequence[str], shards: int | None) -> list[Path]:
-    """The named files of counts, or those of the first shards of a folder, which may hold others of another run."""
-    if shards is None:
-        return expand_inputs(given)
-    if len(given) > 1 or not Path(given[0]).is_dir():
-        raise InputError(f"--counts {given[0]}: must be one folder; --shards takes shards out of a folder")
-    return shard_paths(Path(given[0]), shards, ".counts.json")
 
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
@@ -191,8 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     arguments = _parser().parse_args(argv)
     if arguments.verb == "sum":
-        counts = _counts(arguments.counts, arguments.shards)
-        check_outputs([arguments.output], counts)
+        counts = shard_paths(arguments.counts, arguments.shards, ".counts.json")
         write_json(arguments.output, _counts_file(*sum_counts(counts)))
         return 0
     settings = cli.read_settings(arguments)
@@ -212,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options: StepOptions = {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
         write_json(arguments.output, count(inputs, settings.decontaminate, **options))
         return 0
-    counts = _counts(arguments.counts, arguments.shards)
+    counts = expand_inputs(arguments.counts)
     stats = cut(inputs, counts, arguments.output, settings.decontaminate, **step_options(arguments, settings))
     stats.finish(arguments.stats)
     return 0

@@ -49,20 +49,13 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
 
 def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
     """Raise InputError if the two differ in dtype or vocabulary."""
-    for suffix, one, other in (
-        (".idx", shard.dtype.name, first.dtype.name),
-        (".json", _vocabulary(shard), _vocabulary(first)),
-    ):
+    for suffix, one, other in ((".idx", shard.dtype.name, first.dtype.name), (".json", shard.meta, first.meta)):
         if one != other:
             raise InputError(
-                f"{suffixed(shard.prefix, suffix)}: {one}, but {suffixed(first.prefix, suffix)}: {other}; "
+                f"{suffixed(shard.prefix, suffix)}: {one or 'no such file'}, but "
+                f"{suffixed(first.prefix, suffix)}: {other or 'no such file'}; "
                 "tokenize all shards with one vocabulary"
             )
-
-
-def _vocabulary(dataset: IndexedDataset) -> str:
-    meta = dataset.meta
-    return f"vocabulary of {meta.vocab_size}, end of text {meta.end_of_text}" if meta else "no such file"
 
 
 def expand_prefixes(paths: Sequence[Path], shards: int | None) -> list[Path]:

@@ -1,18 +1,17 @@
 """Phase 4, one job, joins documents into clusters and chooses survivors; phase 5, one job per shard, writes them.
 
-The longest document survives, ties go to the smallest id. Segments per shard NAME: `NAME/removed` (i64, indices in the
-shard), `NAME/exact` (u8, 1 if the survivor's normalised text is equal), `NAME/ids` and `NAME/ids_length` (bytes and
-i64, the survivors' ids).
+The longest document survives, ties go to the smallest id. The segments of shard NAME are JSON, in bytes: its removed
+documents as [[index in the shard, id of the survivor, whether its normalised text is equal], …].
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from common.console import warn
@@ -21,7 +20,7 @@ from common.files import BadLines, document_writer, read_documents, shard_stem
 from common.settings import DedupSettings
 from common.stats import Stats
 from corpus.dedup.pairs import Pairs, part_of, read_pairs
-from corpus.dedup.segments import Segments, write_segments
+from corpus.dedup.segments import Segments, SegmentWriter, write_segments
 from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
 from corpus.runner import Drop, Step
@@ -155,18 +154,16 @@ def _candidates(path: Path) -> int:
         return int(file.info["candidates"])
 
 
-def _write_removed(file: Any, removed: Rows, survivor: Rows, signatures: Signatures) -> None:
-    exact = np.empty(len(removed), dtype=np.uint8)
+def _write_removed(file: SegmentWriter, removed: Rows, survivor: Rows, signatures: Signatures) -> None:
     chosen, index = np.unique(survivor, return_inverse=True)
-    exact[:] = signatures.values("exact", removed) == signatures.values("exact", chosen)[index]
-    ids = list(signatures.blobs("ids", chosen))
+    exact = signatures.values("exact", removed) == signatures.values("exact", chosen)[index]
+    ids = [name.decode() for name in signatures.blobs("ids", chosen)]
     for start, shard in zip(signatures.starts.tolist(), signatures.shards, strict=False):
         low, high = np.searchsorted(removed, [start, start + shard.info["documents"]])
-        names = [ids[number] for number in index[low:high].tolist()]
-        file.append(f"{shard.path.stem}/removed", removed[low:high] - start)
-        file.append(f"{shard.path.stem}/exact", exact[low:high])
-        file.append(f"{shard.path.stem}/ids", np.frombuffer(b"".join(names), dtype=np.uint8))
-        file.append(f"{shard.path.stem}/ids_length", np.array([len(name) for name in names], dtype=np.int64))
+        if high > low:
+            names = [ids[number] for number in index[low:high].tolist()]
+            rows = zip((removed[low:high] - start).tolist(), names, exact[low:high].tolist(), strict=True)
+            file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(rows)), dtype=np.uint8))
 
 
 def _describe(rows: Rows, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
@@ -211,15 +208,9 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
 
 def _removals(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
     """The removed documents of a shard by their index: the survivor's id, and the reason."""
-    name = shard_stem(shard)
     with Segments(clusters) as file:
-        indices = file.read(f"{name}/removed", "<i8").tolist()
-        exact = file.read(f"{name}/exact", "u1").tolist()
-        ids = file.read(f"{name}/ids", "u1").tobytes()
-        ends = np.cumsum(file.read(f"{name}/ids_length", "<i8")).tolist()
-    survivors = [ids[start:end].decode() for start, end in pairwise([0, *ends])]
-    reasons = ["exact" if same else "near" for same in exact]
-    return dict(zip(indices, zip(survivors, reasons, strict=True), strict=True))
+        rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]
+    return {index: (survivor, "exact" if same else "near") for index, survivor, same in rows}
 
 
 def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:

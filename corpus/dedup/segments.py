@@ -113,11 +113,6 @@ class Segments:
                 raise self._damaged(f"{name} at byte {offset} is changed")
             yield np.frombuffer(data, dtype=dtype)
 
-    def read(self, name: str, dtype: str) -> NDArray[Any]:
-        """The arrays of a name, concatenated; an empty one of `dtype` if there is none."""
-        arrays = list(self.each(name))
-        return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
-
     def offsets(self, name: str) -> list[int]:
         """The offsets of a name's arrays in the file."""
         return [offset for _, offset, _, _ in self._segments.get(name, [])]

@@ -76,6 +76,9 @@ class Meta:
     bin: str = field(default="", compare=False)
     checksum: str = field(default="", compare=False)
 
+    def __str__(self) -> str:
+        return f"vocabulary of {self.vocab_size}, end of text {self.end_of_text}"
+
 
 def read_meta(prefix: Path) -> Meta | None:
     """PREFIX.json, or None if it does not exist: a dataset of another tool. Raises InputError if it is damaged."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError, InputError
+from common.errors import InputError
 from common.files import read_lines
 from common.settings import BlacklistSettings
 from corpus.urls.hosts import ascii_host, ascii_name, is_address, is_public_suffix
@@ -49,14 +49,15 @@ class DomainListReport:
 
 
 class DomainBlocklist:
-    """All domains that `settings` drop. Raises InputError or ConfigError for a list without a usable entry."""
+    """All domains that `settings` drop. Raises InputError for a list without a usable entry."""
 
     def __init__(self, settings: BlacklistSettings) -> None:
         self._keys: set[str] = set()
         """`example.com` for a host and everything below it, `example.*` for a name."""
-        self.lists = [self._read_file(path) for path in (_BUILT_IN, *settings.domain_lists)]
-        self.lists.append(self._read_key("blacklist.extra_domains", settings.extra_domains, _host_or_name))
-        self.lists.append(self._read_key("blacklist.extra_suffixes", settings.extra_suffixes, _suffix))
+        files = (_BUILT_IN, *settings.domain_lists)
+        self.lists = [self._add(str(path), map(_decode, read_lines(path)), _host_or_name) for path in files]
+        self.lists.append(self._add("blacklist.extra_domains", settings.extra_domains, _host_or_name))
+        self.lists.append(self._add("blacklist.extra_suffixes", settings.extra_suffixes, _suffix))
 
     def blocks(self, host: str, domain: str) -> bool:
         """Whether a normalised host is on a list; `domain` is its registered domain."""
@@ -71,20 +72,9 @@ class DomainBlocklist:
                 return False
         return True
 
-    def _read_file(self, path: Path) -> DomainListReport:
-        result = self._add(DomainListReport(str(path)), map(_decode, read_lines(path)), _host_or_name)
-        if result.entries and result.unusable == result.entries:
-            raise InputError(f"{result}; give a list of domains, or remove it from blacklist.domain_lists")
-        return result
-
-    def _read_key(self, name: str, entries: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
-        result = self._add(DomainListReport(name), entries, parse)
-        if result.entries and result.unusable == result.entries:
-            raise ConfigError(str(result))
-        return result
-
-    def _add(self, result: DomainListReport, lines: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
-        """Add the entries of a list; `parse` returns the key of each."""
+    def _add(self, name: str, lines: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
+        """Add the entries of a list; `parse` returns the key of each. Raises InputError if none is usable."""
+        result = DomainListReport(name)
         for number, line in enumerate(lines, start=1):
             for entry in (line,) if _PLAIN.fullmatch(line) else _entries(line):
                 result.entries += 1
@@ -92,7 +82,9 @@ class DomainBlocklist:
                     self._keys.add(parse(entry))
                 except ValueError as error:
                     result.unusable += 1
-                    result.first = result.first or f"{result.name}:{number}: {entry[:80]!r} ({error})"
+                    result.first = result.first or f"{name}:{number}: {entry[:80]!r} ({error})"
+        if result.entries and result.unusable == result.entries:
+            raise InputError(f"{result}; give domains, or remove the list from the configuration")
         return result
 
 

@@ -85,10 +85,11 @@ def test_counts_of_shards_that_the_run_does_not_have_are_not_read(tmp_path: Path
     stale = {**counted, "counts": dict.fromkeys(counted["counts"], 1000)}
     for name, content in (("0000", counted), ("0001", counted), ("0002", stale)):
         write_json(tmp_path / "counts" / f"{name}.counts.json", content)
-    given = ("cut", "--input", tmp_path / "in.zst", "--files", tmp_path / "set.txt", "--output", tmp_path / "cut.zst")
+    given = ("sum", "--counts", tmp_path / "counts", "--output", tmp_path / "sum.json")
+    evaluation = ("--files", tmp_path / "set.txt", "--counts", tmp_path / "sum.json")
     for shards, left in (("2", False), ("3", True)):
-        options = (*given, "--counts", tmp_path / "counts", "--shards", shards)
-        assert called("corpus.decontaminate", *options).returncode == 0
+        assert called("corpus.decontaminate", *given, "--shards", shards).returncode == 0
+        output = ("--input", tmp_path / "in.zst", "--output", tmp_path / "cut.zst")
+        assert called("corpus.decontaminate", "cut", *output, *evaluation).returncode == 0
         assert any(ITEM in found["text"] for found in read_shard(tmp_path / "cut.zst")) == left
-    result = called("corpus.decontaminate", *given, "--counts", tmp_path / "counts", "--shards", "5")
-    assert_one_line_error(result, "0003.counts.json")
+    assert_one_line_error(called("corpus.decontaminate", *given, "--shards", "5"), "0003.counts.json")
