@@ -37,7 +37,7 @@ SKIPPED = {
     r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",
     r"python -m demo$": "runs everything; tests/workflow/test_all.py does that",
     r"python -m demo\.serve --site \S+$": "serves until Ctrl-C; tests/demo/test_serve.py does that",
-    r".*--resolve '\*=127\.0\.0\.1:8080'": "port 8080 may be taken; tests/corpus/scrape/test_main.py uses a free one",
+    r".*scrape\.resolve=.*127\.0\.0\.1:8080": "8080 may be taken; tests/corpus/scrape/test_main.py uses a free port",
     r"python -m corpus\.merge_index .*--shards 1000": "needs 1,000 shards; tests/corpus/test_merge_index.py has three",
     r"python -m corpus\.train_tokenizer .*(32000|8000)": "too little text; tests/corpus/test_train_tokenizer.py",
     r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",

@@ -1,7 +1,7 @@
 """Fetch the pages of a URL list politely, extract their text, and write them in the list's order.
 
     python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml --workers 8
-    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --resolve '*=127.0.0.1:8080' --archive raw.warc.gz
+    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst 'scrape.resolve={"*": 127.0.0.1:8080}'
     python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst --workers 8
 
 The outcome of each URL is kept beside the output (OUTPUT.journal.zst), for this list and later ones: an interrupted run
@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from common import cli
 from common.console import note
@@ -30,11 +30,13 @@ from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.runner import Step, StepOptions, step_options
-
-if TYPE_CHECKING:
-    from corpus.scrape.crawl import Crawl, CrawlQueues
-    from corpus.scrape.outcome_cache import OutcomeCache
-    from corpus.scrape.pages import Outcome
+from corpus.scrape.crawl import Crawl, CrawlQueues, crawl, require_contact, sort_into_queues
+from corpus.scrape.journal import Journal
+from corpus.scrape.offline import extract_archives
+from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
+from corpus.scrape.pages import Outcome, largest_hosts, outcome_writer
+from corpus.scrape.warc import Archive
+from corpus.urls.rules import UrlRules
 
 
 def read_urls(path: Path) -> list[str]:
@@ -68,13 +70,6 @@ def scrape(
     Raises EmptyResultError if no page has text, OutageError if the network is down, ConfigError if pages would have to
     be fetched again without `refetch`.
     """
-    from corpus.scrape.crawl import crawl, require_contact, sort_into_queues
-    from corpus.scrape.journal import Journal
-    from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
-    from corpus.scrape.pages import largest_hosts, outcome_writer
-    from corpus.scrape.warc import Archive
-    from corpus.urls.rules import UrlRules
-
     listed = read_urls(urls)
     if not listed and not options.get("allow_empty"):
         raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
@@ -108,7 +103,7 @@ def scrape(
             raise
         stats.extra |= {"resumed": done, "fetched": run.fetched, "extracted_again": run.extracted_again}
 
-        def outcome_of(position: int) -> "Outcome":
+        def outcome_of(position: int) -> Outcome:
             if position in run.parked:
                 return {"reason": "host_parked"}
             reason = queues.refused.get(position)
@@ -135,11 +130,11 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _count_done(queues: "CrawlQueues", cache: "OutcomeCache") -> int:
+def _count_done(queues: CrawlQueues, cache: OutcomeCache) -> int:
     return sum(map(cache.is_done, queues.positions()))
 
 
-def _run(crawling: Coroutine[Any, Any, "Crawl"], urls: Path) -> "Crawl":
+def _run(crawling: Coroutine[Any, Any, Crawl], urls: Path) -> Crawl:
     """Run a crawl. If tasks fail, raises the first error; the others were cancelled."""
     try:
         return asyncio.run(crawling)
@@ -170,13 +165,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="raw responses (.warc.gz), appended to an existing file",
     )
     parser.add_argument(
-        "--resolve", nargs="+", action="extend", default=[], metavar="HOST=IP:PORT", help="added to scrape.resolve"
-    )
-    parser.add_argument(
         "--site",
         type=cli.input_path,
         metavar="DIR",
-        help="recorded site that --resolve leads to; earlier outcomes count while it is unchanged",
+        help="recorded site that scrape.resolve leads to; earlier outcomes count while it is unchanged",
     )
     parser.add_argument(
         "--refetch", action="store_true", help="fetch pages again that a changed key needs and the archive lacks"
@@ -186,25 +178,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = cli.read_settings(arguments)
     options = step_options(arguments, settings)
     if arguments.warc:
-        if arguments.archive or arguments.resolve or arguments.refetch or arguments.site:
-            parser.error("--archive, --resolve, --refetch and --site are for --urls: --warc uses no network")
-        from corpus.scrape.offline import extract_archives
-
+        if arguments.archive or arguments.refetch or arguments.site:
+            parser.error("--archive, --refetch and --site are for --urls: --warc uses no network")
         paths = expand_inputs(arguments.warc)
         require_regular(paths, "corpus.scrape --warc")
         stats = extract_archives(paths, arguments.output, settings.scrape, settings.blacklist, **options)
         stats.finish(arguments.stats)
         return 0
-    resolve = dict(settings.scrape.resolve)
-    for entry in arguments.resolve:
-        host, separator, address = entry.partition("=")
-        if not separator:
-            parser.error(f"--resolve {entry}: must read HOST=IP:PORT")
-        resolve[host] = address
     stats = scrape(
         arguments.urls,
         arguments.output,
-        settings.scrape.model_copy(update={"resolve": resolve}),
+        settings.scrape,
         settings.blacklist,
         archive=arguments.archive,
         refetch=arguments.refetch,

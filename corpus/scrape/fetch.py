@@ -5,6 +5,7 @@ A fetch returns a `FetchedPage` or raises a `PageError` with a named reason; not
 
 import asyncio
 import random
+from collections import defaultdict
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -22,7 +23,6 @@ from corpus.urls.url import Url, parse_url
 
 _NOT_CONTACTABLE = frozenset({"private_host", "no_contact"})  # a redirect to such a host is refused
 _MAX_WAIT = 300.0  # seconds; a host that asks for more (Crawl-delay, Retry-After) is given up
-_MAX_HOSTS = 8192  # host states in memory, 20 KB each with a typical robots.txt; twice the hosts crawled at once
 
 
 @dataclass
@@ -39,10 +39,6 @@ class _HostState:
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
     response_count: int = 0
 
-    def is_idle(self, now: float) -> bool:
-        """Whether the state can be dropped: no request is running, and no delay is pending."""
-        return not self.lock.locked() and not self.robots_lock.locked() and self.free_at <= now
-
 
 class Fetcher:
     """Fetches pages through one session.
@@ -58,7 +54,7 @@ class Fetcher:
         self.response_count = 0
         """Responses so far, from all hosts: they show that the network is up."""
         self._allow_private = allow_private
-        self._hosts: dict[str, _HostState] = {}
+        self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)  # 20 KB each with a typical robots.txt
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Fetcher":
@@ -123,7 +119,7 @@ class Fetcher:
 
     async def _check_robots(self, url: Url) -> None:
         """Raise PageError if robots.txt forbids a URL or cannot be fetched."""
-        host = self._host(url)
+        host = self._hosts[url.host]
         sent = URL(url.text)
         origin = sent.origin()
         async with host.robots_lock:
@@ -154,16 +150,6 @@ class Fetcher:
 
     # ---------------------------------------------------------------------------------------------- requests
 
-    def _host(self, url: Url) -> _HostState:
-        """The state of a URL's host. If there are too many, the least recently used idle ones are dropped."""
-        host = self._hosts[url.host] = self._hosts.pop(url.host, _HostState())
-        while len(self._hosts) > _MAX_HOSTS:
-            oldest = next(iter(self._hosts))
-            if not self._hosts[oldest].is_idle(asyncio.get_running_loop().time()):
-                break
-            del self._hosts[oldest]
-        return host
-
     def _require_contactable(self, host: str) -> None:
         """Raise PageError for a host that must not be contacted; names are checked again after DNS."""
         if self.addresses.get(host) is not None:
@@ -184,7 +170,7 @@ class Fetcher:
                 backoff = 0.0 if last else self.settings.retry_delay * 2**attempt * random.uniform(1.0, 1.25)
                 # the whole host waits, not only this page
                 wait = min(max(backoff, error.wait), _MAX_WAIT)
-                host = self._host(url)
+                host = self._hosts[url.host]
                 host.free_at = max(host.free_at, asyncio.get_running_loop().time() + wait)
                 if last:
                     raise
@@ -193,7 +179,7 @@ class Fetcher:
     async def _request(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
         """One request, when the host is free: a page (which keeps its slot) or the URL of a redirect."""
         self._require_contactable(url.host)
-        host, loop = self._host(url), asyncio.get_running_loop()
+        host, loop = self._hosts[url.host], asyncio.get_running_loop()
         async with host.lock:
             await asyncio.sleep(host.free_at - loop.time())
             await self.slots.acquire()
@@ -217,5 +203,5 @@ class Fetcher:
         target, headers = self.addresses.target(url)
         async with self._session.get(target, headers=headers, allow_redirects=False) as response:
             self.response_count += 1
-            self._host(url).response_count += 1
+            self._hosts[url.host].response_count += 1
             return await read_response(response, url, types, self.settings.max_bytes)

@@ -29,7 +29,7 @@ PAGES = frozenset({"ok", "plain"})
 """What `OutcomeCache.reason` says of a page."""
 _ROBOTS = frozenset({"robots", "robots_unreachable", "crawl_delay"})
 # failures that a larger value of a key may turn into pages
-_LIMITS = {"too_large": "max_bytes", "too_many_redirects": "max_redirects"}
+_LIMITS = {"too_large": "max_bytes", "too_many_redirects": "max_redirects", "extract_timeout": "extract_timeout"}
 
 
 def outcome_settings(settings: ScrapeSettings) -> OutcomeSettings:
@@ -79,9 +79,6 @@ class OutcomeCache:
         then, today = entry["settings"], self.journal.settings
         if (reason == "ok" or reason.startswith("extract_")) and then["extractors"] != today["extractors"]:
             return "extractors"
-        if reason == "extract_timeout" and self.in_archive(position):
-            # kept if there is no archive: a slow extraction is no reason to fetch the page again
-            return "extract_timeout" if self.settings.extract_timeout > then["extract_timeout"] else None
         key = _LIMITS.get(reason)
         return key if key is not None and bool(today[key] > then[key]) else None
 

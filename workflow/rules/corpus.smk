@@ -66,7 +66,7 @@ rule scrape:
             else ""
         ),
         resolve=(
-            f"--resolve '*=ADDRESS' --site {quote(str(settings.site))}"
+            f"--site {quote(str(settings.site))} 'scrape.resolve={{\"*\": ADDRESS}}'"
             if settings.site
             else ""
         ),

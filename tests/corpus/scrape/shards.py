@@ -75,7 +75,7 @@ class Shard:
     def arguments(self, address: str) -> list[str]:
         """The same run as arguments of the command."""
         paths = {"--urls": self.urls, "--output": self.output, "--rejects": self.rejects}
-        options = [str(part) for pair in paths.items() for part in pair] + ["--resolve", f"*={address}"]
+        options = [str(part) for pair in paths.items() for part in pair] + [f'scrape.resolve={{"*": {address}}}']
         return [*options, *(f"scrape.{key}={value}" for key, value in QUICK.items())]
 
     def bytes(self) -> tuple[bytes, bytes]:

@@ -178,11 +178,11 @@ def test_bad_lists_addresses_and_results_are_one_line_and_leave_no_file(tmp_path
     shard = Shard(tmp_path)
     with rude_server({}) as server:
         mapped = shard.arguments(server.address)
-        unmapped = mapped[: mapped.index("--resolve")]
+        others = [argument for argument in mapped if "resolve" not in argument]
         for content, arguments, parts in (
-            (b"http://one.example/1\nhttp://public.example/\n", [*unmapped, "--resolve", "one.example=127.0.0.1:9"],
+            (b"http://one.example/1\nhttp://public.example/\n", [*others, "scrape.resolve={one.example: 127.0.0.1:9}"],
              ("scrape.contact", "public.example")),
-            (b"http://one.example/1\n", [*mapped, "--resolve", "one.example=127.0.0.1:65536"], ("one.example",)),
+            (b"http://one.example/1\n", [*mapped, "scrape.resolve={one.example: 127.0.0.1:65536}"], ("one.example",)),
             (b"http://one.example/\n\xff\xfe\n", mapped, ("urls.txt:2: ",)),
             (b"http://one.example/1\nhttp://one.example/2\nhttp://one.example/3.jpg\n", mapped,
              ("urls.txt: ", "of 3 URLs", "2 http_404, 1 extension")),
