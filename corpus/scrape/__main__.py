@@ -4,7 +4,7 @@
     python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst 'scrape.resolve={"*": 127.0.0.1:8080}'
     python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst --workers 8
 
-The outcome of each URL is kept beside the output (OUTPUT.journal.zst), for this list and later ones: an interrupted run
+The outcome of each URL is kept beside the output (OUTPUT.journal), for this list and later ones: an interrupted run
 resumes, and a finished one fetches only new URLs. When a changed key needs pages again (extractors, a larger
 max_bytes), they come from the archive. If the archive lacks them, the run stops and says what it would fetch again;
 --refetch, or deleting OUTPUT.settings.json, agrees to that. Two runs over the same pages write the same bytes. If no
@@ -117,7 +117,6 @@ def scrape(
             journal.forget_run()  # once the cause is fixed, the next run must try again
             raise EmptyResultError(f"{urls}: {error}") from None
         stats.extra["hosts"] = largest_hosts(queues.queues, outcome_of)
-        journal.finish(queues.keys)
     return stats
 
 

@@ -1,7 +1,6 @@
 """The journal of a crawl: the outcome of each URL, appended as it happens, and kept after the shard is finished.
 
-    OUTPUT.journal         the outcomes of the current run, one JSON object per line
-    OUTPUT.journal.zst     the last outcome of every URL of earlier runs: about as large as the shard
+    OUTPUT.journal         the outcomes of all runs, one JSON object per line
     OUTPUT.settings.json   the settings of the crawl (corpus.scrape.outcome_cache)
 
     {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711}     a page; `hops` if it was redirected
@@ -10,15 +9,14 @@
 
 A URL is identified by the form in which it is requested: without fragment, host in ASCII. So the journal does not
 depend on the list: URLs may be added, removed or moved. `settings` are those that the outcome was made with. The last
-line of a URL counts, and OUTPUT.journal comes after OUTPUT.journal.zst. Outcomes of another recorded site (`site` in
-the settings is its digest) do not count. All outcomes are held in memory.
+line of a URL counts. Outcomes of another recorded site (`site` in the settings is its digest) do not count. All
+outcomes are held in memory.
 
 Each line reaches the kernel before the next one starts, so kill -9 loses none; `sync` guards against a power cut.
-A torn last line is cut off. OUTPUT.journal.zst is only ever replaced by a file that contains as much.
+A torn last line is cut off; the file is never rewritten.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files import document_writer, open_locked, read_json, read_lines, write_json
+from common.files import open_locked, read_json, write_json
 from corpus.urls.url import parse_url
 
 OutcomeSettings = dict[str, Any]
@@ -45,11 +43,9 @@ class Journal:
 
     def __init__(self, output: Path, settings: OutcomeSettings) -> None:
         self.path = output.with_name(output.name + ".journal")
-        self.finished_path = output.with_name(output.name + ".journal.zst")
         self.settings_path = output.with_name(output.name + ".settings.json")
         self.settings = settings
         self.known: dict[str, Entry] = {}
-        self._damaged = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # a job that was thought dead and its successor must not both write it
         self._file = open_locked(self.path, f"{self.path}: in use by another scrape; stop that one first")
@@ -65,38 +61,29 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if os.fstat(self._file.fileno()).st_size == 0:  # nothing to resume: bad input leaves no file
             self.path.unlink(missing_ok=True)
-            if not self.finished_path.exists():
-                self.settings_path.unlink(missing_ok=True)
+            self.settings_path.unlink(missing_ok=True)
         self._file.close()
 
     def _load(self) -> None:
-        """Read both files, and cut off a torn last line of OUTPUT.journal."""
-        if self.finished_path.exists():
-            for number, line in enumerate(read_lines(self.finished_path)):
-                self._read(line, self.finished_path, number == 0)
-        end = 0
-        for number, line in enumerate(self._file):
+        """Read the file, and cut off a torn last line."""
+        end = damaged = 0
+        for line in self._file:
             if not line.endswith(b"\n"):
                 break
-            self._read(line, self.path, number == 0)
+            try:
+                entry = orjson.loads(line)
+                if entry["settings"].get("site") == self.settings.get("site"):
+                    self.known[entry["url"]] = entry
+            except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+                if end == 0:
+                    cure = "not a journal of corpus.scrape; move it away to fetch its pages again"
+                    raise InputError(f"{self.path}: {cure}") from None
+                damaged += 1
             end += len(line)
         self._opened = self._file.seek(end)
         self._file.truncate()
-        if self._damaged:
-            warn(f"{self.path}: {self._damaged} damaged lines are left out")
-
-    def _read(self, line: bytes, path: Path, is_first: bool) -> None:
-        """Take in one line of a file."""
-        try:
-            entry = orjson.loads(line)
-            if entry["settings"].get("site") == self.settings.get("site"):
-                self.known[entry["url"]] = entry
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            if is_first:
-                raise InputError(
-                    f"{path}: not a journal of corpus.scrape; move it away to fetch its pages again"
-                ) from None
-            self._damaged += 1
+        if damaged:
+            warn(f"{self.path}: {damaged} damaged lines are left out")
 
     def append(self, url: str, **outcome: Any) -> None:
         """Append the outcome of a URL, made with today's settings.
@@ -125,20 +112,6 @@ class Journal:
         """Write today's settings to OUTPUT.settings.json."""
         if self.accepted_settings() != self.settings:
             write_json(self.settings_path, self.settings)
-
-    def finish(self, keys: Iterable[str] = ()) -> None:
-        """After the shard is written: move all outcomes to OUTPUT.journal.zst, and empty OUTPUT.journal.
-
-        The outcomes of `keys`, the URLs of the list, come first and in this order, whatever their order of arrival.
-        Until the second step OUTPUT.journal still has its lines, so a kill between the two loses nothing.
-        """
-        if self._file.tell():
-            with document_writer(self.finished_path) as write:
-                for key in dict.fromkeys((*keys, *self.known)):
-                    if key in self.known:
-                        write(self.known[key])
-        self._file.seek(0)
-        self._file.truncate()
 
     def forget_run(self) -> None:
         """Drop the lines appended since the journal was opened, so that the next run tries these URLs again."""

@@ -22,6 +22,7 @@ from common.errors import PageError
 from corpus.urls.url import Url, parse_url
 
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
+_KEY = 6  # characters of a path by which rules are looked up
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
 _UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")  # sent without Content-Encoding
@@ -63,14 +64,21 @@ class RobotsRules:
             for text, allow in patterns
             if text
         ]
-        self._rules = sorted(found, reverse=True)  # the one that decides comes first
+        self._rules: defaultdict[str, list[_Rule]] = defaultdict(list)
+        """By their first characters, "" for shorter ones; the longest first, and of two the one that allows."""
+        for rule in sorted(found, reverse=True):
+            self._rules[rule.parts[0][:_KEY] if len(rule.parts[0]) >= _KEY else ""].append(rule)
 
     def allows(self, path: str) -> bool:
         """Whether a path with its query may be fetched. /robots.txt itself always may."""
         if path.partition("?")[0] == "/robots.txt":
             return True
         path = _normalize(path)
-        return next((rule.allow for rule in self._rules if _matches(rule.parts, path, rule.to_end)), True)
+        candidates = [self._rules.get(key, ()) for key in (path[:_KEY], "")]
+        matching = [
+            next((rule for rule in rules if _matches(rule.parts, path, rule.to_end)), None) for rules in candidates
+        ]
+        return max(filter(None, matching), default=_Rule(0, True, [], False)).allow
 
 
 def _matches(parts: list[str], text: str, to_end: bool) -> bool:

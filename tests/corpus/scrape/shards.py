@@ -15,7 +15,7 @@ from tests.rude_server import Behaviour, Server, redirect, reply
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
 DOWN = "127.0.0.1:9"
 BUSY = reply(status="503 Service Unavailable")
-BIG = 150_000  # twice as many bytes: more than one frame of a finished journal
+BIG = 150_000  # twice as many bytes
 PLAIN = "gęślą jaźń!!"
 QUICK: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
 
@@ -56,9 +56,7 @@ class Shard:
         self.folder.mkdir()
         self.urls, self.warc = self.folder / "urls.txt", self.folder / "x.warc.gz"
         self.output, self.rejects = self.folder / "x.jsonl.zst", self.folder / "x.rejects"
-        self.journal, self.finished_journal, self.settings = (
-            self.folder / f"x.jsonl.zst.{name}" for name in ("journal", "journal.zst", "settings.json")
-        )
+        self.journal, self.settings = (self.folder / f"x.jsonl.zst.{name}" for name in ("journal", "settings.json"))
 
     def run(self, address: str, urls: list[str] | None = None, **changes: Any) -> Stats:
         options = {key: changes.pop(key) for key in ("allow_empty", "refetch", "workers") if key in changes}

@@ -33,7 +33,7 @@ def test_with_another_list_only_new_urls_are_fetched_and_the_bytes_are_those_of_
         now = {name for name in pages if name.split("/")[0] not in ("middle.example", "moved.example")}
         assert not now & asked - {"site1.example/1"}, "the one that redirects lead to"
         asked |= now
-        assert shard.bytes() == fresh(tmp_path, server, urls=urls) and not shard.journal.exists()
+        assert shard.bytes() == fresh(tmp_path, server, urls=urls)
     shard.run(DOWN, URLS[:2], contact="me@example.org", page_timeout=1, host_delay=5)
     assert [record["url"] for record in read_shard(shard.output)] == URLS[:2]
     assert shard.run(DOWN, URLS).extra["fetched"] == 0, "a URL that left the list is still known"
@@ -70,7 +70,7 @@ def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_
         shard.run(server.address, extractors=OTHER)
     for part in ("scrape.extractors", "17 URLs", "--refetch", str(shard.settings)):
         assert part in str(refusal.value)
-    assert not server.requested and shard.bytes() == before and not shard.journal.exists()
+    assert not server.requested and shard.bytes() == before
     shard.run(DOWN)  # key restored
     assert shard.bytes() == before
     with pytest.raises(OutageError):
@@ -104,21 +104,3 @@ def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_c
     stats = shard.run(server.address, archive=True)
     assert shard.bytes() == before and shard.warc.read_bytes() == warc and stats.extra["extracted_again"] == 19
     assert not {"site0.example/0", "plain.example/", "big.example/", "moved.example/"} & set(server.requested)
-
-
-def test_a_stop_before_the_finished_journal_is_written_changes_nothing(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shard = Shard(tmp_path)
-
-    def stop(*_: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("corpus.scrape.journal.document_writer", stop)
-        shard.run(server.address, archive=True)
-    before, warc = shard.bytes(), shard.warc.read_bytes()
-    assert shard.journal.exists() and not shard.finished_journal.exists()
-    assert shard.run(DOWN, archive=True).extra["fetched"] == 0
-    assert shard.bytes() == before == fresh(tmp_path, server) and shard.warc.read_bytes() == warc
-    assert not shard.journal.exists() and shard.finished_journal.exists()
