@@ -21,7 +21,7 @@ _NO_LIBRARY = frozenset(
 _SHORTEST, _LONGEST, _FEWEST = 30, 200, 5  # characters and words of a sentence
 _WORDS = 0.85  # minimum share of ordinary words in a sentence
 _COMMON = 12  # times that every word of a sentence occurs in all of them
-_TRIPLE_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
+_TRIPLE_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)  # docstrings, and a few others
 _WORD = re.compile(r"[a-z']+")
 _BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[*+-]|\d+\.) )")  # between paragraphs or list items
 _BULLET = re.compile(r"(?:[*+-]|\d+\.|\(\d+\)) +")
@@ -53,11 +53,6 @@ def paragraphs(text: str) -> Iterator[list[str]]:
         line = _BULLET.sub("", " ".join(block.split()), count=1)
         if found := list(filter(None, map(sentence, _SENTENCE.split(line)))):
             yield found
-
-
-def docstrings(path: Path) -> Iterator[str]:
-    """The texts in triple double quotes in a Python file: its docstrings, and a few others."""
-    yield from _TRIPLE_QUOTED.findall(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def split_articles(title: str, blocks: Iterable[str], seen: set[str]) -> Iterator[tuple[str, str]]:
@@ -97,7 +92,8 @@ def _modules(folder: Path, *package: str) -> Iterator[tuple[str, Iterable[str]]]
     for path in sorted(folder.rglob("*.py")):
         module = (*package, *path.relative_to(folder).with_suffix("").parts)
         if not _NO_LIBRARY.intersection(module):
-            yield f"Module {'.'.join(module)}", docstrings(path)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield f"Module {'.'.join(module)}", _TRIPLE_QUOTED.findall(text)
 
 
 def plain_texts(sources: Iterable[tuple[str, Iterable[str]]]) -> Iterator[tuple[str, list[str]]]:

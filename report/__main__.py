@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from common import cli, page
-from common.config import load_settings, settings_text
-from common.errors import InputError, ToolkitError
+from common.config import settings_text
+from common.errors import InputError
 from common.files import read_json, read_text, write_text
 from common.settings import Settings
 from report.corpus import corpus_figures
 from report.curves import curve_charts, curve_rows
 from report.funnel import Step, bytes_chart, documents_chart, funnel
 from report.layout import comparisons, memory_chart
-from report.models import Model, split_samples, trained_models
+from report.models import Model, settings_of, split_samples, trained_models
 from report.timing import Clock, gantt_chart, spread, timeline
 
 
@@ -35,7 +35,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
             f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
         )
     works = timeline(run, models, settings.shards if settings else None)
-    known = settings or _settings_of(run)
+    known = settings or settings_of(run / "config.yaml")
     card_file, names = run / "run.json", ", ".join(model.name for model in models)
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
@@ -78,14 +78,6 @@ def _versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models:
 def _configuration(run: Path) -> str | None:
     path = run / "config.yaml"  # written when the run started
     return read_text(path) if path.exists() else None
-
-
-def _settings_of(run: Path) -> Settings | None:
-    """The settings of the run, unless they are of another version of the toolkit."""
-    try:
-        return load_settings(run / "config.yaml")
-    except (ToolkitError, OSError):
-        return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

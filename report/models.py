@@ -120,7 +120,7 @@ def trained_models(run: Path) -> list[Model]:
 
 
 def _model(run: Path, folder: Path) -> Model:
-    name = folder.name
+    name, settings = folder.name, settings_of(folder / "settings.yaml")
     merged = steps.result("merge", run, name).parent
     report, listed = _json(merged / "merge_report.json"), _json(merged / "training.json")
     sample = steps.result("generate", run, name)
@@ -129,7 +129,7 @@ def _model(run: Path, folder: Path) -> Model:
         train=read_curve(folder / "train.csv"),
         valid=read_curve(folder / "valid.csv"),
         starts=read_rows(folder / "starts.csv"),
-        experiment=_experiment(folder / "settings.yaml", name),
+        experiment=settings.models.get(name) if settings else None,
         plan=_json(folder / "plan.json"),
         test=_json(folder / "test.json"),
         evaluation=_json(steps.result("evaluate", run, name)),
@@ -146,9 +146,10 @@ def _json(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _experiment(path: Path, name: str) -> Experiment | None:
+def settings_of(path: Path) -> Settings | None:
+    """The settings in a file, unless they are of another version of the toolkit."""
     try:
-        return load_settings(path).models.get(name)
+        return load_settings(path)
     except (ToolkitError, OSError):
         return None
 
