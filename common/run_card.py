@@ -5,7 +5,7 @@
     {"format": 1, "started": "2026-11-22T20:11:31+00:00", "host": "node1", "folder": "/home/me/toolkit",
      "command": "python -m snakemake all", "commit": "fe430b8…", "versions": {"python": "3.11.7", "torch": "2.13.0", …},
      "settings": {"path": "settings/0123.yaml", "sha256": "…"},
-     "inputs": [{"path": "urls.txt", "size": 812, "modified": "2026-…", "content": "…"}]}
+     "inputs": [{"path": "urls.txt", "size": 812, "modified": "2026-…"}]}
 
 `commit` ends in -dirty if tracked files were edited; it is null outside a git checkout. A card has a date, so it is no
 output of a rule and no part of a comparison.
@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common.files import content_hash, sha256, write_json
+from common.files import sha256, write_json
 
 NAME = "run.json"
 COMMIT = ".commit"
@@ -84,12 +84,11 @@ def commit(root: Path = _ROOT) -> str | None:
 
 
 def _input(path: Path) -> dict[str, Any]:
-    """An input; of one that does not exist, which a later rule makes or misses, and of a folder the path alone."""
-    if not path.is_file():
+    """Path, size and date of an input; the path alone if it does not exist: a later rule makes it, or says so."""
+    if not path.exists():
         return {"path": str(path)}
     facts = path.stat()
-    hashed = content_hash(path)
-    return {"path": str(path), "size": facts.st_size, "modified": _date(facts.st_mtime), "content": hashed}
+    return {"path": str(path), "size": facts.st_size, "modified": _date(facts.st_mtime)}
 
 
 def _date(seconds: float) -> str:

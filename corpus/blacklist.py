@@ -141,7 +141,7 @@ def blacklist(
     step, seen = Step("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
     stats = step.stats
     pending: list[list[str]] = [[] for _ in outputs]
-    blocks = (block for path in inputs for block in read_blocks(path))
+    blocks = (block for path in step.noted(inputs) for block in read_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs))[1].domains.lists, stats)
     with (
         process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as blocks_checked,

@@ -131,7 +131,7 @@ def read_sources(sources: Sequence[SourceSettings], step: Step) -> Iterator[Docu
     Raises InputError for a source that does not exist and for a damaged file.
     """
     for source in sources:
-        for path in expand_inputs([source.path], "lists"):
+        for path in step.noted(expand_inputs([source.path], "lists")):
             yield from _READERS[source.format or format_of(path)](path, source.text_key, step.bad)
 
 

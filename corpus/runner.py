@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError
-from common.files import BadLines, Document, document_writer, read_shards
+from common.files import BadLines, Document, document_writer, fingerprint, read_shards
 from common.progress import Meter
 from common.settings import Settings
 from common.stats import Stats
@@ -123,6 +123,14 @@ class Step:
     def documents(self) -> Iterator[Document]:
         """The documents of the inputs in order, counted; bad lines are skipped and counted."""
         return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
+
+    def noted(self, paths: Iterable[Path]) -> Iterator[Path]:
+        """The paths, each put into the statistics with its hash when its turn to be read has come; pipes are not."""
+        read = self.stats.extra.setdefault("inputs", {})
+        for path in paths:
+            if path.is_file():
+                read[str(path)] = fingerprint(path)
+            yield path
 
     @contextmanager
     def map(self, function: Callable[[Any], Result], items: Iterable[Any] | None = None) -> Iterator[Iterator[Result]]:

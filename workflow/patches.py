@@ -23,8 +23,9 @@ from snakemake_interface_common.exceptions import WorkflowError
 from common import run_card
 from common.console import note
 from common.errors import USER_ERROR
-from common.files import find_inputs, lock, read_json
+from common.files import find_inputs, first_change, lock, read_json
 from common.settings import Settings
+from workflow import steps
 
 _RECORDS = "records"
 
@@ -65,8 +66,8 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     """Snakemake's records and lock of one run.
 
     A record is found under its result's path in the run, and paths in it are relative. In a copied run, which run.json
-    tells by the number of the folder's inode, a result has the time in its record. A result without a record is made
-    again: nobody knows what it was made with.
+    tells by the number of the folder's inode, a result has the time in its record. The inputs of `blacklist` and
+    `ingest` are compared by content. A result without a record is made again: nobody knows what it was made with.
     """
 
     def __init__(self, settings: Settings, **named: Any) -> None:
@@ -75,6 +76,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         self._metadata_path = str(settings.run / _RECORDS / "metadata")
         self._incomplete_path = str(settings.run / _RECORDS / "incomplete")
         self._max_len = 255  # instead of asking for that of a folder that does not exist yet
+        self._change = cache(partial(changed_input, settings))
         if is_copy(settings.run):
             times = self.dag.workflow.iocache.mtime
             times.update((str(path), Mtime(local=time)) for path, time in recorded_times(settings.run))
@@ -109,7 +111,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:
             return os.path.exists(file) and _tell(self._settings.run)
-        return bool(super()._input_changed(job, file))
+        return super()._input_changed(job, file) or self._change(job.rule.name)
 
 
 @cache
@@ -128,10 +130,34 @@ def read_by(rule: str, settings: Settings) -> list[Path]:
     return [path for path in found if not path.is_relative_to(settings.run)]
 
 
+def changed_input(settings: Settings, rule: str) -> bool:
+    """Whether the files that a rule has read, as its statistics say, are others now; says which."""
+    stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
+    read = read_json(stats).get("inputs") if stats and stats.is_file() else None
+    if read is None:
+        return False
+    names = place(settings.run)["names"]
+    others = {path: found for path, found in read.items() if not any(map(Path(path).is_relative_to, names))}
+    change = first_change(others, read_by(rule, settings))
+    if change:
+        note(change)
+    return change is not None
+
+
 def is_copy(run: Path) -> bool:
     """Whether a run was started last in another folder than this one."""
-    card = run / run_card.NAME
-    return card.is_file() and read_json(card).get("inode") != run.stat().st_ino
+    inode = _card(run).get("inode")
+    return inode is not None and inode != run.stat().st_ino
+
+
+def place(run: Path) -> dict[str, Any]:
+    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
+    return {"names": sorted({*_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
+
+
+def _card(run: Path) -> dict[str, Any]:
+    path = run / run_card.NAME
+    return dict(read_json(path)) if path.is_file() else {}
 
 
 def recorded_times(run: Path) -> Iterator[tuple[Path, float]]:

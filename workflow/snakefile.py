@@ -129,8 +129,8 @@ def prepare_run(settings: Settings) -> None:
     path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
     patches.restore_times(settings.run)
-    inode = settings.run.stat().st_ino
-    run_card.write_card(settings.run / run_card.NAME, settings=path, inputs=_inputs(settings), inode=inode)
+    place = patches.place(settings.run)
+    run_card.write_card(settings.run / run_card.NAME, settings=path, inputs=_inputs(settings), **place)
     if settings.urls:
         write_json(_crawl_layout(settings), {"shards": settings.shards})
     if warning := settings.dedup.low_recall():

@@ -15,7 +15,7 @@ from common.files.documents import (
     read_shards,
     short_hash,
 )
-from common.files.fingerprints import content_hash, digest, sha256
+from common.files.fingerprints import Fingerprint, digest, fingerprint, first_change, sha256
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
 from common.files.reading import foreign, is_readable, read_blocks, read_json, read_lines, read_rows, read_text
 from common.files.shards import (

@@ -1,12 +1,23 @@
-"""Hashes of files: of all bytes, or quickly of what tells two contents apart."""
+"""What a step has read: size, time and hash of each input, by which a later run notices that an input has changed.
+
+The time only saves work: a file of another time, but the same content, has not changed.
+"""
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-_PIECE, _PIECES = 1 << 16, 16  # bytes; files of up to a megabyte are read as a whole
+Fingerprint = dict[str, Any]
+"""`{"size": 812, "mtime_ns": 1763850000000000000, "sha256": "…"}`"""
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """The fingerprint of a file. Take it before reading: a file that changes after that has a later time."""
+    found = path.stat()
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": sha256(path)}
 
 
 def sha256(path: Path) -> str:
@@ -21,15 +32,14 @@ def digest(path: Path) -> dict[str, Any]:
         return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
 
 
-def content_hash(path: Path) -> str:
-    """The hash of a file's size and content; of one over a megabyte, evenly spaced pieces stand for the content.
-
-    By it a later run notices that an input is another one now, whatever its time.
-    """
-    size = path.stat().st_size
-    found = xxhash.xxh3_128(str(size).encode())
-    with path.open("rb") as file:
-        for start in range(0, size, max(_PIECE, (size - _PIECE) // (_PIECES - 1))):
-            file.seek(start)
-            found.update(file.read(_PIECE))
-    return found.hexdigest()
+def first_change(read: Mapping[str, Fingerprint], now: Iterable[Path]) -> str | None:
+    """How today's files differ from those that were read, or None; only files of another time are hashed."""
+    files = {str(path): path for path in now}
+    for name in sorted(read.keys() ^ files.keys()):
+        return f"{name}: {'new' if name in files else 'gone'} since the inputs were read"
+    for name, path in files.items():
+        then, found = read[name], path.stat()
+        same_size = found.st_size == then["size"]
+        if not same_size or (found.st_mtime_ns != then["mtime_ns"] and sha256(path) != then["sha256"]):
+            return f"{name}: changed since it was read"
+    return None

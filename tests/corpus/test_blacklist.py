@@ -4,7 +4,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from common.files import read_lines
+from common.files import fingerprint, read_lines
 from common.settings import BlacklistSettings
 from corpus.blacklist import blacklist, main
 from corpus.urls.hosts import registered_domain
@@ -30,6 +30,7 @@ def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_pat
     assert [reject["reason"] for reject in rejects] == ["extension", "duplicate", "malformed"]
     assert (stats.documents_in, stats.documents_out) == (5, 2)
     assert dict(stats.reasons) == {"extension": 1, "duplicate": 1, "malformed": 1}
+    assert stats.extra["inputs"] == {str(source): fingerprint(source)}
 
 
 @pytest.mark.parametrize(

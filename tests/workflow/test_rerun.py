@@ -1,5 +1,6 @@
 """Which jobs a changed key repeats: for every key of the configuration, and for some according to Snakemake itself."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from common.config import with_overrides
+from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
 from workflow import steps
@@ -127,6 +129,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = folder / row.split("\t")[0]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
+    for stats, name in (("ingest/stats.json", "texts"), ("urls/stats.json", "urls.txt")):
+        (folder / "results/x" / stats).write_text(json.dumps({"inputs": {name: fingerprint(folder / name)}}))
     assert snakemake(folder, "all", "--touch", "--forceall").returncode == 0
     assert not list((folder / "results/x/dedup/work").glob("*"))
     return folder
@@ -151,9 +155,10 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
     for name in ("texts", "set.txt"):
         (finished / name).write_text("y")
         os.utime(finished / name, (1, 1))  # older than the results
-    rules, _ = plan(finished)
+    rules, output = plan(finished)
     for name in ("texts", "set.txt"):
         (finished / name).write_text("x")
+    assert "note: texts: " in output
     assert {"ingest", "decontaminate_count"} <= rules and "blacklist" not in rules
 
 

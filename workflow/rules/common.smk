@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workflow import snakefile
 from corpus.index import content_of
-from common.files import content_hash, find_inputs, shard_name
+from common.files import find_inputs, sha256, shard_name
 from training.planning.fit import prepare
 from workflow import steps
 
@@ -57,7 +57,7 @@ def hashes(paths):
     """The hash of each file from outside of the run, for `params`."""
     others = [path for path in map(str, paths) if not made_here([path])]
     return {
-        str(file): content_hash(file)
+        str(file): sha256(file)
         for path in others
         for file in find_inputs(path, "lists")[0]
     }

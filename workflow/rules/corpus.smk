@@ -9,7 +9,8 @@
 from shlex import quote
 
 
-# Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. Their hashes are params.
+# Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. What blacklist and ingest
+# read is compared by content (workflow/patches.py); the hashes of smaller files are params.
 rule blacklist:
     input:
         made_here(settings.urls),
@@ -31,7 +32,6 @@ rule blacklist:
         settings=keys("blacklist"),
         lists=hashes(settings.blacklist.domain_lists),
         urls=settings.urls,
-        contents=hashes(settings.urls),
         folder=RUN / "urls",
         shards=settings.shards,
     shell:
@@ -93,7 +93,6 @@ rule ingest:
         runtime=runtime("ingest", 24 * 60),
     params:
         settings=keys("ingest"),
-        contents=hashes(source.path for source in settings.sources),
         folder=RUN / "ingest",
         shards=settings.shards,
     shell:

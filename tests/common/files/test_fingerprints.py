@@ -1,21 +1,18 @@
 import os
 from pathlib import Path
 
-import pytest
-
-from common.files import content_hash
+from common.files import fingerprint, first_change
 
 
-@pytest.mark.parametrize("size", [0, 1, 1 << 16, 1 << 20, (1 << 20) + 1, 3_000_001])
-def test_an_input_has_changed_if_its_content_has_whatever_its_time(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "a"
-    data = bytearray(os.urandom(size))
-    path.write_bytes(data)
-    read = content_hash(path)
-    os.utime(path, (1, 1))
-    assert content_hash(path) == read, "touched"
-    path.write_bytes(data + b"x")
-    assert content_hash(path) != read
-    for position in {0, size - 1} if size else ():
-        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
-        assert content_hash(path) != read, "of the same size"
+def test_an_input_has_changed_if_its_content_has_whatever_its_time(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for path in files:
+        path.write_text("as it was read")
+    read = {str(path): fingerprint(path) for path in files}
+    os.utime(files[0])
+    assert first_change(read, files) is None, "touched"
+    files[0].write_text("as it was ever")
+    os.utime(files[0], (1, 1))
+    assert first_change(read, files) == f"{files[0]}: changed since it was read", "of the same size, and older"
+    assert first_change(read, files[1:]) == f"{files[0]}: gone since the inputs were read"
+    assert first_change({}, files[1:]) == f"{files[1]}: new since the inputs were read"
