@@ -20,6 +20,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain, islice
+from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, TypeVar
 
 from common.errors import ToolkitError
@@ -54,6 +55,18 @@ def die_with_parent(parent: int | None = None) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Process(ForkProcess):
+    """A worker. The executor terminates the others when one has died, but they ignore SIGTERM."""
+
+    def terminate(self) -> None:
+        """Kill it."""
+        self.kill()
+
+
+class _Context(ForkContext):
+    Process = _Process
 
 
 class Workers:
@@ -100,8 +113,7 @@ class Workers:
         if self._pool is not None:
             self._pool.shutdown()
         self._is_warm = True
-        context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(self.count, context, _begin, (function, os.getpid()))
+        self._pool = ProcessPoolExecutor(self.count, _Context(), _begin, (function, os.getpid()))
         with warnings.catch_warnings():
             # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
             warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
