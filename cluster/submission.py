@@ -236,12 +236,6 @@ def end(job: Job) -> None:
         slurm.cancel([job.id])
 
 
-def stop_here(controller: str) -> None:
-    """Ask the ranks of a local controller to save and stop; it passes the signal on."""
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(int(controller)).terminate()
-
-
 def kill_here(controller: str) -> None:
     """End a local controller and all processes below it: SIGTERM, then SIGKILL, as scancel does."""
     with suppress(psutil.NoSuchProcess):

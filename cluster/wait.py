@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cluster import slurm, submission
-from cluster.jobs import FINAL, POLL, Job, State, current_state, log_tail, look, progress, states, write_state
+from cluster import slurm
+from cluster.cancel import cancel
+from cluster.jobs import FINAL, Job, State, log_tail, progress, states, write_state
 from common.errors import JobError
 from common.progress import Ticker
 
@@ -27,7 +28,11 @@ def wait(name: str, folder: Path, job: Job, terminal: int | None = None) -> None
         state = _final_state(folder, job, Ticker(terminal))
     except (KeyboardInterrupt, SystemExit):  # the latter for SIGTERM and SIGHUP
         if job.executor == "local":
-            _stop_here(folder, job)
+            print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr, flush=True)
+            try:
+                cancel(folder, job)
+            except KeyboardInterrupt:
+                cancel(folder, job, now=True)
         raise
     if state.state == "finished":
         print(f"{name}: done, {folder / 'done.json'}")
@@ -37,20 +42,6 @@ def wait(name: str, folder: Path, job: Job, terminal: int | None = None) -> None
     path, lines = log_tail(job)
     quoted = "".join(f"\n    {line}" for line in lines)
     raise JobError(f"{name}: job {job.id} {state}; log: {path if path.exists() else job.logs}{quoted}")
-
-
-def _stop_here(folder: Path, job: Job) -> None:
-    """Let a job on this machine save and stop; a second Ctrl-C kills it."""
-    print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr, flush=True)
-    try:
-        submission.stop_here(job.id)
-        while look([job]):
-            time.sleep(POLL["local"])
-    except KeyboardInterrupt:
-        submission.kill_here(job.id)
-    state = current_state(folder, job, {})
-    if state.state != "finished":
-        write_state(folder, replace(state, state="cancelled", reason="interrupted"))
 
 
 def _final_state(folder: Path, job: Job, ticker: Ticker) -> State:

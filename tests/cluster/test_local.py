@@ -75,7 +75,7 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run) -> 
     waiting.communicate(timeout=200)
     assert waiting.returncode == 130 and not run.processes()
     (saved,) = checkpoint_folders(run.model)
-    assert (run.state["state"], run.state["reason"]) == ("cancelled", "interrupted")
+    assert run.state["state"] == "cancelled"
     text = run.config.read_text()
     run.config.write_text(text.replace(f"iterations: {LONG}", f"iterations: {iteration_of(saved) + 2}"))
     again = run.wait()
