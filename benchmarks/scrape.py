@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,36 +28,21 @@ Hosts = Sequence[Sequence[str]]
 """URLs: one list per host."""
 
 
-class _Answers(asyncio.Protocol):
-    """One kept-alive connection. It parses only the path, so that the server is never the bottleneck."""
-
-    def __init__(self, bodies: Sequence[bytes]) -> None:
-        self._bodies, self._received = bodies, b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        *requests, self._received = (self._received + data).split(b"\r\n\r\n")
-        for request in requests:
-            number = request.split(b" ", 2)[1].removeprefix(b"/page/")
-            body = self._bodies[int(number) % len(self._bodies)] if number.isdigit() else b""
-            asyncio.get_running_loop().call_later(0.005, self._answer, body)
-
-    def _answer(self, body: bytes) -> None:
-        status = b"200 OK" if body else b"404 Not Found"
-        head = b"HTTP/1.1 %s\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n\r\n"
-        if not self._transport.is_closing():
-            self._transport.write(head % (status, len(body)) + body)
-
-
 def _serve(listener: socket.socket, bodies: Sequence[bytes]) -> None:
+    """Answer on kept-alive connections. Only the path is parsed, so that the server is never the bottleneck."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    head = b"HTTP/1.1 %s\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has ended
+            while request := await reader.readuntil(b"\r\n\r\n"):
+                number = request.split(b" ", 2)[1].removeprefix(b"/page/")
+                body = bodies[int(number) % len(bodies)] if number.isdigit() else b""
+                await asyncio.sleep(0.005)
+                writer.write(head % (b"200 OK" if body else b"404 Not Found", len(body)) + body)
 
     async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(lambda: _Answers(bodies), sock=listener, backlog=4096)
-        await server.serve_forever()
+        await (await asyncio.start_server(answer, sock=listener, backlog=4096)).serve_forever()
 
     asyncio.run(serve())
 
@@ -159,7 +145,8 @@ def fetching(client: Callable[[Hosts], None], hosts: Hosts) -> Timed:
 
 
 def scraping(port: int, pages: int, folder: Path) -> Timed:
-    """A whole command, start of Python included; its CPU seconds and memory are those of all its processes."""
+    """A whole command, start of Python included; its CPU seconds are those of all its processes."""
+    folder = Path(mkdtemp(dir=folder))  # each round scrapes again
     resolve = {f"site{number}.example": f"{address}:{port}" for number, address in enumerate(_ADDRESSES)}
     write_json(
         folder / "config.yaml", {"run": str(folder), "urls": ["-"], "scrape": {"resolve": resolve, "host_delay": 0}}

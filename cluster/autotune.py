@@ -12,13 +12,15 @@ second. Exit code 2: no layout could be measured.
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cluster.jobs import log_tail
-from cluster.submission import Launch, job_name, make_snapshot, nodes_and_tasks, run_to_end
+from cluster import slurm
+from cluster.jobs import Job, log_tail, looks
+from cluster.submission import Launch, end, job_name, make_snapshot, nodes_and_tasks
 from common import cli
 from common.console import readable_bytes
 from common.errors import ConfigError, JobError, ToolkitError
@@ -29,6 +31,8 @@ from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, machine_of_job, processes_of
 from training.planning.search import Prediction, search
 from training.planning.table import config_text
+
+_LAG = 20.0  # seconds for a job's last file to appear on a network file system
 
 
 def best_layouts(experiment: Experiment, machine: Machine, request: PlanRequest) -> list[tuple[Prediction, Experiment]]:
@@ -92,11 +96,33 @@ def _measure(own: Settings, trial: str, output: Path, options: argparse.Namespac
     snapshot, full_name = make_snapshot(own, own.run), job_name(own, trial)
     launch = Launch(own, trial, snapshot, full_name, "training.probe", options.minutes, options=probing)
     try:
-        job, state = run_to_end(launch, output)
+        job, state = _run_to_end(launch, output)
     except ToolkitError as error:  # Slurm refuses it, or would never start it
         return str(error)
     path, lines = log_tail(job, 3)
     return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
+
+
+def _run_to_end(launch: Launch, output: Path) -> tuple[Job, str]:
+    """Run a job; returns it, and how Slurm says it ended. It is ended if this process is.
+
+    Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
+    """
+    job, ended = Job(launch.start(), launch.settings.cluster.executor, str(launch.logs)), 0.0
+    try:
+        for known in looks(launch.model, job):
+            seen = (known or {}).get(job.id)
+            if seen is not None and seen.unschedulable:
+                raise JobError(f"{launch.model}: {slurm.never_starts(seen)}")
+            if known is None or (seen is not None and seen.active):
+                continue
+            ended = ended or time.monotonic()
+            if output.exists() or job.executor == "local" or time.monotonic() > ended + _LAG:
+                return job, seen.state if seen is not None else "ended"
+    except BaseException:
+        end(job)
+        raise
+    raise AssertionError
 
 
 def _result(output: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,16 +22,15 @@ from pathlib import Path
 import psutil
 
 from cluster import slurm
-from cluster.jobs import Job, looks
+from cluster.jobs import Job
 from common import run_card
 from common.config import settings_text
-from common.errors import ConfigError, JobError
+from common.errors import ConfigError
 from common.files import write_text
 from common.settings import ClusterSettings, Experiment, Settings
 from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit before the end
-_LAG = 20.0  # seconds for a job's last file to appear on a network file system
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
 PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
 """What a training job imports."""
@@ -204,28 +202,6 @@ class Launch:
             )
             output.seek(0)
             return str(re.findall(r"^\d+$", output.read(), re.MULTILINE)[0])
-
-
-def run_to_end(launch: Launch, output: Path | None = None) -> tuple[Job, str]:
-    """Run a job that is no training; returns it, and how Slurm says it ended. It is ended if this process is.
-
-    Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
-    """
-    job, ended = Job(launch.start(), launch.settings.cluster.executor, str(launch.logs)), 0.0
-    try:
-        for known in looks(launch.model, job):
-            seen = (known or {}).get(job.id)
-            if seen is not None and seen.unschedulable:
-                raise JobError(f"{launch.model}: {slurm.never_starts(seen)}")
-            if known is None or (seen is not None and seen.active):
-                continue
-            ended = ended or time.monotonic()
-            if output is None or output.exists() or job.executor == "local" or time.monotonic() > ended + _LAG:
-                return job, seen.state if seen is not None else "ended"
-    except BaseException:
-        end(job)
-        raise
-    raise AssertionError
 
 
 def end(job: Job) -> None:

@@ -80,26 +80,6 @@ def seconds(run: Callable[[], object], device: "torch.device") -> float:
     return time.perf_counter() - begun
 
 
-def median_seconds(run: Callable[[], object]) -> float:
-    """The median duration of many runs, after 3 to warm up; waits for the device."""
-    from torch.utils.benchmark import Timer
-
-    for _ in range(3):
-        run()
-    return float(Timer("run()", globals={"run": run}).blocked_autorange().median)
-
-
-def peak_gigabytes(device: "torch.device") -> float | None:
-    """The most memory that tensors have taken since the last call, in GB of 10^9 bytes; None on CPUs."""
-    import torch
-
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated(device) / 1e9
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
-
-
 # ------------------------------------------------------------------------------------------------ the processes
 
 
@@ -167,23 +147,25 @@ def machine(context: Context) -> Iterator[Row]:
     """The bandwidth of a copy, which reads and writes its bytes; matrix products in bfloat16, and one in float32."""
     import torch
 
+    from training.kernels.cases import milliseconds
+
     source = torch.randn(2**16 if context.toy else 2**30, device=context.device)  # 4.3 GB: many times any cache
     target = torch.empty_like(source)
-    taken = median_seconds(lambda: target.copy_(source))
-    rate = 2 * source.nbytes / taken / 1e12
-    yield {"device": "copy", "of": f"{source.nbytes:,} bytes", "ms": taken * 1000, "TB/s": rate, "TFLOP/s": None}
+    taken = milliseconds(lambda: target.copy_(source))
+    rate = 2 * source.nbytes / taken / 1e9
+    yield {"device": "copy", "of": f"{source.nbytes:,} bytes", "ms": taken, "TB/s": rate, "TFLOP/s": None}
     for name, dtype in [*((name, torch.bfloat16) for name in _PRODUCTS), ("large", torch.float32)]:
         rows, columns, inner = (size // 128 if context.toy else size for size in _PRODUCTS[name])
         left = torch.randn(rows, inner, device=context.device, dtype=dtype)
         right = torch.randn(columns, inner, device=context.device, dtype=dtype)
         product = torch.empty(rows, columns, device=context.device, dtype=dtype)
-        taken = median_seconds(lambda: torch.mm(left, right.t(), out=product))  # noqa: B023 (called at once)
+        taken = milliseconds(lambda: torch.mm(left, right.t(), out=product))  # noqa: B023 (called at once)
         yield {
             "device": f"{str(dtype).removeprefix('torch.')} product, {name}",
             "of": f"{rows} x {columns} x {inner}",
-            "ms": taken * 1000,
+            "ms": taken,
             "TB/s": None,
-            "TFLOP/s": 2 * rows * columns * inner / taken / 1e12,
+            "TFLOP/s": 2 * rows * columns * inner / taken / 1e9,
         }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint, training
-from benchmarks.gpu.items import Context, Item, peak_gigabytes, seconds
+from benchmarks.gpu.items import Context, Item, seconds
 from benchmarks.harness import Row
 from benchmarks.step import SIZES, Job, Steps, nanogpt, ours, transformers, write_dataset
 
@@ -46,6 +46,8 @@ def job_of(row: str, context: Context) -> tuple[Job, str]:
 
 def step(row: str, context: Context) -> Iterator[Row]:
     """Speed, memory and loss of an optimiser step."""
+    import torch
+
     from training.metrics.device import peak_tflops
     from training.planning.speed import flops_per_token
 
@@ -66,7 +68,7 @@ def step(row: str, context: Context) -> Iterator[Row]:
         "MFU %": 100 * work / 1e12 / peak if peak else None,
         "goal": _GOALS.get(row.split(" ")[0]) if who == "ours" and not job.size.model.dropout else None,
         "of a product %": 100 * work / product if product else None,
-        "peak GB": peak_gigabytes(device),
+        "peak GB": torch.cuda.max_memory_allocated() / 1e9 if context.gpu else None,
         "build and first step, s": first,
         "loss": float(losses[-1]),
     }
