@@ -42,7 +42,6 @@ SKIPPED = {
     r"python -m corpus\.train_tokenizer .*(32000|8000)": "too little text; tests/corpus/test_train_tokenizer.py",
     r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",
     r"python -m cluster\.submit --config config\.yaml": "two processes; tests/workflow/test_all.py starts them",
-    r"python -m tests\.slurm\.lab": "needs Slurm; tests/slurm/test_lab.py does that",
     r"python -m cluster\.status results/lab": "needs Slurm; tests/slurm/test_training.py does that",
     r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_local.py has some",
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",

@@ -1,4 +1,5 @@
 import asyncio
+import ctypes
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in ("__init__", "core", "metadata"):
         (package / f"{module}.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path)
+    ctypes.CDLL(None).mallopt(-4, 1 << 16)  # M_MMAP_MAX: training commands in this process may have set it to 0
     for module in [name for name in sys.modules if name.partition(".")[0] == "trafilatura"]:
         monkeypatch.delitem(sys.modules, module)  # workers are forked from this process
     return package
