@@ -1,8 +1,9 @@
 import asyncio
-import ctypes
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -61,14 +62,22 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in ("__init__", "core", "metadata"):
         (package / f"{module}.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path)
-    ctypes.CDLL(None).mallopt(-4, 1 << 16)  # M_MMAP_MAX: training commands in this process may have set it to 0
     for module in [name for name in sys.modules if name.partition(".")[0] == "trafilatura"]:
         monkeypatch.delitem(sys.modules, module)  # workers are forked from this process
     return package
 
 
 def outcomes(pages: list[str], workers: int = 1, settings: ScrapeSettings = SETTINGS) -> list[str]:
-    """Extract all pages at once; returns the text or the reason of each."""
+    """Extract all pages at once; returns the text or the reason of each.
+
+    In a new process, whose pages' memory does not come from what other tests in this one have freed.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        return processes.submit(extracted, pages, workers, settings).result()
+
+
+def extracted(pages: list[str], workers: int, settings: ScrapeSettings) -> list[str]:
+    """`outcomes`, in this process."""
 
     async def one(pool: ExtractPool, page: str) -> str:
         try:
