@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 
 _LIBC = ctypes.CDLL(None)  # loaded now: between fork and exec it is too late
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LEFT_TO_COMMAND = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _function: Callable[[Any], Any]
 """In a worker process: what it computes of each item."""
 
@@ -87,6 +88,8 @@ class Workers:
         if kind is not None:
             for process in multiprocessing.active_children():
                 process.kill()
+            if self._pool is not None:  # Python 3.11 waits forever for the thread that writes to them (gh-94777)
+                self._pool._call_queue._reader.close()  # type: ignore[attr-defined]
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -114,10 +117,15 @@ class Workers:
             self._pool.shutdown()
         self._is_warm = True
         self._pool = ProcessPoolExecutor(self.count, _Context(), _begin, (function, os.getpid()))
-        with warnings.catch_warnings():
-            # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
-            warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
-            self._pool.submit(int)  # the executor forks all at the first item
+        # a signal's exception between two forks would leave the executor without the thread that ends it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_COMMAND)
+        try:
+            with warnings.catch_warnings():
+                # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
+                warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
+                self._pool.submit(int)  # the executor forks all at the first item
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def submit(self, item: Any) -> "Future[Any]":
         """The result for an item; `start` the pool before."""
@@ -145,7 +153,7 @@ def _begin(function: Callable[[Any], Any], parent: int) -> None:
     """Prepare a worker process."""
     die_with_parent(parent)
     signal.set_wakeup_fd(-1)  # an event loop's, of the process that forked this one
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _LEFT_TO_COMMAND:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # keeps objects loaded before the fork in pages shared with the parent
     global _function

@@ -93,7 +93,8 @@ def is_readable(path: Path) -> bool:
 def _chunks(path: Path, size: int) -> Iterator[bytes]:
     """The decompressed text of a file, about `size` bytes at a time."""
     if str(path) == "-":
-        yield from _unmarked(iter(partial(sys.stdin.buffer.read, size), b""), path)
+        # read1 returns what a pipe has, so that a signal is handled before the next wait
+        yield from _unmarked(iter(partial(sys.stdin.buffer.read1, size), b""), path)  # type: ignore[union-attr]
         return
     if not is_readable(path):
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
