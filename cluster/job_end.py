@@ -26,6 +26,9 @@ from training.model_folder import newest_iteration, stop_file, stopped_mark
 Answer = TypeVar("Answer")
 _PATIENCE = 600.0  # seconds to wait for a controller that does not answer
 _RETRY = 2.0
+_REFUSED = "Slurm refused to requeue it"
+_LOST = {"PREEMPTED": "preempted", "TIMEOUT": "time limit", "NODE_FAIL": "node failure"}
+"""What the end of a job whose batch script was killed is called; other ends are not for a requeue."""
 
 
 class Ended(NamedTuple):
@@ -44,10 +47,7 @@ class Ended(NamedTuple):
 
 
 def decide(end: Ended, before: State, max_restarts: int) -> State | None:
-    """The state of the job from now on; None if Slurm has requeued it already, so that this end does not matter.
-
-    A job that should go on is requeued, unless it has restarted too often without a new checkpoint.
-    """
+    """The state of the job from now on; None if Slurm has requeued it already, so that this end does not matter."""
     if int(end.slurm.get("Restarts", end.restarts)) != end.restarts:
         return None
     after = replace(before, restarts=end.restarts, checkpoint=end.newest)
@@ -62,11 +62,17 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
     why = _reason(end)
     if not why:
         return replace(after, state="cancelled", reason="scancel")
-    without = 0 if end.newest > before.checkpoint else before.restarts_without_progress + 1
+    return _again(before, end.restarts, end.newest, why, max_restarts)
+
+
+def _again(before: State, restarts: int, newest: int, why: str, max_restarts: int) -> State:
+    """The state of a job that should go on: requeued, unless it has restarted too often without a new checkpoint."""
+    after = replace(before, restarts=restarts, checkpoint=newest)
+    without = 0 if newest > before.checkpoint else before.restarts_without_progress + 1
     if without > max_restarts:
         reason = f"{why}; {max_restarts} restarts without a new checkpoint (cluster.max_restarts)"
         return replace(after, state="out of restarts", reason=reason)
-    return replace(after, state="requeued", reason=why, restarts=end.restarts + 1, restarts_without_progress=without)
+    return replace(after, state="requeued", reason=why, restarts=restarts + 1, restarts_without_progress=without)
 
 
 def _reason(end: Ended) -> str:
@@ -105,8 +111,21 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
     print(f"{after.state}: {after.reason}" if after.reason else after.state, flush=True)
     write_state(folder, after)  # before requeue, which ends this script
     if after.state == "requeued" and not _requeue(job.id):
-        write_state(folder, replace(after, state="failed", reason=f"{after.reason}; Slurm refused to requeue it"))
+        write_state(folder, replace(after, state="failed", reason=f"{after.reason}; {_REFUSED}"))
     return code
+
+
+def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> State:
+    """Requeue a job that Slurm has ended before its batch script could; returns and records the new state."""
+    details = slurm.details(job.id) or {}
+    why = _LOST.get(details.get("JobState", ""))
+    if why is not None:
+        restarts = int(details.get("Restarts", "0"))
+        state = _again(state, restarts, newest_iteration(folder), why, max_restarts)
+    state = write_state(folder, state)  # before the job can start, and write its own
+    if state.state == "requeued" and not slurm.requeue(job.id):
+        state = write_state(folder, replace(state, state="failed", reason=f"{why}; {_REFUSED}"))
+    return state
 
 
 def _patiently(ask: Callable[[], Answer | None]) -> Answer | None:

@@ -156,8 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     job = submit(settings, arguments.model)
     if arguments.wait:
-        folder = settings.model_folder(arguments.model).resolve()
-        wait(arguments.model, folder, job, arguments.terminal if job.executor == "local" else None)
+        folder, restarts = settings.model_folder(arguments.model).resolve(), settings.cluster.max_restarts
+        wait(arguments.model, folder, job, restarts, arguments.terminal if job.executor == "local" else None)
     return 0
 
 

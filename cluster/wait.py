@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.cancel import cancel
+from cluster.job_end import requeue_dead
 from cluster.jobs import FINAL, Job, State, log_tail, progress, states, write_state
 from common.errors import JobError
 from common.progress import Ticker
@@ -19,13 +20,13 @@ from common.progress import Ticker
 _LAG = 20.0  # seconds for a job's last files to appear on a network file system
 
 
-def wait(name: str, folder: Path, job: Job, terminal: int | None = None) -> None:
+def wait(name: str, folder: Path, job: Job, max_restarts: int, terminal: int | None = None) -> None:
     """Wait for the job of a model folder; print every 30 s how far it is, to the descriptor `terminal`, too.
 
     Raises JobError if the job did not finish, and if it waits for something that will not come (it is cancelled then).
     """
     try:
-        state = _final_state(folder, job, Ticker(terminal))
+        state = _final_state(folder, job, max_restarts, Ticker(terminal))
     except (KeyboardInterrupt, SystemExit):  # the latter for SIGTERM and SIGHUP
         if job.executor == "local":
             print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr, flush=True)
@@ -44,18 +45,21 @@ def wait(name: str, folder: Path, job: Job, terminal: int | None = None) -> None
     raise JobError(f"{name}: job {job.id} {state}; log: {path if path.exists() else job.logs}{quoted}")
 
 
-def _final_state(folder: Path, job: Job, ticker: Ticker) -> State:
+def _final_state(folder: Path, job: Job, max_restarts: int, ticker: Ticker) -> State:
     """The state in which a job ends; recorded."""
     ended = 0.0
     for state, seen in states(folder, job):
         if seen is not None and seen.unschedulable:
             slurm.cancel([job.id])
-            return write_state(folder, replace(state, state="failed", reason=slurm.never_starts(seen)))
-        # the record of its end may not be visible here yet
-        lost = state.state == "failed" and not state.time and job.executor == "slurm"
-        ended = (ended or time.monotonic()) if lost else 0.0
-        if lost and time.monotonic() < ended + _LAG:
-            continue
+            state = replace(state, state="failed", reason=slurm.never_starts(seen))
+        elif state.state == "failed" and not state.time and job.executor == "slurm":
+            # its batch script was killed before it recorded the end, or its record is not visible here yet
+            ended = ended or time.monotonic()
+            if time.monotonic() < ended + _LAG:
+                continue
+            state = requeue_dead(folder, job, state, max_restarts)
+        else:
+            ended = 0.0
         if state.state in FINAL:
             return state if state.time else write_state(folder, state)
         ticker.show(partial(progress, folder, job, state))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job_end import LOCK_LOST, Ended, decide, end_job
+from cluster.job_end import LOCK_LOST, Ended, decide, end_job, requeue_dead
 from cluster.jobs import ASKED, State
 from cluster.submit import submit
 from common.errors import RESUME_ME, USER_ERROR
@@ -115,6 +115,16 @@ def test_a_job_waits_for_a_controller_that_is_away(folder: Path, fake: FakeSlurm
     fake.behave(silent=True, meanwhile=lambda _: len(fake.calls("scontrol")) >= 4 and fake.behave())
     end_job(folder, job, 137, 0, 3)
     assert len(fake.calls("scontrol")) >= 5 and fake.job(job.id).restarts == 1
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "FAILED", "OUT_OF_MEMORY"])
+def test_a_job_whose_batch_script_was_killed_is_requeued_unless_a_person_or_the_script_did_it(
+    folder: Path, fake: FakeSlurm, state: str
+) -> None:
+    job, again = slurm_job(folder, fake, state), state in ("TIMEOUT", "PREEMPTED", "NODE_FAIL")
+    after = requeue_dead(folder, job, State(job.id, "failed", f"Slurm's state: {state}"), max_restarts=3)
+    assert after.state == state_of(folder, job).state == ("requeued" if again else "failed")
+    assert fake.job(job.id).restarts == again
 
 
 @pytest.mark.parametrize(("code", "state", "restarts"), [(0, "finished", 0), (2, "failed", 0), (75, "requeued", 1)])

@@ -20,7 +20,7 @@ def test_waiting_ends_with_the_job_over_its_restarts(
         fake.change(job.id, state="PENDING", reason="BeginTime", restarts=1)
 
     at_each_look(fake, bool, lambda: fake.change(job.id, state="RUNNING"), requeue, lambda: finish(folder, fake, job))
-    wait("tiny", folder, job)
+    wait("tiny", folder, job, max_restarts=3)
     _, running, requeued, done = capsys.readouterr().out.splitlines()
     assert "running" in running and "requeued" in requeued and "restarts: 1" in requeued and "done.json" in done
 
@@ -33,7 +33,7 @@ def test_a_job_that_does_not_finish_is_an_error_with_the_end_of_its_log(
     log = Path(job.logs, f"{job.id}_0_log.out")
     log.write_text("error: no such file\n")
     with pytest.raises(JobError) as error:
-        wait("tiny", folder, job)
+        wait("tiny", folder, job, 3)
     first, *quoted = str(error.value).splitlines()
     assert first.startswith(f"tiny: job 1000 {state}: why (restarts: 2)")
     if state == "cancelled":
@@ -45,7 +45,7 @@ def test_a_job_that_does_not_finish_is_an_error_with_the_end_of_its_log(
 def test_a_reason_that_cannot_pass_ends_the_wait_at_once(folder: Path, fake: FakeSlurm) -> None:
     job = slurm_job(folder, fake, "PENDING", reason="PartitionTimeLimit")
     with pytest.raises(JobError, match=r"PartitionTimeLimit.*time_limit_minutes"):
-        wait("tiny", folder, job)
+        wait("tiny", folder, job, 3)
     assert state_of(folder, job).state == "failed" and fake.job(job.id).state == "CANCELLED"
 
 
@@ -57,4 +57,16 @@ def test_a_controller_that_is_away_ends_nothing(folder: Path, fake: FakeSlurm) -
         finish(folder, fake, job)
 
     at_each_look(fake, bool, bool, back, silent=True)
-    wait("tiny", folder, job)
+    wait("tiny", folder, job, 3)
+
+
+def test_a_job_whose_script_was_killed_at_the_time_limit_goes_on(folder: Path, fake: FakeSlurm) -> None:
+    job = slurm_job(folder, fake, "TIMEOUT")
+
+    def look() -> None:
+        if fake.job(job.id).restarts:
+            finish(folder, fake, job)
+
+    at_each_look(fake, *[look] * 1000)
+    wait("tiny", folder, job, 3)
+    assert fake.job(job.id).restarts == 1
