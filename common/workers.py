@@ -1,38 +1,26 @@
 """Parallel maps over processes or threads. Results keep the input's order, so the worker count never changes a byte.
 
+    with process_map(count_words, batched(documents, 32), workers=2) as counts: ...
     with Workers(2) as pool: ...              # one pool for a whole command: pool.map
 
 Processes are forked after the calling process has done the first item, so they share what it loaded (language profiles,
-n-grams, libraries), start in milliseconds, and are not started at all for a single item. They end with their parent,
-whatever ends it. Signals reach a command with its whole process group (a terminal, Slurm); workers ignore them, and the
-command ends its workers.
+n-grams, libraries), start in milliseconds, and are not started at all for a single item.
 """
 
-import ctypes
-import gc
-import multiprocessing
 import os
-import signal
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
-from multiprocessing.context import ForkContext, ForkProcess
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import TypeVar
 
-from common.errors import ToolkitError
+from common.child_process import WorkerProcess
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-_LIBC = ctypes.CDLL(None)  # loaded now: between fork and exec it is too late
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LEFT_TO_COMMAND = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_function: Callable[[Any], Any]
-"""In a worker process: what it computes of each item."""
 
 
 def available_cpus() -> int:
@@ -47,90 +35,68 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent ends.
-
-    The kernel watches the thread that started this process, so that thread must live as long as the work. If `parent`
-    is given and is not the parent's process id any more, this process kills itself.
-    """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _Process(ForkProcess):
-    """A worker. The executor terminates the others when one has died, but they ignore SIGTERM."""
-
-    def terminate(self) -> None:
-        """Kill it."""
-        self.kill()
-
-
-class _Context(ForkContext):
-    Process = _Process
-
-
 class Workers:
     """A pool of `count` worker processes for a whole command; with one, everything runs in the calling process.
 
-    Every map forks its processes, so begin it in the main thread, and before starting others: progress bars have some.
+    The processes end with this process, whatever ends it. Start them in the main thread, and before others.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._is_warm = count <= 1
-        self._pool: ProcessPoolExecutor | None = None
+        self._processes: list[WorkerProcess] = []
+        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="worker")  # one per process
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None:
-            for process in multiprocessing.active_children():
-                process.kill()
-            if self._pool is not None:  # Python 3.11 waits forever for the thread that writes to them (gh-94777)
-                self._pool._call_queue._reader.close()  # type: ignore[attr-defined]
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            for process in self._processes:
+                process.end()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.finish()
+        for process in self._processes:
+            process.join()
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """`map(function, items)` with at most 4 items per worker in flight; an error is raised in place of its result.
 
-        The first map of a pool does the first item in this process, and forks only if there is a second one. Exhaust
-        the results of one map before the next. Raises ToolkitError when a worker dies (out of memory, killed).
+        The first map of a pool does the first item in this process before it returns, and starts the worker processes
+        if there is a second item. Call it before opening outputs and progress bars, which hold locks and start
+        threads. Raises ToolkitError when a worker dies (out of memory, killed).
         """
         if self.count <= 1:
             return map(function, items)
-        following, done = iter(items), list[Result]()
-        if not self._is_warm:
+        done: list[Result] = []
+        following = iter(items)
+        if not self._processes:
             done = [function(item) for item in islice(following, 1)]
-            second = list(islice(following, 1))
-            if not second:
+            if not (second := list(islice(following, 1))):
                 return iter(done)
+            self.start()
             following = chain(second, following)
-        self.start(function)
-        return chain(done, _in_order(self.submit, following, 4 * self.count))
+        return chain(done, _in_order(partial(self.submit, function), following, 4 * self.count))
 
-    def start(self, function: Callable[[Any], Any]) -> None:
-        """Fork the processes, which compute `function` of each item that is submitted; `map` does it itself."""
-        if self._pool is not None:
-            self._pool.shutdown()
-        self._is_warm = True
-        self._pool = ProcessPoolExecutor(self.count, _Context(), _begin, (function, os.getpid()))
-        # a signal's exception between two forks would leave the executor without the thread that ends it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_COMMAND)
+    def submit(self, function: Callable[[Item], Result], item: Item) -> "Future[Result]":
+        """The result of `function(item)` in a worker process, also with one worker; `start` the pool before."""
+        return self._threads.submit(self._call, function, item)
+
+    def start(self) -> None:
+        """Start the worker processes; `map` does it itself."""
+        for _ in range(self.count):
+            process = WorkerProcess()
+            self._processes.append(process)
+            self._idle.put(process)
+
+    def _call(self, function: Callable[[Item], Result], item: Item) -> Result:
+        process = self._idle.get()
         try:
-            with warnings.catch_warnings():
-                # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
-                warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
-                self._pool.submit(int)  # the executor forks all at the first item
+            result: Result = process.call(function, item)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def submit(self, item: Any) -> "Future[Any]":
-        """The result for an item; `start` the pool before."""
-        assert self._pool is not None
-        return self._pool.submit(_compute, item)
+            self._idle.put(process)
+        return result
 
 
 @contextmanager
@@ -138,33 +104,6 @@ def process_map(function: Callable[[Item], Result], items: Iterable[Item], worke
     """The results of `Workers(workers).map(function, items)`, for a command with a single map."""
     with Workers(workers) as pool:
         yield pool.map(function, items)
-
-
-@contextmanager
-def worker_errors() -> Iterator[None]:
-    """Say in one line that a worker died, where results are taken. Raises ToolkitError."""
-    try:
-        yield
-    except BrokenProcessPool:
-        raise ToolkitError("a worker process was killed (out of memory?); try fewer --workers") from None
-
-
-def _begin(function: Callable[[Any], Any], parent: int) -> None:
-    """Prepare a worker process."""
-    die_with_parent(parent)
-    signal.set_wakeup_fd(-1)  # an event loop's, of the process that forked this one
-    for number in _LEFT_TO_COMMAND:
-        signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # keeps objects loaded before the fork in pages shared with the parent
-    global _function
-    _function = function
-
-
-def _compute(item: Any) -> Any:
-    try:
-        return _function(item)
-    except MemoryError:
-        raise ToolkitError("a worker process ran out of memory; try fewer --workers") from None
 
 
 def threaded_map(
@@ -187,13 +126,12 @@ def _in_order(
 ) -> Generator[Result, None, None]:
     pending: deque[Future[Result]] = deque()
     try:
-        with worker_errors():
-            for item in items:
-                pending.append(submit(item))
-                if len(pending) >= in_flight:
-                    yield pending.popleft().result()
-            while pending:
+        for item in items:
+            pending.append(submit(item))
+            if len(pending) >= in_flight:
                 yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         for future in pending:
             future.cancel()

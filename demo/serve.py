@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import cli
+from common.child_process import die_with_parent
 from common.errors import InputError
 from common.files import naming, read_json, write_json, write_text
-from common.workers import die_with_parent
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -28,9 +28,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from common.child_process import die_with_parent
 from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
-from common.workers import Workers, die_with_parent, worker_errors
+from common.workers import Workers
 from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
@@ -53,7 +54,7 @@ class ExtractPool:
         self._pool = Workers(workers)
 
     async def __aenter__(self) -> "ExtractPool":
-        self._pool.start(self._function)  # now: it forks, and later there are threads
+        self._pool.start()  # now: it forks, and later there are threads
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -61,8 +62,7 @@ class ExtractPool:
 
     async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
         """Extract the text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
-        with worker_errors():
-            reply = await asyncio.wrap_future(self._pool.submit((body, content_type, url)))
+        reply = await asyncio.wrap_future(self._pool.submit(self._function, (body, content_type, url)))
         if "reason" in reply:
             raise PageError(reply["reason"])
         return Extracted(**reply)
@@ -145,6 +145,7 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequence[Extractor], worker: int) -> NoReturn:
     """Answer requests: (reply, whether this process leaves); without a reply a fresh child must try the page again."""
     die_with_parent(worker)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process at once, even inside a C library
     memory = _MemoryUse(settings.extract_memory_mb << 20)
     with suppress(EOFError, ConnectionError):

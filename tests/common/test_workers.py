@@ -61,7 +61,7 @@ def test_a_pool_forks_after_the_first_item_and_its_processes_leave_signals_to_th
 
 
 def test_a_worker_that_is_killed_or_has_no_memory_ends_the_step_with_a_message() -> None:
-    for function, said in ((die_at_three, "killed.*--workers"), (out_of_memory, "memory.*--workers")):
+    for function, said in ((die_at_three, "SIGKILL.*--workers"), (out_of_memory, "memory.*--workers")):
         with pytest.raises(ToolkitError, match=said), Workers(2) as pool:
             list(pool.map(function, range(10)))
         assert not multiprocessing.active_children()
