@@ -5,6 +5,7 @@ raise InputError at the first marked line, so rejects are never taken for a corp
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ MARK = "dropped_by"
 _MARKED = f'"{MARK}":'.encode()
 
 LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
+_DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000
+_FIRST_ROUNDED = 2.0**63  # orjson reads larger integers as floats if they do not fit in 64 bits
 
 
 class BadLines:
@@ -65,7 +68,7 @@ def is_marked(line: bytes) -> bool:
 def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[str] = ()) -> Document | str:
     """The JSON object in a line (of it only `keys`, if given) with strings under `strings`, or why it has none.
 
-    `where` is `file:line`. Raises InputError for a dropped document.
+    Every value can be written as it was read. `where` is `file:line`. Raises InputError for a dropped document.
     """
     if len(line) > LONGEST_LINE:
         return f"longer than {LONGEST_LINE:,} bytes; split the document"
@@ -83,7 +86,44 @@ def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[
     for key in strings:
         if not isinstance(found.get(key), str):
             return f"no string under {key!r}"
-    return {key: found.get(key) for key in keys} or found
+    document: Document = {key: found.get(key) for key in keys} or found
+    if _depth(document) > _DEEPEST:
+        return f"nested more than {_DEEPEST} deep; flatten or remove that key"
+    if _may_be_rounded(document) and _has_large_integer(line):
+        return "an integer beyond 64 bits would be rounded; write it as a string"
+    return document
+
+
+def _depth(value: Any) -> int:
+    """How deep values are nested, at most one level more than _DEEPEST; flat documents cost almost nothing."""
+    level, depth = [value], 0
+    while level and depth <= _DEEPEST:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in (dict, list)
+        ]
+    return depth
+
+
+def _may_be_rounded(value: Any) -> bool:
+    """Whether orjson may have read an integer as a float somewhere in a value."""
+    for inner in value.values() if type(value) is dict else value:
+        kind = type(inner)  # not isinstance: this sees every value of a corpus
+        if kind is dict or kind is list:
+            if _may_be_rounded(inner):
+                return True
+        elif kind is float and abs(inner) >= _FIRST_ROUNDED:
+            return True
+    return False
+
+
+def _has_large_integer(line: bytes) -> bool:
+    integers: list[str] = []
+    json.loads(line, parse_int=integers.append)
+    return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
 
 
 def read_json_lines(path: Path) -> Iterator[bytes]:

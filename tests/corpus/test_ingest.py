@@ -71,14 +71,18 @@ def test_both_forms_of_wikiextractor_are_read_and_titles_are_no_text(tmp_path: P
 
 def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json, wiki, latin = tmp_path / "a.jsonl", tmp_path / "wiki_00", tmp_path / "latin.txt"
-    json.write_bytes(b'{"text": "ok"}\n{"text": 1}\nnot json\n[]\n{"text": "\\udc00"}\n{"text": "  "}\n')
+    json.write_bytes(
+        b'{"text": "ok"}\n{"text": 1}\nnot json\n[]\n{"text": "\\udc00"}\n{"text": "b", "id": 18446744073709551616}\n'
+        b'{"text": "a", "unused": 18446744073709551616}\n{"text": "  "}\n'
+    )
     wiki.write_text("stray\n" + WIKI + '<doc id="1" url="u" title="t">\nnever closed\n<doc bad>\n</doc>\n')
     latin.write_bytes(b"caf\xe9")
-    assert [found["text"] for found in take(tmp_path, json, wiki, latin, max_bad_share=0.9)][::2] == ["ok", "Text."]
+    assert [found["text"] for found in take(tmp_path, json, wiki, latin, max_bad_share=0.9)][::3] == ["ok", "Text."]
     warnings = capsys.readouterr().err
-    lines = [f"a.jsonl:{n}:" for n in range(2, 6)] + [f"wiki_00:{n}:" for n in (1, 14, 16, 17)]
+    lines = [f"a.jsonl:{n}:" for n in range(2, 7)] + [f"wiki_00:{n}:" for n in (1, 14, 16, 17)]
+    assert "a.jsonl:7" not in warnings, "a number that is not kept does no harm"
     assert all(where in warnings for where in (*lines, "latin.txt: not UTF-8 at byte 3"))
-    with pytest.raises(InputError, match=r"a.jsonl:2: .*4 of 6"):
+    with pytest.raises(InputError, match=r"a.jsonl:2: .*5 of 8"):
         take(tmp_path / "new", json, max_bad_share=0.6)
     latin.write_text(" \n")
     with pytest.raises(EmptyResultError):

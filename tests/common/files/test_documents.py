@@ -15,6 +15,8 @@ from tests.helpers import document, write_shard
         (b"[1]", "not a JSON object"),
         (b'{"id": "a", "text": 3}', "'text'"),
         (b'{"text": "a"}', "'id'"),
+        (b'{"id": "a", "text": "", "x": ' + b"[" * 254 + b"]" * 254 + b"}", "100 deep"),
+        (b'{"id": "a", "text": "", "x": [1e300, {"y": -9223372036854775809}]}', "64 bits"),
         (b'{"id": "a", "text": "' + b"." * (4 << 20) + b'"}', "1,000,000 bytes"),
     ],
 )
