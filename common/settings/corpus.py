@@ -199,6 +199,12 @@ class DecontaminateSettings(Section):
     max_pieces: PositiveInt = 10
     """Documents that fall into more pieces are dropped."""
 
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError(f"min_words {self.min_words} is greater than max_words {self.max_words}")
+        return self
+
 
 class TrainTokenizerSettings(Section):
     """Training of a vocabulary on the corpus (`python -m corpus.train_tokenizer`); off unless vocab_size is set."""
