@@ -53,7 +53,8 @@ class LossHead(nn.Module):
         """
         each = torch.ones(len(x), device=x.device) if factor is None else factor.float()
         flat = x.flatten(0, 1), targets.flatten(), each[:, None].expand_as(targets).flatten()
-        loss: Tensor = _Loss.apply(weight, *flat, self.vocabulary, self.chunks)  # type: ignore[no-untyped-call]
+        training = torch.is_grad_enabled()  # inside an autograd function it never is
+        loss: Tensor = _Loss.apply(weight, *flat, self.vocabulary, self.chunks, training)  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -62,7 +63,14 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, x: Tensor, targets: Tensor, factor: Tensor, vocabulary: Vocabulary, chunks: int
+        ctx: Any,
+        weight: Tensor,
+        x: Tensor,
+        targets: Tensor,
+        factor: Tensor,
+        vocabulary: Vocabulary,
+        chunks: int,
+        training: bool,
     ) -> Tensor:
         matrix, total = weight.to(x.dtype), torch.zeros((), device=x.device)
         of_x: list[Tensor] = []
@@ -71,7 +79,7 @@ class _Loss(torch.autograd.Function):
             logits = F.linear(part, matrix)
             losses, log_sum_exp = _losses(logits, wanted, vocabulary)
             total = total + (losses * scale).sum()
-            if any(ctx.needs_input_grad):
+            if training:
                 logits = _gradient(logits, wanted, log_sum_exp, scale, vocabulary)
                 of_x.append(logits @ matrix)
                 product = _float32_product(logits.t(), part)
@@ -84,7 +92,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         torch._assert_async(gradients[0] == 1, "the loss is differentiated with gradient 1; give it a factor instead")
-        return *ctx.saved_tensors, None, None, None, None
+        return *ctx.saved_tensors, None, None, None, None, None
 
 
 def _float32_product(a: Tensor, b: Tensor) -> Tensor:
@@ -129,7 +137,8 @@ def _gradient(logits: Tensor, targets: Tensor, log_sum_exp: Tensor, factor: Tens
         found.mul_(counted[rows, None]).masked_fill_(column >= vocabulary.rows, 0.0)
         if torch.compiler.is_compiling():
             return found.to(logits.dtype)  # the compiler puts it where the logits are
-        logits[rows] = found
+        if found.dtype != logits.dtype:  # otherwise they are the same memory
+            logits[rows] = found
     return logits
 
 

@@ -71,7 +71,7 @@ class Request:
 
 
 def key_of(rule: str, outputs: Iterable[object]) -> str:
-    """`Shard.key` of a job of the DAG."""
+    """The `Shard.key` of a job: a hash of its rule and its outputs."""
     return hashlib.sha256("\n".join([rule, *map(str, outputs)]).encode()).hexdigest()[:20]
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.training.helpers import Patch
+from training import loss
 from training.loss import LossHead
 from training.model import IGNORED
 
@@ -48,3 +49,12 @@ def test_each_form_gives_the_loss_and_its_gradients(
         assert gradient is not None and wanted is not None
         assert float((gradient.double() - wanted).norm() / wanted.norm()) < near
     assert not weight.grad[TRUE:].any() and x.grad.dtype == dtype  # type: ignore[index, union-attr]
+
+
+def test_a_validation_computes_no_gradients(monkeypatch: Patch) -> None:
+    x, weight, targets = problem(torch.float32)
+    expected = LossHead(TRUE)(x, weight, targets)
+    monkeypatch.setattr(loss, "_gradient", None)
+    for chunks in (1, 4):
+        with torch.no_grad():
+            assert LossHead(TRUE, chunks)(x, weight, targets).item() == pytest.approx(expected.item(), rel=1e-6)
