@@ -13,6 +13,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV ?= .venv
+EXTRAS ?= test
 TESTS ?=  # folders or files, for a part of the tests
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -48,8 +49,8 @@ docs: $(DEV)
 lock:
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
-	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11.2 --extra test --no-header --no-annotate \
-		--output-file constraints.txt pyproject.toml
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11.2 --extra test --extra gpu \
+		--no-header --no-annotate --output-file constraints.txt pyproject.toml
 	rm -rf $(VENV)-lock
 
 # a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4"
@@ -75,5 +76,5 @@ $(READY): constraints.txt pyproject.toml
 
 # what tests, lint and docs need besides
 $(DEV): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $(DEV)

@@ -1,6 +1,7 @@
 """A wheel built from the tree is complete, and runs outside it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from tests.helpers import assert_one_line_error, called
 
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "workflow")
 NEEDED = (*{*PACKAGES, *PARTS}, "benchmarks", "pyproject.toml", "README.md", "LICENSE")
+
+
+def test_the_oldest_torch_that_is_allowed_is_the_one_that_is_tested() -> None:
+    oldest = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert oldest and f"\ntorch=={oldest[1]}." in (ROOT / "constraints.txt").read_text()
 
 
 def _run(*command: str | Path, cwd: Path) -> str:

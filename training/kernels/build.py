@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,13 +37,9 @@ class Compiler:
     target: str
     """What it compiles for, part of the library's name: sm_80, all-major, host."""
 
-    def version(self) -> str:
-        """What it says about itself. Raises KernelError if it does not run."""
-        return _version(self.path)
-
     def library(self, folder: Path) -> Path:
-        """Where its library is, or will be: the name ends with a hash of all that it depends on."""
-        key = _digest(_source_key(), self.version(), self.path, *self.flags)
+        """Where its library is, or will be: named by all that it depends on. Raises KernelError if it does not run."""
+        key = _digest(_source_key(), _version(self.path), self.path, *self.flags)
         return folder / f"{_stem()}{self.target}-{key}.so"
 
 
@@ -55,9 +52,10 @@ def cache_folder() -> Path:
 
 
 def find_nvcc() -> str | None:
-    """The path of nvcc: of $CUDA_HOME or $CUDA_PATH, else on $PATH, else in /usr/local/cuda."""
+    """The path of nvcc: of $CUDA_HOME or $CUDA_PATH, else on $PATH, among pip's packages, or in /usr/local/cuda."""
     folders = [f"{os.environ[name]}/bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    places = [*folders, os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]
+    packaged = [str(folder) for site in sys.path for folder in sorted(Path(site).glob("nvidia/cu*/bin"), reverse=True)]
+    places = [*folders, os.environ.get("PATH", os.defpath), *packaged, "/usr/local/cuda/bin"]
     return shutil.which("nvcc", path=os.pathsep.join(places))
 
 
@@ -68,9 +66,10 @@ def nvcc(capability: int = 0) -> Compiler:
     """
     path = find_nvcc()
     if path is None:
-        raise KernelError("no nvcc in $CUDA_HOME, on $PATH or in /usr/local/cuda; set CUDA_HOME, or load its module")
+        raise KernelError("no nvcc in $CUDA_HOME, on $PATH, of pip or in /usr/local/cuda; pip install '.[gpu]' has one")
     target = f"sm_{capability}" if capability else _EVERY
-    return Compiler(path, (*_FLAGS, f"-arch={target}"), target)
+    libraries = Path(path).parent.parent / "lib"  # of pip's, which looks for a lib64 that it lacks
+    return Compiler(path, (*_FLAGS, f"-L{libraries}", f"-arch={target}"), target)
 
 
 def host_compiler() -> Compiler:
@@ -81,10 +80,10 @@ def host_compiler() -> Compiler:
     return Compiler(path, _HOST_FLAGS, "host")
 
 
-def find_library(capability: int) -> Path | None:
-    """The newest library in the cache that was built from these sources for such a device, by any compiler."""
+def find_libraries(capability: int) -> list[Path]:
+    """The libraries in the cache that any compiler built from these sources for such a device, newest first."""
     found = [path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
@@ -150,9 +149,6 @@ def _digest(*texts: str) -> str:
 @cache
 def _version(path: str) -> str:
     try:
-        result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
         raise KernelError(f"{path}: {error}") from None
-    if result.returncode != 0:
-        raise KernelError(f"{path} --version ended with code {result.returncode}: {result.stderr.strip()[:200]}")
-    return result.stdout

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.console import warn
 from common.errors import KernelError
-from training.kernels.build import build, find_library, nvcc
+from training.kernels.build import build, find_libraries, nvcc
 
 KERNELS = ("add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw")
 """Every kernel, by the name that its op asks for."""
@@ -126,19 +126,21 @@ def capability() -> int:
 def prepare(report: bool = True) -> str:
     """Load the kernels for the current CUDA device, compiling them first if need be. Returns "", or why they cannot be.
 
-    Tried once per process. A failure is warned about (`report`; not where there is no device), and then every op
-    runs its reference in PyTorch.
+    Tried once per process: each library in the cache until one runs, then a build. A failure is warned about (`report`;
+    not where there is no device), and then every op runs its reference in PyTorch.
     """
     if not torch.cuda.is_available():
         return "no CUDA device"
-    try:
-        number = capability()
-        use_library(find_library(number) or build(nvcc(number)))
-    except KernelError as error:
-        if report:
-            warn(f"no CUDA kernels, PyTorch's operations are used instead: {error}")
-        return str(error)
-    return ""
+    number, faults = capability(), dict[str, None]()
+    for path in (*find_libraries(number), None):
+        try:
+            use_library(path or build(nvcc(number)))
+            return ""
+        except KernelError as error:
+            faults[str(error)] = None  # once, where a build finds a library that has failed
+    if report:
+        warn(f"no CUDA kernels, PyTorch's operations are used instead: {'; '.join(faults)}")
+    return "; ".join(faults)
 
 
 def use_library(path: Path) -> None:
@@ -162,7 +164,7 @@ def _load(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise KernelError(f"{path}: cannot be loaded: {error}") from None
+        raise KernelError(f"{path}: cannot be loaded, remove it to build it again: {error}") from None
 
 
 def _use(device: str, library: ctypes.CDLL | None) -> None:

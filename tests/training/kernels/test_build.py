@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 from tests.helpers import wait_for
 from tests.training.kernels.helpers import write_nvcc
 from training.kernels import build as building
-from training.kernels.build import build, cache_folder, find_library, nvcc
+from training.kernels.build import build, cache_folder, find_libraries, find_nvcc, nvcc
 
 Patch = pytest.MonkeyPatch
 
@@ -42,7 +42,7 @@ def test_a_library_is_built_once_for_its_sources_and_architectures(tmp_path: Pat
     monkeypatch.setattr(building, "SOURCES", tmp_path / "csrc")
     building._source_key.cache_clear()
     try:
-        assert find_library(90) is None
+        assert find_libraries(90) == []
         assert build(nvcc(90)) != library
     finally:
         building._source_key.cache_clear()
@@ -80,8 +80,22 @@ def test_a_build_that_takes_too_long_or_fails_is_one_line_and_leaves_no_library(
 
 def test_a_machine_without_nvcc_uses_what_another_has_built(tmp_path: Path, monkeypatch: Patch) -> None:
     write_nvcc(tmp_path, monkeypatch)
-    assert find_library(90) is None
+    assert find_libraries(90) == []
     usual, newer = build(nvcc()), build(nvcc(90))
     monkeypatch.setattr(building, "find_nvcc", lambda: None)
     os.utime(usual, (1, 1))
-    assert find_library(90) == newer and find_library(86) == usual
+    assert find_libraries(90) == [newer, usual] and find_libraries(86) == [usual]
+
+
+def test_nvcc_is_the_named_one_then_that_on_the_path_then_pips(tmp_path: Path, monkeypatch: Patch) -> None:
+    write_nvcc(tmp_path, monkeypatch)
+    write_nvcc(tmp_path / "site/nvidia", monkeypatch)
+    pips = (tmp_path / "site/nvidia/cuda").rename(tmp_path / "site/nvidia/cu13") / "bin/nvcc"
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert find_nvcc() == str(tmp_path / "cuda/bin/nvcc")
+    monkeypatch.delenv("CUDA_HOME")
+    assert find_nvcc() == str(pips)
+    monkeypatch.setenv("PATH", str(tmp_path / "cuda/bin"))
+    assert find_nvcc() == str(tmp_path / "cuda/bin/nvcc")

@@ -1,13 +1,16 @@
 """Loading and calling the kernels: what becomes of arguments and errors, and of a machine that cannot have them."""
 
 import ctypes
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.errors import KernelError
+from tests.training.kernels.helpers import write_nvcc
 from training.kernels import library
+from training.kernels.build import FOLDER_VARIABLE, build, nvcc
 from training.kernels.library import call, dtype_code
 
 CPU = torch.device("cpu")
@@ -27,3 +30,43 @@ def test_a_wrong_call_is_refused_before_it_can_do_harm(host_library: Path) -> No
             call("bias_gelu", CPU, *arguments, ctypes.c_int(9))  # no such type
     finally:
         library.use_host_library(None)
+
+
+UNFIT = """
+extern "C" int kernels_device(int) { return 0; }
+extern "C" int kernels_probe(void*) { return 209; }
+extern "C" const char* kernels_error(int) { return "cudaErrorNoKernelImageForDevice"; }
+"""
+
+
+def test_libraries_that_do_not_run_are_passed_over_and_then_one_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_library: Path
+) -> None:
+    for name, value in (("is_available", True), ("get_device_capability", (9, 0)), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(library, "_libraries", {})
+    monkeypatch.setattr(library, "_devices", frozenset())
+    (tmp_path / "unfit.cpp").write_text(UNFIT)
+    unfit = tmp_path / "unfit.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(unfit), str(tmp_path / "unfit.cpp")], check=True)
+
+    def write(name: str, gives: Path) -> Path:
+        """An nvcc that gives this library; returns the list of its calls."""
+        calls = write_nvcc(tmp_path / name, monkeypatch, f'cp {gives} "$2"; exit')
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+        library.prepare.cache_clear()
+        return calls
+
+    write("first", tmp_path / "unfit.cpp")
+    broken = build(nvcc(90))  # no library at all
+    write("second", unfit)
+    missing = library.prepare(report=False)
+    assert str(broken) in missing and missing.count("cudaErrorNoKernelImageForDevice") == 1
+    assert not library.loaded(torch.device("cuda"))
+    calls = write("third", host_library)
+    assert library.prepare() == "" and len(calls.read_text().splitlines()) == 1
+    calls = write("fourth", unfit)
+    build(nvcc())  # the newest, for every device
+    assert library.prepare() == "" and len(calls.read_text().splitlines()) == 1  # the third one's is found
+    assert library.loaded(torch.device("cuda"))
+    library.prepare.cache_clear()
