@@ -21,6 +21,7 @@ from training.model import GPT2, initial_value
 from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, true_shape
 from training.parallel.pipeline import Stage
+from training.parallel.randomness import RANK_ATTENTION
 from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers, with_padded_vocabulary
 from training.parallel.tensor_parallel import plain_parameters, split_matrices
 from training.precision import precision_type
@@ -137,6 +138,7 @@ _SAVED = frozenset(
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        RANK_ATTENTION,
         torch.ops._c10d_functional.all_reduce.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }

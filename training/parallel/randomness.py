@@ -9,12 +9,13 @@ The rank's stream is used inside operations of their own, which torch.compile ke
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
 from common.seeds import derive_seed
 from training.model import Attention, AttentionCore
@@ -22,6 +23,12 @@ from training.model import Attention, AttentionCore
 _STEP = 0x9E3779B97F4A7C15  # odd, so that different ranks have different seeds
 _DRAWS = (torch.Tag.nondeterministic_seeded,)
 _aten = torch.ops.aten
+FUSED: dict[str, Callable[[], bool]] = {
+    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "flash": torch.backends.cuda.flash_sdp_enabled,
+    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+}
+"""PyTorch's fused kernels, and whether each may be used: a run enables one. The first takes every type."""
 
 
 class RandomStreams:
@@ -32,12 +39,19 @@ class RandomStreams:
 
     def __init__(self, seed: int, ranks: tuple[int, ...]) -> None:
         self.seed, self.ranks = seed, ranks
+        # A compiled layer that recomputes would draw from generators of its own, seeded once per process: a resumed run
+        # would draw other masks. Without, it saves the main stream's state and restores it.
+        functorch_config.graphsafe_rng_functionalization = False
 
     def attach(self, model: nn.Module, tensor_rank: int) -> None:
-        """Let the dropout of attention weights, the only one inside a split region, draw this rank's numbers."""
+        """Let the dropout of attention weights, the only one inside a split region, draw this rank's numbers.
+
+        On a GPU they compute in the kernel that PyTorch may use now.
+        """
+        kernel = next((name for name, enabled in FUSED.items() if enabled()), "math")
         for attention in (module for module in model.modules() if isinstance(module, Attention)):
             if attention.core.dropout:
-                attention.core = RankAttentionCore(attention.core.dropout, tensor_rank)
+                attention.core = RankAttentionCore(attention.core.dropout, tensor_rank, kernel)
 
     def start_iteration(self, iteration: int) -> None:
         """Seed the main stream for one optimiser step."""
@@ -47,16 +61,16 @@ class RandomStreams:
 class RankAttentionCore(AttentionCore):
     """Attention with dropout from the stream of a tensor-parallel rank."""
 
-    def __init__(self, dropout: float, rank: int) -> None:
+    def __init__(self, dropout: float, rank: int, kernel: str = "math") -> None:
         super().__init__(dropout)
-        self.rank = rank
+        self.rank, self.kernel = rank, kernel
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, nh, T, hs) three times -> (B, nh, T, hs)."""
         if not self.training:
             return super().forward(q, k, v)
-        if q.is_cuda and q.shape[-1] % 8 == 0:
-            out: Tensor = rank_attention(q, k, v, self.dropout, self.rank)[0]
+        if q.is_cuda and self.kernel in FUSED and q.shape[-1] % 8 == 0:
+            out: Tensor = rank_attention(q, k, v, self.dropout, self.rank, self.kernel)[0]
             return out
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -68,27 +82,20 @@ class RankAttentionCore(AttentionCore):
 @contextmanager
 def _rank_stream(device: torch.device, rank: int) -> Iterator[None]:
     """Switch the device's generator to the stream of a tensor-parallel rank, and back to where all ranks are."""
+    shift = (rank + 1) * _STEP
     if device.type == "cuda":  # counter-based: same counter, other key
         generator = torch.cuda.default_generators[device.index or 0]
-        seed = generator.initial_seed()
-        offset = generator.get_offset()
-        generator.manual_seed(_rank_seed(seed, rank))
-        generator.set_offset(offset)
+        seed, offset = generator.initial_seed(), generator.get_offset()
+        generator.manual_seed((seed + shift) % 2**63).set_offset(offset)
         yield
         offset = generator.get_offset()
-        generator.manual_seed(seed)
-        generator.set_offset(offset)
-        return
-    generator = torch.default_generator
-    seed = int(torch.randint(2**62, ()))
-    main = generator.get_state()
-    generator.manual_seed(_rank_seed(seed, rank))
-    yield
-    generator.set_state(main)
-
-
-def _rank_seed(seed: int, rank: int) -> int:
-    return (seed + (rank + 1) * _STEP) % 2**63
+        generator.manual_seed(seed).set_offset(offset)
+    else:
+        seed = int(torch.randint(2**62, ()))
+        main = torch.get_rng_state()
+        torch.default_generator.manual_seed((seed + shift) % 2**63)
+        yield
+        torch.set_rng_state(main)
 
 
 @torch.library.custom_op("gpt2::rank_uniform", mutates_args=(), tags=_DRAWS)
@@ -104,56 +111,51 @@ def _(like: Tensor, rank: int) -> Tensor:
 
 
 @torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=_DRAWS)
-def rank_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Causal attention on a GPU with dropout from the rank's stream.
+def rank_attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int, kernel: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Causal attention on a GPU in one of FUSED, with dropout from the rank's stream.
 
     (B, nh, T, hs) three times -> (B, nh, T, hs), and what the backward pass needs: log-sum-exp, Philox seed and offset.
     """
     with _rank_stream(q.device, rank):
-        found = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout, True)
-    out, *state = found
-    return (out, *(tensor.clone() for tensor in state))
+        out, log_sum_exp, seed, offset = _fused(q, k, v, dropout, kernel)
+    return out, log_sum_exp, seed.clone(), offset.clone()
 
 
 @rank_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout, True)
-    return found
+def _(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int, kernel: str) -> tuple[Tensor, ...]:
+    return _fused(q, k, v, dropout, kernel)
 
 
-@torch.library.custom_op("gpt2::rank_attention_backward", mutates_args=())
-def rank_attention_backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    log_sum_exp: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
-    found = _aten._scaled_dot_product_efficient_attention_backward(
-        gradient, q, k, v, None, out, log_sum_exp, seed, offset, dropout, [True, True, True, False], True
-    )
-    return found[0].contiguous(), found[1].contiguous(), found[2].contiguous()
+RANK_ATTENTION = torch.ops.gpt2.rank_attention.default
+"""The operation as recompute sees it."""
 
 
-@rank_attention_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, kernel: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A kernel's output, log-sum-exp, seed and offset."""
+    options = (dropout, True) if kernel == "flash" else (None, True, dropout, True)
+    found = getattr(_aten, f"_scaled_dot_product_{kernel}_attention")(q, k, v, *options)
+    out, log_sum_exp, seed, offset = found if kernel == "efficient" else (*found[:2], *found[6:8])
+    return out, log_sum_exp, seed, offset
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.dropout, _ = inputs
+    q, k, v, ctx.dropout, _, ctx.kernel = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, gradient: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = rank_attention_backward(gradient, *ctx.saved_tensors, ctx.dropout)
-    return (*gradients, None, None)
+    q, k, v, *output, seed, offset = ctx.saved_tensors
+    p, T = ctx.dropout, gradient.shape[2]
+    options = {
+        "efficient": (q, k, v, None, *output, seed, offset, p, [True, True, True, False], True),
+        "flash": (q, k, v, *output, None, None, T, T, p, True, seed, offset),
+        "cudnn": (q, k, v, *output, seed, offset, None, None, None, T, T, p, True),
+    }
+    backward = getattr(_aten, f"_scaled_dot_product_{ctx.kernel}_attention_backward")
+    return (*backward(gradient, *options[ctx.kernel])[:3], None, None, None)
 
 
 rank_attention.register_autograd(_backward, setup_context=_save)

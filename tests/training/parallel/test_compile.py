@@ -59,6 +59,7 @@ def test_the_hardest_layout_compiles_whole(tmp_path: Path) -> None:
         *(({}, 0.1, {"recompute": kind, "compile": "model"}) for kind in ("none", "full")),
         *((SEQUENCE, 0.1, {"recompute": "full", "compile": mode}) for mode in ("blocks", "model")),
         *(({"data": 2, "zero_stage": stage}, 0.0, {"recompute": "full"}) for stage in range(4)),
+        ({"tensor": 2}, 0.1, {"recompute": "full"}),
         ({"pipeline": 2}, 0.1, {"compile": "model"}),
         (SEQUENCE, 0.0, {"precision": "bfloat16", "loss": "chunked"}),
         ({**SEQUENCE, **ZERO_3}, 0.0, {}),

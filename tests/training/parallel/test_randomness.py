@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 
 from common.settings import ModelSettings
+from tests.training.helpers import Patch
 from training.model import GPT2, AttentionCore
+from training.operations import ATTENTION, use_attention
+from training.parallel.layout import compile_method, recompute
 from training.parallel.randomness import RandomStreams, rank_uniform
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=32, dropout=0.5)
@@ -51,3 +55,48 @@ def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) ->
     assert (found[:, :, :, 0] == 0).all(dim=-1).float().mean() == pytest.approx(0.5, abs=0.03)  # attends to itself only
     assert torch.allclose(found.mean(dim=0).mean(), expected.mean(), atol=0.01)
     assert torch.allclose(core.eval()(q, k, v), expected, atol=1e-5)
+
+
+def masks(rank: int, first: int, iteration: int, kind: str, compiled: bool, device: str) -> torch.Tensor:
+    """The weights that attention keeps in training, forward and backward, with uniform weights and v = 1: (2, T, T)."""
+    torch._dynamo.reset()
+    model, streams = GPT2(SETTINGS).to(device), RandomStreams(1, (0, 0))
+    streams.attach(model, rank)
+    core = model.h["0"].attn.core
+    if kind != "none":
+        recompute(core, kind)
+    if compiled:
+        compile_method(core, "forward", [core])
+    T = 64
+    q = torch.zeros(1, 1, T, T, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    v = torch.eye(T, device=device, dtype=q.dtype).expand_as(q).clone().requires_grad_()
+    for number in range(first, iteration + 1):
+        streams.start_iteration(number)
+        torch.rand(3, device=device)
+        weights = core.forward(q, q, v)
+    (gradient,) = torch.autograd.grad(weights, v, torch.eye(T, device=device, dtype=q.dtype).expand_as(q))
+    return torch.cat([weights[0], gradient[0].mT]) != 0
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel"),
+    [("cpu", "math"), *(pytest.param("cuda", kernel, marks=pytest.mark.gpu) for kernel in ATTENTION)],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ranks_have_masks_of_their_own_which_recompute_and_a_later_start_repeat(
+    device: str, kernel: str, compiled: bool, monkeypatch: Patch
+) -> None:
+    real = torch.compile
+    if device == "cpu":  # takes no C++ compiler
+        monkeypatch.setattr(torch, "compile", lambda function: real(function, backend=aot_eager))
+    use_attention(kernel)
+    try:
+        for kind in ("none", "selective", "full"):
+            forward, backward = masks(0, 1, 2, kind, compiled, device)
+            assert torch.equal(forward, backward)
+            assert 0.4 < forward.sum() / (64 * 65 / 2) < 0.6
+            assert torch.equal(masks(0, 2, 2, kind, compiled, device)[0], forward)
+            for other in (masks(1, 1, 2, kind, compiled, device), masks(0, 1, 1, kind, compiled, device)):
+                assert not torch.equal(other[0], forward)
+    finally:
+        use_attention(*ATTENTION)
