@@ -144,7 +144,7 @@ The function gets the options, and a temporary folder as `work`.
 """
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, pages or shards"},
+    "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, pages, shards or steps"},
     "length": {"type": cli.positive_int, "metavar": "N", "help": "mean tokens per document, or MB of a file"},
     "rounds": {"type": cli.positive_int, "metavar": "N", "help": "rounds per row"},
     "size": {"metavar": "NAME", "help": "size of the model"},

@@ -156,6 +156,7 @@ def generate(arguments: Namespace) -> Iterator[Row]:
 CASES: dict[str, Case] = {
     "data": (data, {"count": 8_000_000, "rounds": 3}),
     "step": (step.measure, {"size": None, "rounds": 5}),
+    "host": (step.host, {"count": 30}),
     "checkpoint": (checkpoint.measure, {"size": "124m", "rounds": 3, "folder": None}),
     "convert": (convert.measure, {"size": "345m", "rounds": 3, "folder": None}),
     "generate": (generate, {"size": "124m", "count": 128, "rounds": 5}),

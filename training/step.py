@@ -119,7 +119,7 @@ def train_step(
         # gradients are averaged over data-parallel ranks, so each rank's loss is multiplied by their number
         loss = run_micro_batches(session, batches, scale * parallel.data / targets, train=True)
     with session.timers("gradients"):
-        sync_gradients(session.parameters, mesh)
+        sync_gradients(session.parameters, mesh, parallel.sequence_parallel)
         norm = global_norm(session.parameters, mesh, session.world.device) / scale
         step = _agree(session, _sum_over_all_ranks(session, loss) / (parallel.data * scale), norm, stop)
     if accepts is not None and not accepts(step.loss, step.grad_norm):

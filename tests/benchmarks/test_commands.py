@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Callable[[list[str]], int], str, set[str]]] = {
         "--size tiny --count 6 --rounds 1",
         {"transformers.generate", "training.generate", "ours without a cache"},
     ),
+    "host": (training.main, "--count 1", {"one process", "tensor 2, data 2, ZeRO 1", "292"}),
     "checkpoint": (
         training.main,
         "--size tiny --rounds 1",

@@ -17,6 +17,7 @@ from tests.training.helpers import Session, open_session, settings_of, step_batc
 from training.launch.process_group import World, started
 from training.launch.rank import read_launch
 from training.parallel.data_parallel import before_backward
+from training.parallel.dtensor import local_shard
 from training.planning.run import Plan, make_plan
 from training.step import train_step
 
@@ -78,31 +79,31 @@ def weights_of_a_step(session: Session) -> dict[str, int]:
     return {"within": max(within), "forward": forward, "after": after}
 
 
-class Gathered(TorchDispatchMode):
-    """Counts what casts or gathers parameters."""
+class Traffic(TorchDispatchMode):
+    """Counts gathers of parameters, sums of gradients over the ranks, and copies or casts of parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self.calls = 0
+        self.gathers = self.sums = self.casts = 0
+        self._parameters = {local_shard(value).untyped_storage().data_ptr() for value in session.parameters.values()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cast = func is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
-        self.calls += cast or func in (torch.ops.fsdp.all_gather_copy_in.default, torch.ops.aten.copy_.default)
+        c10d, copies = torch.ops.c10d, (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        self.gathers += func is c10d._allgather_base_.default
+        self.sums += func is c10d._reduce_scatter_base_.default
+        self.sums += func is c10d.allreduce_.default and args[0][0].numel() > 3  # the others: loss, targets, norm
+        if func in copies:
+            self.casts += args[copies.index(func)].untyped_storage().data_ptr() in self._parameters
         return func(*args, **(kwargs or {}))
 
 
-def gathered_by_micro_batch(session: Session) -> list[int]:
-    """How often each of a step's two forward passes casts or gathers parameters."""
-    (stage,) = session.stages
+def traffic_of_steps(session: Session) -> list[list[int]]:
+    """Gathers, sums and casts in a step of one micro-batch, and in a step of two."""
     counts = []
-    for last in (False, True):
-        (batch, *_) = next(step_batches(session, 0))
-        before_backward(stage, last, session.experiment.parallel.zero_stage)
-        with Gathered() as counted:
-            loss = stage(batch.tokens, batch.positions, batch.targets).sum()
-        counts.append(counted.calls)
-        loss.backward()
-    session.optimizer.zero_grad()
+    for micro_batches in (1, 2):
+        with Traffic(session) as traffic:
+            train_step(session, 1, next(step_batches(session, 0))[:micro_batches], 0.0)
+        counts.append([traffic.gathers, traffic.sums, traffic.casts])
     return counts
 
 
@@ -115,7 +116,7 @@ def measured(plan: Plan, world: World, precisions: list[str]) -> dict[str, Any]:
         if recompute == "none":
             session = open_session(session.plan, world)
             seen[f"{precision} {zero_stage}"] = course(session)
-            seen[f"{precision} {zero_stage} gathered"] = gathered_by_micro_batch(session)
+            seen[f"{precision} {zero_stage} traffic"] = traffic_of_steps(session)
     return seen
 
 

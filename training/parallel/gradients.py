@@ -1,33 +1,41 @@
 """Gradients between the backward pass and the optimiser: synchronise, unscale, measure and clip them."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Placement
 
 from training.kernels.adamw import sum_of_squares
 from training.parallel.dtensor import local_shard
+from training.tensors import leaf_of
 
 PP, DP, TP = range(3)  # axes of the mesh, by number: `mesh["dp"]` makes a new mesh, 0.13 ms each time
 TIED = "wte.weight"  # the first pipeline stage looks up tokens in it, the last one computes logits with it
 
 
-def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> None:
+@torch.no_grad()
+def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, sequence_parallel: bool) -> None:
     """Complete the gradients that several ranks hold parts of (a collective call).
 
-    Redistribute each gradient to its parameter's placements: under sequence parallelism this sums the LayerNorm
-    gradients of the ranks' slices. Under pipeline parallelism the first and the last stage each have a gradient of the
+    Under sequence parallelism this sums the gradients of biases, LayerNorms and positions over the slices of the
+    sequence, all in one buffer. Under pipeline parallelism the first and the last stage each have a gradient of the
     tied embedding; they exchange and add them.
     """
-    for parameter in parameters.values():
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
-            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    if mesh is None or mesh.size(PP) == 1 or TIED not in parameters:
+    if mesh is None:
+        return
+    if sequence_parallel:
+        parts = [local_shard(each.grad) for name, each in parameters.items() if leaf_of(name).split is None]  # type: ignore[arg-type]
+        buffer = torch.cat([part.flatten() for part in parts])
+        dist.all_reduce(buffer, group=mesh.get_group(TP))
+        sums = torch.split(buffer, [part.numel() for part in parts])
+        torch._foreach_copy_(parts, [each.view_as(part) for each, part in zip(sums, parts, strict=True)])
+    if mesh.size(PP) == 1 or TIED not in parameters:
         return
     other = dist.get_global_rank(mesh.get_group(PP), mesh.size(PP) - 1 - mesh.get_local_rank(PP))
     mine = local_shard(parameters[TIED].grad)  # type: ignore[arg-type]
@@ -38,35 +46,27 @@ def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | No
     mine += theirs
 
 
+@torch.no_grad()
 def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, device: torch.device) -> Tensor:
     """The 2-norm of the whole model's gradient, float64 on `device`, equal on all ranks (a collective call).
 
     Each rank sums the squares of its shards, divided by the number of ranks that hold a copy, so that one sum over all
     ranks gives the total.
     """
+    ranks = 1 if mesh is None else mesh.size(DP) * mesh.size(TP)  # that hold shards or copies of a gradient
     repeated = mesh is not None and mesh.get_local_rank(PP) > 0  # the tied embedding counts once
     squares = torch.zeros((), dtype=torch.float64, device=device)
-    by_copies: defaultdict[int, list[Tensor]] = defaultdict(list)
+    alike: defaultdict[tuple[Placement, ...], list[Any]] = defaultdict(list)
     for name, parameter in parameters.items():
         if parameter.grad is not None and not (repeated and name == TIED):
-            by_copies[_copies(parameter.grad, mesh)].append(local_shard(parameter.grad))
-    for copies, gradients in by_copies.items():
-        squares += sum_of_squares(gradients).to(device) / copies
+            alike[getattr(parameter.grad, "placements", ())].append(parameter.grad)
+    for placements, gradients in alike.items():
+        split = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+        copies = ranks // math.prod(gradients[0].device_mesh.size(axis) for axis in split)
+        squares += sum_of_squares([*map(local_shard, gradients)]).to(device) / copies
     if mesh is not None:
         dist.all_reduce(squares)
     return squares.sqrt()
-
-
-def _copies(tensor: Tensor, mesh: DeviceMesh | None) -> int:
-    """How many ranks of a pipeline stage hold a copy of this rank's shard of a gradient."""
-    if mesh is None:
-        return 1
-    copies = mesh.size(DP) * mesh.size(TP)
-    if isinstance(tensor, DTensor):
-        for axis, placement in enumerate(tensor.placements):
-            if not placement.is_replicate():
-                copies //= tensor.device_mesh.size(axis)
-    return copies
 
 
 def clip_factor(largest: float, norm: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from training.kernels import ops
@@ -118,16 +118,11 @@ class _Split(nn.Module):
             self.register_parameter(kind, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [placement])))
 
     def shard(self, name: str) -> Tensor:
-        """This rank's shard of a parameter.
+        """This rank's shard of a parameter; with sequence parallelism, its gradient may be that of a slice alone.
 
-        Each rank computes the whole gradient of a replicated parameter or, from its slice of the sequence, a part.
+        `training.parallel.gradients` sums those of a step at once.
         """
-        parameter: Tensor = getattr(self, name)
-        if not isinstance(parameter, DTensor):
-            return parameter
-        partial = self.ranks.slices and parameter.placements[0].is_replicate()
-        shard: Tensor = parameter.to_local(grad_placements=[Partial()] if partial else parameter.placements)
-        return shard
+        return local_shard(getattr(self, name))
 
 
 @contextmanager

@@ -44,9 +44,12 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
             computed_again = recompute != "none"  # in the backward pass
             assert weights["within"] == (ROOT + LAYER + HEAD * computed_again) * size
 
-    for zero_stage in STAGES:
-        first_pass, second_pass = ranks[0][f"{precision} {zero_stage} gathered"]
-        assert (first_pass == second_pass) if zero_stage == 3 else (second_pass <= 1 < first_pass or not first_pass)
+    groups, parameters = LAYERS + 1, 12 * LAYERS + 4
+    for zero_stage, count in product(STAGES, (1, 2)):  # micro-batches; stages 0 to 2 keep parameters between them
+        gathers = (0, groups, groups, (2 * LAYERS + 1) * count)[zero_stage]
+        sums = groups * (count if zero_stage >= 2 else 1)
+        casts = 0 if zero_stage else parameters
+        assert ranks[0][f"{precision} {zero_stage} traffic"][count - 1] == [gathers, sums, casts]
 
     first, *others = (ranks[0][f"{precision} {stage}"] for stage in STAGES)
     for other in others:

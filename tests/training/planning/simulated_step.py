@@ -137,7 +137,7 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
             run_micro_batches(session, batches, 1.0, train=True)
             parameters = list(session.parameters.values())
             gradients = allocated(parameter.grad for parameter in parameters)
-            sync_gradients(session.parameters, mesh)
+            sync_gradients(session.parameters, mesh, experiment.parallel.sequence_parallel)
             take_step(session.optimizer, 1e-4, torch.ones(()))
             session.optimizer.zero_grad()
         moments = [session.optimizer.state[each][name] for each in parameters for name in ("exp_avg", "exp_avg_sq")]
