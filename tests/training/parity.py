@@ -88,6 +88,7 @@ QUICK = [
     Layout(data=2, zero=2),
     Layout(data=2, zero=3, recompute="full"),
     Layout(tensor=2, data=2),
+    Layout(pipeline=4),  # 1F1B: middle stages receive into fewer buffers than micro-batches
     Layout(pipeline=2, schedule="gpipe", data=2, zero=1, recompute="selective"),
 ]
 LAYOUTS = [

@@ -59,6 +59,23 @@ class Stage(nn.Module):
         return loss.reshape(1)
 
 
+class _FewBuffers(PipelineStage):
+    """A stage of 1F1B whose receive buffers are used again; PyTorch's has two for each micro-batch of a step.
+
+    Activations that are received stay until their backward pass, gradients only during it.
+    """
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        in_flight = min(num_microbatches, self.num_stages - self.stage_index)
+        super()._setup_forward_recv_info(in_flight, has_backward)
+        self.args_recv_info = {chunk: self.args_recv_info[chunk % in_flight] for chunk in range(num_microbatches)}
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(1)
+        self.chunks = num_microbatches
+        self.grad_recv_info = dict.fromkeys(range(num_microbatches), self.grad_recv_info[0])
+
+
 class Pipeline:
     """Runs the stages of all processes together: `run` is a collective call over the `pp` axis."""
 
@@ -75,8 +92,9 @@ class Pipeline:
         rank, slices = mesh.get_local_rank("pp"), parallel.tensor if parallel.sequence_parallel else 1
         tokens = torch.empty(B, T, dtype=torch.long, device="meta")
         hidden = torch.empty(B, T // slices, C, dtype=stages[0].model.dtype, device="meta", requires_grad=True)
+        kind = _FewBuffers if parallel.schedule == "1f1b" else PipelineStage
         parts = [
-            PipelineStage(
+            kind(
                 stage,
                 rank + index * parallel.pipeline,
                 parallel.pipeline * parallel.virtual_stages,
@@ -97,8 +115,8 @@ class Pipeline:
         if parallel.schedule == "interleaved_1f1b":
             self._schedule: Any = ScheduleInterleaved1F1B(list(parts), **options)
         else:
-            kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[parallel.schedule]
-            self._schedule = kind(parts[0], **options)
+            schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[parallel.schedule]
+            self._schedule = schedule(parts[0], **options)
 
     def run(self, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
         """Run one step's micro-batches forward and, if `train`, backward; their summed losses times `factor`, shape ().

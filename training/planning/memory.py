@@ -164,7 +164,7 @@ class MemoryPhase(NamedTuple):
     parameters: float
     moments: float
     buffers: float
-    """Into which a pipeline receives; PyTorch makes one per micro-batch."""
+    """Into which a pipeline receives: PyTorch makes one per micro-batch, and 1F1B uses those again that are free."""
     gradients: float
     """Sums, float32."""
     fresh: float = 0.0
@@ -198,10 +198,12 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
     kept = 0 if layout.offload else 4  # bytes per element of parameters and of reduced gradients
     copy = workload.element if data else 0  # bytes per element of a gathered copy, and of its gradient
     everything = float(copy * whole.total)
-    neighbours = 2 * virtual - first - last if layout.pipeline > 1 else 0
-    phase = MemoryPhase(float(kept * mine.total), 2.0 * kept * mine.total, count * layer.stream * neighbours, 0.0)
-
     flying = in_flight(layout, rank)
+    received: float = count * (2 * virtual - first - last) if layout.pipeline > 1 else 0
+    if received and layout.schedule == "1f1b":
+        received = (0 if first else flying) + (not last)  # activations until their backward pass, one gradient
+    phase = MemoryPhase(float(kept * mine.total), 2.0 * kept * mine.total, received * layer.stream, 0.0)
+
     before = 0.0  # sums of the micro-batches before; none while all of them are in flight
     if count > flying:
         before = float(kept * mine.total if by_layer and zero >= 2 else 4 * whole.total)
@@ -246,7 +248,7 @@ _NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhan
     "loss": ("logits and loss", "beside the logits", "u + 4 V h / t, in parts 8: gradients of input and head"),
     "gathered": ("communication", "gathered parameters", "e P / (t p); ZeRO 3: embeddings, two layers"),
     "reduced": ("communication", "gradients being reduced", "4 P of one layer"),
-    "buffers": ("communication", "what a pipeline receives", "m q u per neighbouring stage"),
+    "buffers": ("communication", "what a pipeline receives", "1F1B: k q u and q u; else m q u per neighbouring stage"),
 }
 _KEPT = {
     "none": "k L ((2 + 2 q + 12 / t) u + masks + casts)",

@@ -42,7 +42,7 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("345M", 0, {}, {"micro_batch_size": 8, "loss": "chunked"}),
     *(("345M", 0, {"tensor": 2, "sequence_parallel": sliced}, {"micro_batch_size": 8}) for sliced in (True, False)),
     *(("345M/2", 0, {"data": 2, "zero_stage": zero}, {"micro_batch_size": 8, "accumulation": 2}) for zero in range(4)),
-    ("345M/2", 0, {"pipeline": 4}, {"micro_batch_size": 4, "accumulation": 16}),
+    ("345M/2", 1, {"pipeline": 4}, {"micro_batch_size": 4, "accumulation": 16, "recompute": "full"}),
     ("345M/2", 0, {"pipeline": 2, "schedule": "gpipe"}, {"micro_batch_size": 2, "accumulation": 4}),
     ("345M/2", 0, INTERLEAVED, {"micro_batch_size": 4, "accumulation": 4}),
     ("7B", 0, {**SEQUENCE, "tensor": 4, "data": 2, "zero_stage": 1}, {"micro_batch_size": 2, "recompute": "full"}),
