@@ -117,7 +117,29 @@ def details(job: str) -> dict[str, str] | None:
     answer = _run(["scontrol", "--oneliner", "show", "job", job])
     if answer is None or answer.returncode:
         return None
-    return dict(pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair)
+    return _pairs(answer.stdout)
+
+
+def _pairs(line: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
+
+
+def cores_per_gpu(gres: str, gpus: int, partition: str) -> int:
+    """The cores that each GPU has to itself on the nodes with so many (`gpus`), on the poorest of them.
+
+    At least 1, which is also the answer where Slurm does not tell. `partition`: one or several; empty: all nodes.
+    """
+    try:
+        answer = _run(["scontrol", "--oneliner", "show", "node"])
+    except InputError:  # not a login node
+        answer = None
+    pattern = re.compile(rf"\b{re.escape(gres)}(?::[^:,()]+)?:(\d+)")  # gpu:8, gpu:h100:8(S:0-1)
+    shares = []
+    for node in map(_pairs, answer.stdout.splitlines() if answer else ()):
+        count = sum(map(int, pattern.findall(node.get("Gres", ""))))
+        if count >= gpus and (not partition or {*partition.split(",")} & {*node.get("Partitions", "").split(",")}):
+            shares.append(int(node.get("CPUEfctv") or node["CPUTot"]) // count)
+    return max(1, min(shares, default=1))
 
 
 def seconds(limit: str) -> int:

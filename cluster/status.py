@@ -117,6 +117,8 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
     beat, loss = progress_of(folder), _number(train.get("lm_loss"))
     if beat and beat["done"] > (iteration or 0):
         iteration, loss = beat["done"], _number(beat["loss"])
+    if status["state"] == "running" and "hangs_in" in beat:
+        status["reason"] = f"hangs in {beat['hangs_in']}"
     return status | {
         "iteration": None if iteration is None else int(iteration),
         "iterations": total,

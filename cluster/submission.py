@@ -143,14 +143,17 @@ class Launch:
     def script(self) -> str:
         """The batch script of the Slurm job."""
         cluster, (nodes, tasks) = self.settings.cluster, self.shape
+        gres = cluster.gres or "gpu"
         cpus = cluster.cpus_per_task or 1
+        if cluster.gpus_per_node and not cluster.cpus_per_task:
+            cpus = slurm.cores_per_gpu(gres, tasks, cluster.partition)
         logs = str(self.logs).replace("%", "%%")
         options = [
             f"--job-name={self.name}",
             f"--nodes={nodes}",
             f"--ntasks-per-node={tasks}",
             f"--cpus-per-task={cpus}",
-            *([f"--gres={cluster.gres or 'gpu'}:{tasks}"] if cluster.gpus_per_node else []),
+            *([f"--gres={gres}:{tasks}"] if cluster.gpus_per_node else []),
             *([f"--mem={cluster.mem_gb_per_task * tasks}G"] if cluster.mem_gb_per_task else []),
             f"--time={self.minutes}",
             f"--signal=USR2@{min(cluster.signal_seconds, self.minutes * 60 // _LONGEST_SIGNAL)}",

@@ -82,7 +82,8 @@ class JobSettings(SiteSettings):
     """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
     cpus_per_task: NonNegativeInt = 0
     """CPU cores per process, and threads of its computations, whatever OMP_NUM_THREADS says: equal numbers give equal
-    digits on a laptop and on Slurm. 0: an equal share of this machine's cores, or 1 per process of a Slurm job."""
+    digits on a laptop and on Slurm. 0: an equal share of this machine's cores; in a Slurm job a GPU's share of its
+    node's, or 1 without GPUs."""
     mem_gb_per_task: NonNegativeInt = 0
     """Memory per process, in GB (Slurm only). 0: the site's default."""
 

@@ -78,6 +78,7 @@ class FakeSlurm:
 
     def __init__(self, folder: Path) -> None:
         self.runs = False  # whether jobs that are submitted from now on run
+        self.nodes = ""  # what scontrol says of the nodes
         self._bin = folder / "bin"
         self._jobs: dict[str, FakeJob] = {}
         self._calls: list[list[str]] = []
@@ -276,6 +277,8 @@ class FakeSlurm:
 
     def _scontrol(self, arguments: list[str]) -> Answer:
         *_, verb, number = arguments
+        if verb == "show" and number == "node":
+            return 0, self.nodes, ""
         if verb == "show" and number == "partition":  # the partitions have no limits
             return 0, "", ""
         if number not in self._jobs:

@@ -50,6 +50,13 @@ def test_a_line_shows_how_far_a_training_is_and_how_long_it_takes(
     assert line.split() == expected.split()
 
 
+def test_a_training_that_hangs_names_the_collective_call(folders: list[Path], fake: FakeSlurm) -> None:
+    slurm_job(folders[0], fake)
+    beat = {"done": 20, "loss": 7.5, "seconds_left": 3600, "time": 2, "hangs_in": "nccl:all_reduce 8 of mesh_dp"}
+    (folders[0] / "heartbeat" / "1000" / "rank_00000.json").write_text(json.dumps(beat))
+    assert rows(folders[0])[0]["reason"] == "hangs in nccl:all_reduce 8 of mesh_dp"
+
+
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(folders: list[Path], fake: FakeSlurm) -> None:
     slurm_job(folders[0], fake)
     reason = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"

@@ -1,9 +1,10 @@
-"""Shows where each process of a job is, and dumps its stacks if the job hangs.
+"""Shows where each process of a job is, and dumps its stacks and its collective calls if the job hangs.
 
 MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is. Each job has its own folder, so that two jobs in one
 model folder do not remove each other's files. After `watch.silence_seconds` without a beat each process writes the
-stacks of its threads to rank_00003.stacks, without needing Python (a process may hang inside a library), and rank 0
-logs which ranks are not where the others are.
+stacks of its threads to rank_00003.stacks, without needing Python (a process may hang inside a library), and torch's
+flight recorder, its last 2,000 collective calls, to rank_00003.collectives.json. Rank 0 logs which ranks are not where
+the others are, and the calls that have not completed.
 """
 
 import faulthandler
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from common.console import warn
@@ -37,6 +39,7 @@ class Heartbeat:
         self._interval = min(_REFRESH, silence / 4 or _REFRESH)
         self._ended = threading.Event()
         self._failed = False
+        self._hung = (0.0, "")  # time of the beat after which this process hung, and in which collective calls
         self.progress: Mapping[str, Any] = {}
         """What else the file says, see `progress_of`."""
 
@@ -78,7 +81,10 @@ class Heartbeat:
     def _write(self) -> float:
         """Write the newest beat to the file; returns its time. Warns once if that fails."""
         beaten, iteration, doing = self._beat
-        life = json.dumps({**self._about, "iteration": iteration, "doing": doing, "time": time.time(), **self.progress})
+        where = {"iteration": iteration, "doing": doing}
+        if calls := self._hangs_in(beaten):
+            where["hangs_in"] = calls
+        life = json.dumps({**self._about, **where, "time": time.time(), **self.progress})
         try:
             os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
         except OSError as error:
@@ -87,17 +93,50 @@ class Heartbeat:
             self._failed = True
         return beaten
 
+    def _hangs_in(self, beaten: float) -> str:
+        """The collective calls in which this process has been since `beaten`; empty before `silence` has passed."""
+        if self.silence and time.monotonic() - beaten >= self.silence and self._hung[0] != beaten:
+            calls = dump_collectives(self._path.with_suffix(".collectives.json"))
+            self._hung = (beaten, shorten(calls, _SIZE // 3, placeholder=" …"))
+        return self._hung[1] if self._hung[0] == beaten else ""
+
     def _refresh(self) -> None:
         """The thread: rewrite the file; rank 0 warns once per silence which ranks are behind."""
         warned = 0.0
         while not self._ended.wait(self._interval):
             beaten = self._write()
-            silent = self.silence and time.monotonic() - beaten >= self.silence and beaten == self._beat[0]
+            longest = self.silence + self._interval  # all ranks have written where they hang
+            silent = self.silence and time.monotonic() - beaten >= longest and beaten == self._beat[0]
             if self.rank == 0 and silent and warned != beaten:
                 warned = beaten
                 where = describe(read_heartbeats(self.folder), time.time() - 3 * _REFRESH)
                 stacks = f"{self.folder}/rank_*.stacks"
                 warn(f"nothing has happened for {self.silence:g} s: {where}; stacks in {stacks}")
+
+
+def dump_collectives(path: Path) -> str:
+    """Write torch's records of this process's collective calls to a file; returns those that have not completed."""
+    from torch._C import _distributed_c10d as c10d
+
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's, where torch has it, and gloo's
+    traces = [json.loads(getattr(c10d, name)()) for name in names if hasattr(c10d, name)]
+    with suppress(OSError):
+        path.write_text(json.dumps(traces))
+    return " and ".join(call for trace in traces for call in unfinished(trace))
+
+
+def unfinished(trace: Mapping[str, Any]) -> list[str]:
+    """The first collective call of each process group that has not completed; of calls between two ranks the last."""
+    done = {group: int(status["last_completed_collective"]) for group, status in trace.get("pg_status", {}).items()}
+    calls: dict[tuple[int, bool], str] = {}
+    for call in trace.get("entries", []):  # oldest first; a part of a coalesced call is never marked as completed
+        group, pair = call["pg_id"], call["is_p2p"]
+        number = call["p2p_seq_id" if pair else "collective_seq_id"]
+        if call["retired"] or call["state"] == "completed" or (number <= done.get(str(group), -1) and not pair):
+            continue
+        if pair or (group, pair) not in calls:
+            calls[group, pair] = f"{call['profiling_name']} {number} of {call['process_group'][1] or group}"
+    return list(calls.values())
 
 
 def _remove_old(folder: Path) -> None:
@@ -127,13 +166,16 @@ def progress_of(model_folder: Path) -> Mapping[str, Any]:
 
 def describe(heartbeats: Sequence[Mapping[str, Any]], fresh: float) -> str:
     """Where most ranks are, and which ranks are elsewhere or have been silent since `fresh` (seconds of the epoch)."""
-    counts = Counter((beat["iteration"], beat["doing"]) for beat in heartbeats if beat["time"] >= fresh)
-    most = max(counts, key=lambda where: (counts[where], where)) if counts else None
+    places = [
+        (beat["iteration"], ", in ".join(filter(None, (beat["doing"], beat.get("hangs_in"))))) for beat in heartbeats
+    ]
+    counts = Counter(place for place, beat in zip(places, heartbeats, strict=True) if beat["time"] >= fresh)
+    most = max(counts, key=lambda place: (counts[place], place)) if counts else None
     parts = [f"{counts[most]} of {len(heartbeats)} ranks at iteration {most[0]} ({most[1]})"] if most else []
-    for beat in heartbeats:
+    for (iteration, doing), beat in zip(places, heartbeats, strict=True):
         who = f"rank {beat['rank']} (process {beat['pid']} on {beat['host']})"
         if beat["time"] < fresh:
-            parts.append(f"{who} gives no sign of life since iteration {beat['iteration']} ({beat['doing']})")
-        elif (beat["iteration"], beat["doing"]) != most:
-            parts.append(f"{who} at iteration {beat['iteration']} ({beat['doing']})")
+            parts.append(f"{who} gives no sign of life since iteration {iteration} ({doing})")
+        elif (iteration, doing) != most:
+            parts.append(f"{who} at iteration {iteration} ({doing})")
     return ", ".join(parts[:9] + ["…"] * (len(parts) > 9))

@@ -1,12 +1,13 @@
 """A job that hangs reports where every process is."""
 
+import re
 import time
 from pathlib import Path
 
 from common.files import read_json
 from tests.helpers import wait_for
 from tests.training.helpers import Capsys, Job, make_run
-from training.monitoring.heartbeat import Heartbeat, describe
+from training.monitoring.heartbeat import Heartbeat, describe, unfinished
 
 
 def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: Capsys) -> None:
@@ -32,6 +33,34 @@ def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
     )
 
 
+def test_the_first_call_of_each_group_that_did_not_complete_is_named() -> None:
+    def call(
+        group: int, number: int, state: str = "scheduled", pair: bool = False, **more: object
+    ) -> dict[str, object]:
+        numbers = {"collective_seq_id": 0 if pair else number, "p2p_seq_id": number if pair else 0, "is_p2p": pair}
+        name = "nccl:send 0->1" if pair else "nccl:all_reduce"
+        about = {
+            "pg_id": group,
+            "process_group": [str(group), ("", "mesh_dp", "mesh_pp")[group]],
+            "profiling_name": name,
+        }
+        return {**about, **numbers, "state": state, "retired": False, **more}
+
+    calls = [
+        call(1, 6),  # a part of a coalesced call
+        call(1, 7, "completed", retired=True),
+        call(1, 8, "started"),
+        call(2, 3, pair=True),
+        call(1, 9),
+        call(2, 4, pair=True),
+        call(0, 1),
+    ]
+    status = {"1": {"last_completed_collective": "7"}, "0": {"last_completed_collective": "-1"}}
+    named = ["nccl:all_reduce 8 of mesh_dp", "nccl:send 0->1 4 of mesh_pp", "nccl:all_reduce 1 of 0"]
+    assert unfinished({"entries": calls, "pg_status": status}) == named
+    assert unfinished({}) == []
+
+
 def test_a_stalled_rank_is_named_and_every_rank_shows_its_stacks(tmp_path: Path) -> None:
     config = make_run(tmp_path, parallel={"data": 2}, train={"iterations": 50}, watch={"silence_seconds": 1})
     with Job(2, "tests.training.failing", "--config", config, "--model", "tiny", "hangs") as job:
@@ -41,5 +70,7 @@ def test_a_stalled_rank_is_named_and_every_rank_shows_its_stacks(tmp_path: Path)
         said = job.said(0, "err")
         pid = read_json(folder / "rank_00001.json")["pid"]
     assert f"rank 1 (process {pid} on " in said
+    (call,) = re.findall(r"1 of 2 ranks at iteration 3 \(step, in (gloo:\w+ \d+) of ", said)
+    assert call.split()[0] in (folder / "rank_00000.collectives.json").read_text()
     assert "rank_1_hangs_here" in (folder / "rank_00001.stacks").read_text()
     assert "train_step" in (folder / "rank_00000.stacks").read_text()
