@@ -73,29 +73,20 @@ def test_a_model_may_ask_for_other_nodes_than_the_others(tmp_path: Path, fake: F
 
 
 def test_a_rank_gets_its_gpus_share_of_the_nodes_cores(tmp_path: Path, fake: FakeSlurm) -> None:
-    nodes = (
-        ("gpu,all", "gpu:h100:8(S:0-1)", "CPUAlloc=3 CPUEfctv=96 CPUTot=128"),
-        ("gpu", "gpu:h100:8(S:0,1),shard:h100:80", "CPUTot=100"),
-        ("gpu", "gpu:a100:4", "CPUTot=16"),  # too few GPUs
-        ("all", "gpu:8", "CPUTot=8"),
-        ("gpu", "(null)", "CPUTot=4"),
-    )
-    fake.nodes = "".join(
-        f"NodeName=n {cpus} OS=Linux 6.1 #1 SMP Gres={gres} Partitions={names}\n" for names, gres, cpus in nodes
-    )
-    gpu = {"gpus_per_node": 8, "partition": "gpu"}
-    for site, cores in (
-        (gpu, "12"),
-        ({**gpu, "gpus_per_node": 4}, "4"),
-        ({**gpu, "gpus_per_node": 4, "gres": "gpu:h100"}, "12"),
-        ({**gpu, "cpus_per_task": 3}, "3"),
-        ({"gpus_per_node": 8}, "1"),
-        ({}, "1"),
-    ):
+    nodes = [
+        "CPUEfctv=96 CPUTot=128 OS=Linux 6.1 #1 Gres=gpu:h100:8(S:0-1) Partitions=gpu,all",
+        "CPUTot=100 Gres=gpu:h100:8(S:0,1),shard:h100:80 Partitions=gpu",
+        "CPUTot=16 Gres=gpu:a100:4 Partitions=gpu",
+        "CPUTot=8 Gres=gpu:8 Partitions=all",
+    ]
+    fake.nodes = "\n".join([*nodes, "CPUTot=4 Gres=(null) Partitions=gpu", ""])
+    eight, four = ({"gpus_per_node": number, "partition": "gpu"} for number in (8, 4))
+    sites = [(eight, "12"), (four, "4"), ({**four, "gres": "gpu:h100"}, "12"), ({**eight, "cpus_per_task": 3}, "3")]
+    for site, cores in [*sites, ({"gpus_per_node": 8}, "1"), ({}, "1")]:
         text = script(tmp_path, **site)
         assert directives(text)["cpus-per-task"] == cores and f"--cpus-per-task={cores}" in srun(text), site
     fake.behave(silent=True)
-    assert directives(script(tmp_path, **gpu))["cpus-per-task"] == "1"
+    assert directives(script(tmp_path, **eight))["cpus-per-task"] == "1"
 
 
 def test_setup_runs_before_the_ranks_a_container_around_them_and_the_ranks_run_the_snapshot(tmp_path: Path) -> None:

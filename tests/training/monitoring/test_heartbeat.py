@@ -34,31 +34,21 @@ def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
 
 
 def test_the_first_call_of_each_group_that_did_not_complete_is_named() -> None:
-    def call(
-        group: int, number: int, state: str = "scheduled", pair: bool = False, **more: object
-    ) -> dict[str, object]:
-        numbers = {"collective_seq_id": 0 if pair else number, "p2p_seq_id": number if pair else 0, "is_p2p": pair}
-        name = "nccl:send 0->1" if pair else "nccl:all_reduce"
-        about = {
-            "pg_id": group,
-            "process_group": [str(group), ("", "mesh_dp", "mesh_pp")[group]],
-            "profiling_name": name,
-        }
-        return {**about, **numbers, "state": state, "retired": False, **more}
+    def call(group: int, number: int, state: str = "scheduled", pair: bool = False) -> dict[str, object]:
+        about = {"pg_id": group, "process_group": [str(group), ("", "mesh_dp", "mesh_pp")[group]], "is_p2p": pair}
+        about |= {"profiling_name": "nccl:send 0->1" if pair else "nccl:all_reduce", "retired": False, "state": state}
+        return {**about, "collective_seq_id": 0 if pair else number, "p2p_seq_id": number if pair else 0}
 
-    calls = [
-        call(1, 6),  # a part of a coalesced call
-        call(1, 7, "completed", retired=True),
+    part_of_a_coalesced_call, done, hangs, later = (
+        call(1, 6),
+        call(1, 7, "completed"),
         call(1, 8, "started"),
-        call(2, 3, pair=True),
         call(1, 9),
-        call(2, 4, pair=True),
-        call(0, 1),
-    ]
+    )
+    calls = [part_of_a_coalesced_call, done, hangs, call(2, 3, pair=True), later, call(2, 4, pair=True), call(0, 1)]
     status = {"1": {"last_completed_collective": "7"}, "0": {"last_completed_collective": "-1"}}
     named = ["nccl:all_reduce 8 of mesh_dp", "nccl:send 0->1 4 of mesh_pp", "nccl:all_reduce 1 of 0"]
     assert unfinished({"entries": calls, "pg_status": status}) == named
-    assert unfinished({}) == []
 
 
 def test_a_stalled_rank_is_named_and_every_rank_shows_its_stacks(tmp_path: Path) -> None:

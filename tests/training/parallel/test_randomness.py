@@ -1,8 +1,12 @@
 """Dropout's streams: equal outside split regions, different inside, and the same after any restart."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from common.settings import ModelSettings
 from tests.training.helpers import Patch
@@ -12,6 +16,15 @@ from training.parallel.layout import compile_method, recompute
 from training.parallel.randomness import RandomStreams, rank_uniform
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=32, dropout=0.5)
+
+
+@pytest.fixture
+def chosen() -> Iterator[None]:
+    """Attention may run in any kernel again after the test."""
+    yield
+    use_attention(*ATTENTION)
+
+
 ON_EVERY_DEVICE = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
@@ -57,8 +70,19 @@ def test_attention_drops_the_configured_share_and_keeps_the_mean(device: str) ->
     assert torch.allclose(core.eval()(q, k, v), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["flash", "cudnn", "efficient"])
+def test_on_a_gpu_attention_runs_in_the_chosen_kernel(kernel: str, chosen: None) -> None:
+    use_attention(kernel)
+    model = GPT2(SETTINGS)
+    RandomStreams(1, (0, 0)).attach(model, 1)
+    with FakeTensorMode(), torch.no_grad():
+        q = torch.empty(1, 2, 8, 8, device="cuda", dtype=torch.bfloat16)
+        graph = make_fx(model.h["0"].attn.core)(q, q, q)
+    assert f", 0.5, 1, '{kernel}')" in graph.code
+
+
 def masks(rank: int, first: int, iteration: int, kind: str, compiled: bool, device: str) -> torch.Tensor:
-    """The weights that attention keeps in training, forward and backward, with uniform weights and v = 1: (2, T, T)."""
+    """The weights that attention keeps in training, forward and backward, where v is the identity: (2, T, T)."""
     torch._dynamo.reset()
     model, streams = GPT2(SETTINGS).to(device), RandomStreams(1, (0, 0))
     streams.attach(model, rank)
@@ -84,19 +108,16 @@ def masks(rank: int, first: int, iteration: int, kind: str, compiled: bool, devi
 )
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ranks_have_masks_of_their_own_which_recompute_and_a_later_start_repeat(
-    device: str, kernel: str, compiled: bool, monkeypatch: Patch
+    device: str, kernel: str, compiled: bool, monkeypatch: Patch, chosen: None
 ) -> None:
     real = torch.compile
     if device == "cpu":  # takes no C++ compiler
         monkeypatch.setattr(torch, "compile", lambda function: real(function, backend=aot_eager))
     use_attention(kernel)
-    try:
-        for kind in ("none", "selective", "full"):
-            forward, backward = masks(0, 1, 2, kind, compiled, device)
-            assert torch.equal(forward, backward)
-            assert 0.4 < forward.sum() / (64 * 65 / 2) < 0.6
-            assert torch.equal(masks(0, 2, 2, kind, compiled, device)[0], forward)
-            for other in (masks(1, 1, 2, kind, compiled, device), masks(0, 1, 1, kind, compiled, device)):
-                assert not torch.equal(other[0], forward)
-    finally:
-        use_attention(*ATTENTION)
+    for kind in ("none", "selective", "full"):
+        forward, backward = masks(0, 1, 2, kind, compiled, device)
+        assert torch.equal(forward, backward)
+        assert 0.4 < forward.sum() / (64 * 65 / 2) < 0.6
+        assert torch.equal(masks(0, 2, 2, kind, compiled, device)[0], forward)
+        for rank, last in ((1, 2), (0, 1)):
+            assert not torch.equal(masks(rank, 1, last, kind, compiled, device)[0], forward)
