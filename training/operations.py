@@ -1,6 +1,6 @@
 """Which operations a run uses where several compute the same: attention's kernel, and kernels of our own.
 
-    choose_operations(experiment, world, folder)   # once per job, a collective call
+    choose_operations(experiment, world, folder, seconds)   # once per job, a collective call
 
 What was measured is kept in MODEL_FOLDER/operations.json and used again by every later start with the same subject:
 device, shapes, types and settings. So a resumed run computes in the same order, whatever else the GPU does that day.
@@ -8,29 +8,47 @@ device, shapes, types and settings. So a resumed run computes in the same order,
 Attention's kernel is PyTorch's: the one that the settings name, or the fastest for the run's shapes. Dropout decides as
 much as the shape: cuDNN's kernel may be several times slower with it. The choice is global, so that compiled graphs
 hold it as well.
+
+Kernels of our own are measured for runs of an hour and more, in three minutes at most. `choose_kernels` decides: each
+kernel is compared with PyTorch, then the part of the step that it belongs to is timed with and without it.
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from common.console import say
-from common.errors import ConfigError, InputError
+from common.errors import ConfigError, InputError, KernelError
 from common.files import read_json, write_json
-from common.settings import Experiment, TrainSettings
+from common.settings import Experiment, ParallelSettings
 from training.kernels import library
+from training.kernels.cases import Shapes, cases, milliseconds, time_op, verify
 from training.launch.process_group import World
+from training.model import Linear
 from training.parallel.collectives import all_gather, run_on_rank0
+from training.parallel.layout import build_model
+from training.parallel.pipeline import Stage
+from training.parallel.sizes import padded_vocab_size
 from training.precision import precision_type
+from training.tensors import leaf_of
 
 _SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}  # torch's names
 ATTENTION = tuple(_SWITCHES)
 REPEATABLE = ("flash", "math")
 """Those whose gradients are the same bits in every run under `torch.use_deterministic_algorithms`."""
+SHORT = 3600.0
+"""Seconds of a run for which no kernels are measured."""
+BUDGET = 180.0
+"""Seconds that the choice of kernels may take."""
+_GAIN = 0.99  # a kernel must save 1 % of its part's time: repeated measurements differ by less
 
 
 class AttentionShape(NamedTuple):
@@ -42,10 +60,12 @@ class AttentionShape(NamedTuple):
     head_size: int
 
 
-def choose_operations(experiment: Experiment, world: World, folder: Path) -> None:
+def choose_operations(experiment: Experiment, world: World, folder: Path, seconds: float | None = 0.0) -> None:
     """Read or measure the choice on rank 0, and apply it on all ranks (a collective call). On CPUs nothing is chosen.
 
-    Raises ConfigError for a choice that the GPU or another setting rules out.
+    `seconds` is the run's duration by the plan, None if it is unknown. Probes and benchmarks, which give none, are
+    short: `kernels: auto` measures no kernels for them. Raises ConfigError for a choice that the GPU or another setting
+    rules out.
     """
     train, model, parallel = experiment.train, experiment.model, experiment.parallel
     if train.deterministic:
@@ -60,16 +80,26 @@ def choose_operations(experiment: Experiment, world: World, folder: Path) -> Non
         "device": torch.cuda.get_device_name(world.device),
         "torch": torch.__version__,
         "shape": shape._asdict(),
+        "tensor": parallel.tensor,
         "dtype": str(dtype),
         "dropout": model.dropout,
-        "settings": {key: getattr(train, key) for key in ("attention", "kernels", "deterministic", "compile")},
+        "settings": {
+            key: getattr(train, key) for key in ("attention", "kernels", "deterministic", "compile", "recompute")
+        },
     }
     path = folder / "operations.json"
 
     def choose() -> dict[str, Any]:
-        return _recorded(path, subject) or _measured(path, subject, shape, dtype, train, model.dropout)
+        if recorded := _recorded(path, subject):
+            return recorded
+        attention, times = _choose_attention(experiment, shape, dtype)
+        use_attention(attention)  # the timed blocks have it, too
+        kernels = _choose_kernels(experiment, world.device, seconds)
+        found = {"subject": subject, "attention": attention, "milliseconds": times, **kernels._asdict()}
+        write_json(path, found)
+        return found
 
-    found = run_on_rank0(choose, world.rank)
+    found = run_on_rank0(choose, world.rank)  # the others wait: up to the process group's 30 minutes
     use_attention(found["attention"])
     missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
     lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
@@ -87,25 +117,20 @@ def _recorded(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _measured(
-    path: Path,
-    subject: dict[str, Any],
-    shape: AttentionShape,
-    dtype: torch.dtype,
-    train: TrainSettings,
-    dropout: float,
-) -> dict[str, Any]:
-    """A new choice, which is recorded."""
+# ---------------------------------------------------------------------------------------------------------- attention
+
+
+def _choose_attention(
+    experiment: Experiment, shape: AttentionShape, dtype: torch.dtype
+) -> tuple[str, dict[str, float]]:
+    """The kernel that the settings name, or the fastest; and the milliseconds of each."""
+    train = experiment.train
     candidates = ATTENTION if train.attention == "auto" else (train.attention,)
-    times = measure_attention(shape, dtype, dropout, candidates)
+    times = measure_attention(shape, dtype, experiment.model.dropout, candidates)
     kernel = fastest(times, train.deterministic)
-    measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
+    measured = ", ".join(f"{name} {taken:.2f} ms" for name, taken in times.items())
     say(f"attention: {kernel} ({measured} per layer, forward and backward)")
-    # `auto` uses none until docs/kernels.md has the measurements of a GPU: torch.compile fuses the same operations
-    kernels = library.KERNELS if train.kernels == "on" else ()
-    found = {"subject": subject, "attention": kernel, "milliseconds": times, "kernels": kernels}
-    write_json(path, found)
-    return found
+    return kernel, times
 
 
 def use_attention(*kernels: str) -> None:
@@ -143,8 +168,6 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
 
 
 def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
-    from training.kernels.cases import milliseconds  # imports torch's benchmarks, which only a GPU needs
-
     # as the model makes them: heads are slices of one (B, T, 3C) product
     qkv = torch.randn(shape.samples, shape.tokens, shape.heads, 3, shape.head_size, dtype=dtype, device="cuda")
     q, k, v = (part.requires_grad_() for part in qkv.transpose(1, 2).unbind(dim=3))
@@ -155,3 +178,144 @@ def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
         torch.autograd.grad(y, (q, k, v), gradient)
 
     return milliseconds(run)
+
+
+# -------------------------------------------------------------------------------------------------- kernels of our own
+
+
+class Choice(NamedTuple):
+    """Kernels to use, and why."""
+
+    kernels: list[str]
+    reasons: list[str]
+    """Lines that say what was measured or why not."""
+
+
+def _choose_kernels(experiment: Experiment, device: torch.device, seconds: float | None) -> Choice:
+    """What `train.kernels` stands for in a run of so many seconds; says why."""
+    if experiment.train.kernels != "auto":
+        return Choice(list(library.KERNELS) if experiment.train.kernels == "on" else [], [])
+    end = time.monotonic() + BUDGET  # the kernels are compiled within it
+    if seconds is not None and seconds < SHORT:
+        found = Choice([], ["none: the plan predicts less than an hour, in which no time is spent on measuring them"])
+    elif missing := library.prepare(report=True):
+        found = Choice([], [f"none: {missing}"])
+    else:
+        found = measure_kernels(experiment, device, end)
+    for reason in found.reasons:
+        say(f"kernels: {reason}")
+    return found
+
+
+def measure_kernels(experiment: Experiment, device: torch.device, end: float) -> Choice:
+    """Choose among all kernels on a device for which they are loaded, until time.monotonic() is `end`."""
+    shapes = replace(rank_shapes(experiment, device), samples=1, n_layer=1, vocabulary=128)  # enough to be compared
+    found = {case.kernel: case for case in cases(shapes, device)}
+    parts = {kernel: case.part for kernel, case in found.items()}
+    measure = partial(time_part, experiment=experiment, device=device)
+    return choose_kernels(parts, lambda kernel: verify(found[kernel]), measure, end)
+
+
+def choose_kernels(
+    parts: Mapping[str, str],
+    check: Callable[[str], str],
+    measure: Callable[[str, Sequence[str]], float],
+    end: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Choice:
+    """Choose among the kernels of `parts`, each with its part of the step, until the clock shows `end`.
+
+    `check` says what is wrong with a kernel's results, or "". `measure` times a part with some kernels, in
+    milliseconds. A kernel is used if its part is faster with it than with those chosen before it alone. No measurement
+    begins for which, if it takes as long as the longest so far, the time does not suffice.
+    """
+    used: list[str] = []
+    reasons: list[str] = []
+    times: dict[str, float] = {}  # of each part, with the kernels used so far
+    longest = 0.0
+
+    def run(action: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal longest
+        begun = clock()
+        if begun + longest >= end:
+            raise KernelError(f"no time was left of the {BUDGET:.0f} s for measuring")
+        result = action(*arguments)
+        longest = max(longest, clock() - begun)
+        return result
+
+    for kernel, part in parts.items():
+        try:
+            if fault := run(check, kernel):
+                raise KernelError(fault)
+            before = times[part] = times.get(part) or run(measure, part, used)
+            after = run(measure, part, [*used, kernel])
+        except (RuntimeError, KernelError) as error:  # also: out of memory, or not compiled
+            reasons.append(f"{kernel} is not used: {(str(error).splitlines() or [''])[0]}")
+            continue
+        kept = after < _GAIN * before
+        reasons.append(f"{kernel} is{' not' * (not kept)} used: {part} {before:.3f} ms without it, {after:.3f} ms with")
+        if kept:
+            used, times[part] = [*used, kernel], after
+    return Choice(used, reasons)
+
+
+def rank_shapes(experiment: Experiment, device: torch.device) -> Shapes:
+    """What the first rank of a run gives the kernels."""
+    model, train, parallel = experiment.model, experiment.train, experiment.parallel
+    return Shapes(
+        samples=train.micro_batch_size,
+        seq_len=model.seq_len,
+        n_layer=-(-model.n_layer // parallel.pipeline),
+        n_embd=model.n_embd,
+        vocabulary=padded_vocab_size(model.vocab_size, parallel.tensor) // parallel.tensor,
+        dropout=model.dropout,
+        dtype=str(precision_type(train.precision, device)).removeprefix("torch."),
+        tensor=parallel.tensor,
+        shards=parallel.data if parallel.zero_stage else 1,
+    )
+
+
+def time_part(part: str, kernels: Sequence[str], experiment: Experiment, device: torch.device) -> float:
+    """Milliseconds of a part of the run's step on one rank with these kernels, without communication.
+
+    `block` is one layer, `loss` the head and the loss, both forward and backward, and compiled as the run's;
+    `optimizer` is the gradient norm and AdamW.
+    """
+    try:
+        if part == "optimizer":
+            shapes = rank_shapes(experiment, device)
+            return sum(time_op(case, case.kernel in kernels) for case in cases(shapes, device) if case.part == part)
+        stage, shape = one_layer(experiment, device), (experiment.train.micro_batch_size, experiment.model.seq_len)
+        tokens = torch.randint(stage.model.wte.num_embeddings, shape, device=device)
+        x = stage.model.embed(tokens).detach().requires_grad_()
+
+        def run() -> None:
+            out: Tensor = stage.model.h["0"](x) if part == "block" else stage.loss(x, tokens, None)
+            torch.autograd.backward(out, torch.ones_like(out))
+
+        with library.using(kernels):
+            return milliseconds(run)
+    finally:
+        torch.compiler.reset()  # the run starts with no graphs of these measurements
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def one_layer(experiment: Experiment, device: torch.device) -> Stage:
+    """The run's model with one layer, whose matrices are a rank's shards: no collectives.
+
+    Under sequence parallelism its LayerNorms take the whole sequence.
+    """
+    model, train, tensor = experiment.model, experiment.train, experiment.parallel.tensor
+    changed = {
+        "model": model.model_copy(update={"n_layer": 1, "vocab_size": rank_shapes(experiment, device).vocabulary}),
+        "parallel": ParallelSettings(),
+        "train": train.model_copy(update={"compile": "blocks"} if train.compile == "model" else {}),
+    }
+    (stage,) = build_model(experiment.model_copy(update=changed), None, device)
+    for name, module in stage.model.named_modules():
+        if isinstance(module, Linear):
+            split = leaf_of(f"{name}.weight").split or 0
+            module.weight.data = module.weight.data.chunk(tensor, split)[0].contiguous()
+            module.bias.data = module.bias.data.chunk(1 if split else tensor)[0]
+    return stage

@@ -87,7 +87,8 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
         mesh = make_mesh(experiment.parallel, world.device.type)
         preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
-        choose_operations(experiment, world, folder)
+        heartbeat.beat(0, "operations")  # may take minutes, in which the other ranks wait
+        choose_operations(experiment, world, folder, plan.seconds)
         session = open_session(experiment, world, mesh)
         progress = _load(session, newest)
         if newest is None and world.device.type == "cpu" and not train.allow_slow:

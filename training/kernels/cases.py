@@ -1,4 +1,4 @@
-"""Every kernel at work on the shapes of a run: what `check` tests and benchmarks.gpu times.
+"""Every kernel at work on the shapes of a run: what `check` tests, a run chooses among and benchmarks.gpu times.
 
 for case in cases(Shapes(samples=8), torch.device("cuda")):
     print(case.kernel, verify(case) or "agrees with PyTorch")
@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.benchmark import Timer
 
 from common.errors import KernelError
 from training.kernels import library
@@ -38,12 +37,17 @@ class Shapes:
     dropout: float = 0.1
     dtype: str = "bfloat16"
     """Of activations and the residual stream."""
+    tensor: int = 1
+    """Ranks that share a layer's matrices."""
+    shards: int = 1
+    """Ranks that share the parameters between steps."""
 
     def parameters(self) -> list[int]:
-        """The size of every parameter of the model."""
-        c = self.n_embd
-        layer = [c, c, 3 * c * c, 3 * c, c * c, c, c, c, 4 * c * c, 4 * c, 4 * c * c, c]
-        return [self.vocabulary * c, self.seq_len * c, *(layer * self.n_layer), c, c]
+        """The size of what this process holds of every parameter of the model."""
+        c, part = self.n_embd, self.n_embd // self.tensor
+        layer = [c, c, 3 * c * part, 3 * part, c * part, c, c, c, 4 * c * part, 4 * part, 4 * c * part, c]
+        sizes = [self.vocabulary * c, self.seq_len * c, *(layer * self.n_layer), c, c]
+        return [-(-size // self.shards) for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ class Case:
     """What forward and backward must read and write at least."""
     plain: Callable[..., tuple[Tensor, ...]] | None = None
     """What PyTorch has for the same arguments where the op's reference is slower: a loop, or the kernel's mask."""
-    compiles: bool = True
-    """Whether torch.compile is a peer; not of the optimiser's passes, which are no part of a compiled graph."""
+    part: str = "block"
+    """The part of a step it belongs to: `block` and `loss` are compiled graphs, `optimizer` is not."""
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
@@ -82,12 +86,8 @@ class _Random:
         return self(*shape, dtype=dtype).requires_grad_()
 
 
-def _dtype(name: str) -> torch.dtype:
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
-
-
 def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
-    form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), _dtype(shapes.dtype)
+    form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), getattr(torch, shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
         random = _Random(device)
@@ -109,7 +109,7 @@ def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
 
 
 def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
-    form, dtype = (shapes.samples, shapes.seq_len, 4 * shapes.n_embd), _dtype(shapes.dtype)
+    form, dtype = (shapes.samples, shapes.seq_len, 4 * shapes.n_embd // shapes.tensor), getattr(torch, shapes.dtype)
 
     def make() -> tuple[Tensor, ...]:
         random = _Random(device)
@@ -132,7 +132,7 @@ def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
     def forward(gradients: list[Tensor]) -> tuple[Tensor, ...]:
         return (sum_of_squares(gradients),)
 
-    return Case("sum_of_squares", make, forward, 4 * sum(sizes), compiles=False)
+    return Case("sum_of_squares", make, forward, 4 * sum(sizes), part="optimizer")
 
 
 def _adamw(shapes: Shapes, device: torch.device) -> Case:
@@ -161,7 +161,7 @@ def _adamw(shapes: Shapes, device: torch.device) -> Case:
         return ()
 
     # parameter, gradient, moments read; parameter, moments written
-    return Case("adamw", make, forward, 7 * 4 * sum(sizes), plain, compiles=False)
+    return Case("adamw", make, forward, 7 * 4 * sum(sizes), plain, part="optimizer")
 
 
 def runner(case: Case, forward: Callable[..., tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
@@ -201,8 +201,6 @@ def verify(case: Case) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- timing
 
-_WARM_UP = 3
-
 
 class Row(TypedDict):
     """The times of one kernel, forward and backward, in milliseconds."""
@@ -225,21 +223,25 @@ def measure(shapes: Shapes, device: torch.device, *, compiled: bool = True) -> l
 
 
 def _time(case: Case, compiled: bool) -> Row:
-    with library.using([case.kernel]):
-        ours = milliseconds(runner(case, case.forward))
-    with library.using(()):
-        eager = milliseconds(runner(case, case.forward))
-        if case.plain is not None:
-            eager = min(eager, milliseconds(runner(case, case.plain)))
-        best = None
-        if compiled and case.compiles:
-            forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.plain or case.forward, dynamic=False)
+    ours, eager, best = time_op(case, True), time_op(case, False), None
+    if compiled and case.part != "optimizer":
+        forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.plain or case.forward, dynamic=False)
+        with library.using(()):
             best = milliseconds(runner(case, forward))
     return {"kernel": case.kernel, "ours": ours, "eager": eager, "compile": best, "bytes": case.bytes}
 
 
+def time_op(case: Case, ours: bool) -> float:
+    """Milliseconds of the op by our kernel, or by the faster of its reference and what PyTorch has."""
+    with library.using([case.kernel] if ours else ()):
+        ways = [case.forward] if ours or case.plain is None else [case.forward, case.plain]
+        return min(milliseconds(runner(case, way)) for way in ways)
+
+
 def milliseconds(run: Callable[[], object]) -> float:
     """The median of some runs, after others to warm up."""
-    for _ in range(_WARM_UP):
+    from torch.utils.benchmark import Timer  # a tenth of a second, which only those who measure need
+
+    for _ in range(3):
         run()
     return 1000 * float(Timer("run()", globals={"run": run}).blocked_autorange().median)  # waits for the device

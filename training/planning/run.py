@@ -31,6 +31,13 @@ class Plan:
     machine: Machine | None = None
     """What the job runs on, once that is known: the plan then says what it will take."""
 
+    @property
+    def seconds(self) -> float | None:
+        """What the whole run is predicted to take; None if that is not known."""
+        if self.machine is None or not self.machine.timed:
+            return None
+        return self.experiment.train.iterations * predict(self.experiment, self.machine).step_seconds
+
     def text(self, done: int = 0, consumed_samples: int = 0) -> str:
         """The plan of a run that resumes after `done` iterations with so many samples, or starts."""
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
@@ -68,7 +75,7 @@ class Plan:
             figures["memory"] = {part: round(value) for part, value in by_part(prediction.memory).items()}
             figures |= {"memory_bytes": round(prediction.memory_bytes), "machine_bytes": self.machine.memory}
             if self.machine.timed:
-                figures["seconds"] = self.experiment.train.iterations * prediction.step_seconds
+                figures["seconds"] = self.seconds
                 figures["tokens_per_second"] = prediction.tokens_per_second
         epoch = {"samples_per_epoch": self.data.train.per_epoch}
         return {"text": self.text(done, consumed_samples), "layout": layout, **epoch, **figures}
