@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +31,8 @@ TESTS = (
 )
 """Folders and files of tests with cases for a GPU."""
 
+_OPTIMIZER = ("sum_of_squares", "adamw")  # kernels that are no part of a compiled graph
+
 # (M, N, K) of M x K times K x N: a large one, then those of 345M's MLP and head at micro-batch 16
 _PRODUCTS = {"large": (8192, 8192, 8192), "up": (16384, 4096, 1024), "head": (16384, 50304, 1024)}
 
@@ -42,8 +45,6 @@ class Context:
     """A temporary folder."""
     toy: bool
     gpu: bool = False
-    machine: Sequence[Row] = ()
-    """The rows of the part `machine`, which runs first."""
 
     @property
     def device(self) -> "torch.device":
@@ -52,10 +53,10 @@ class Context:
 
         return torch.device("cuda" if self.gpu else "cpu")
 
-    def ceiling(self, kind: str, unit: str) -> float | None:
-        """The fastest row of the device of a kind (`copy`, `bfloat16`), per second; None if there is no GPU."""
-        found = [1e12 * row[unit] for row in self.machine if str(row["device"]).startswith(kind)]
-        return max(found, default=None) if self.gpu else None
+    @property
+    def least(self) -> float:
+        """Seconds that a row is timed at least: a GPU under load is slower after some seconds than at first."""
+        return 0.1 if self.toy else 10.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Item:
     name: str
     run: Callable[[Context], Iterator[Row]] | None
     """None: a command of `run_tests`."""
+    limit: float = 240.0
+    """Seconds after which it is ended."""
 
 
 def seconds(run: Callable[[], object], device: "torch.device") -> float:
@@ -78,6 +81,15 @@ def seconds(run: Callable[[], object], device: "torch.device") -> float:
     run()
     wait()
     return time.perf_counter() - begun
+
+
+def milliseconds(run: Callable[[], object], least: float) -> float:
+    """The median of runs over at least so many seconds, after three to warm up."""
+    from torch.utils.benchmark import Timer
+
+    for _ in range(3):
+        run()
+    return 1000 * float(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=least).median)
 
 
 # ------------------------------------------------------------------------------------------------ the processes
@@ -147,25 +159,24 @@ def machine(context: Context) -> Iterator[Row]:
     """The bandwidth of a copy, which reads and writes its bytes; matrix products in bfloat16, and one in float32."""
     import torch
 
-    from training.kernels.cases import milliseconds
+    def rate(amount: int, unit: str, run: Callable[[], object]) -> Row:
+        taken = milliseconds(run, context.least)
+        return {"ms": taken, "TB/s": None, "TFLOP/s": None, unit: amount / taken / 1e9}
 
     source = torch.randn(2**16 if context.toy else 2**30, device=context.device)  # 4.3 GB: many times any cache
     target = torch.empty_like(source)
-    taken = milliseconds(lambda: target.copy_(source))
-    rate = 2 * source.nbytes / taken / 1e9
-    yield {"device": "copy", "of": f"{source.nbytes:,} bytes", "ms": taken, "TB/s": rate, "TFLOP/s": None}
+    moved = 2 * source.nbytes
+    yield {"device": "copy", "of": f"{source.nbytes:,} bytes", **rate(moved, "TB/s", lambda: target.copy_(source))}
     for name, dtype in [*((name, torch.bfloat16) for name in _PRODUCTS), ("large", torch.float32)]:
         rows, columns, inner = (size // 128 if context.toy else size for size in _PRODUCTS[name])
         left = torch.randn(rows, inner, device=context.device, dtype=dtype)
         right = torch.randn(columns, inner, device=context.device, dtype=dtype)
         product = torch.empty(rows, columns, device=context.device, dtype=dtype)
-        taken = milliseconds(lambda: torch.mm(left, right.t(), out=product))  # noqa: B023 (called at once)
+        run = partial(torch.mm, left, right.t(), out=product)
         yield {
             "device": f"{str(dtype).removeprefix('torch.')} product, {name}",
             "of": f"{rows} x {columns} x {inner}",
-            "ms": taken,
-            "TB/s": None,
-            "TFLOP/s": 2 * rows * columns * inner / taken / 1e9,
+            **rate(2 * rows * columns * inner, "TFLOP/s", run),
         }
 
 
@@ -173,28 +184,33 @@ def machine(context: Context) -> Iterator[Row]:
 
 
 def kernels(context: Context) -> Iterator[Row]:
-    """Our kernels at 345M, micro-batch 8, beside PyTorch and its compiler, and the bandwidth of a copy.
+    """Our kernels at 345M, micro-batch 32, where no tensor fits a cache, beside PyTorch and its compiler.
 
     A kernel's bytes are what its forward and backward pass must move at least.
     """
+    import torch
+
     from common.errors import JobError
     from training.kernels import library
-    from training.kernels.cases import Shapes, measure
+    from training.kernels.cases import Shapes, cases, runner
 
     if context.gpu and (missing := library.prepare()):
         raise JobError(missing)
     toy = Shapes(samples=1, seq_len=16, n_layer=1, n_embd=32, vocabulary=64)
-    bandwidth = context.ceiling("copy", "TB/s")
-    for row in measure(toy if context.toy else Shapes(), context.device, compiled=context.gpu):
-        rate = row["bytes"] / (row["ours"] / 1000)
-        others = [time for time in (row["eager"], row["compile"]) if time is not None]
+    for case in cases(toy if context.toy else Shapes(samples=32), context.device):
+        others: dict[str, Any] = {"eager": case.forward, **({"plain": case.plain} if case.plain else {})}
+        if context.gpu and case.kernel not in _OPTIMIZER:
+            others["compiled"] = torch.compile(case.plain or case.forward, dynamic=False)
+        least = context.least / 2  # a row has two timings or more
+        with library.using([case.kernel]):
+            ours = milliseconds(runner(case, case.forward), least)
+        with library.using(()):
+            taken = {name: milliseconds(runner(case, way), least) for name, way in others.items()}
         yield {
-            "kernel": row["kernel"],
-            "ours, ms": row["ours"],
-            "eager, ms": row["eager"],
-            "compiled, ms": row["compile"],
-            "GB/s": rate / 1e9,
-            "of a copy %": 100 * rate / bandwidth if bandwidth else None,
-            "goal": 85,
-            "speed beside the faster other": min(others) / row["ours"],
+            "kernel": case.kernel,
+            "ours, ms": ours,
+            "eager, ms": min(taken["eager"], taken.get("plain", taken["eager"])),
+            "compiled, ms": taken.get("compiled"),
+            "TB/s": case.bytes / ours / 1e9,
+            "speed beside the faster other": min(taken.values()) / ours,
         }

@@ -2,8 +2,8 @@
 
 bfloat16, sequences of 1,024 tokens, the same random words for all. Ours is the trainer's own step, reading its data
 included; MFU is that of training.planning.speed, 6 (N - wpe) + 12 L h s per token over the device's dense peak (989
-TFLOP/s for an H100 or H200); the other share is that of the fastest bfloat16 product measured in the same run. The
-first step compiles; two follow to warm up, then 10 are timed together.
+TFLOP/s for an H100 or H200); TFLOP/s are to be compared with the products of the part `machine`. The first step
+compiles; two follow to warm up, then ten at a time are timed until ten seconds have passed.
 """
 
 from argparse import Namespace
@@ -51,23 +51,24 @@ def step(row: str, context: Context) -> Iterator[Row]:
     from training.metrics.device import peak_tflops
     from training.planning.speed import flops_per_token
 
-    device, product = context.device, context.ceiling("bfloat16", "TFLOP/s")
+    device = context.device
     job, who = job_of(row, context)
     steps = _STEPS[who](job)
     first = seconds(lambda: next(steps), device)
-    next(steps)
-    next(steps)
-    count, losses = 2 if context.toy else 10, list[Any]()
-    taken = seconds(lambda: losses.extend(islice(steps, count)), device) / count
-    tokens = job.size.micro_batch_size * job.size.model.seq_len / taken
-    work, peak = flops_per_token(job.size.model) * tokens, peak_tflops(device, "bfloat16")
+    losses = [next(steps), next(steps)]
+    count, taken = 0, 0.0
+    while taken < context.least:
+        taken += seconds(lambda: losses.extend(islice(steps, 10)), device)
+        count += 10
+    tokens = count * job.size.micro_batch_size * job.size.model.seq_len / taken
+    work, peak = flops_per_token(job.size.model) * tokens / 1e12, peak_tflops(device, "bfloat16")
     yield {
         "step": row,
         "tokens/s": tokens,
-        "ms": taken * 1000,
-        "MFU %": 100 * work / 1e12 / peak if peak else None,
+        "ms": 1000 * taken / count,
+        "MFU %": 100 * work / peak if peak else None,
         "goal": _GOALS.get(row.split(" ")[0]) if who == "ours" and not job.size.model.dropout else None,
-        "of a product %": 100 * work / product if product else None,
+        "TFLOP/s": work,
         "peak GB": torch.cuda.max_memory_allocated() / 1e9 if context.gpu else None,
         "build and first step, s": first,
         "loss": float(losses[-1]),
