@@ -31,8 +31,6 @@ TESTS = (
 )
 """Folders and files of tests with cases for a GPU."""
 
-_OPTIMIZER = ("sum_of_squares", "adamw")  # kernels that are no part of a compiled graph
-
 # (M, N, K) of M x K times K x N: a large one, then those of 345M's MLP and head at micro-batch 16
 _PRODUCTS = {"large": (8192, 8192, 8192), "up": (16384, 4096, 1024), "head": (16384, 50304, 1024)}
 
@@ -81,15 +79,6 @@ def seconds(run: Callable[[], object], device: "torch.device") -> float:
     run()
     wait()
     return time.perf_counter() - begun
-
-
-def milliseconds(run: Callable[[], object], least: float) -> float:
-    """The median of runs over at least so many seconds, after three to warm up."""
-    from torch.utils.benchmark import Timer
-
-    for _ in range(3):
-        run()
-    return 1000 * float(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=least).median)
 
 
 # ------------------------------------------------------------------------------------------------ the processes
@@ -159,6 +148,8 @@ def machine(context: Context) -> Iterator[Row]:
     """The bandwidth of a copy, which reads and writes its bytes; matrix products in bfloat16, and one in float32."""
     import torch
 
+    from training.kernels.cases import milliseconds
+
     def rate(amount: int, unit: str, run: Callable[[], object]) -> Row:
         taken = milliseconds(run, context.least)
         return {"ms": taken, "TB/s": None, "TFLOP/s": None, unit: amount / taken / 1e9}
@@ -192,25 +183,23 @@ def kernels(context: Context) -> Iterator[Row]:
 
     from common.errors import JobError
     from training.kernels import library
-    from training.kernels.cases import Shapes, cases, runner
+    from training.kernels.cases import Shapes, cases, milliseconds, runner, time_op
 
     if context.gpu and (missing := library.prepare()):
         raise JobError(missing)
     toy = Shapes(samples=1, seq_len=16, n_layer=1, n_embd=32, vocabulary=64)
     for case in cases(toy if context.toy else Shapes(samples=32), context.device):
-        others: dict[str, Any] = {"eager": case.forward, **({"plain": case.plain} if case.plain else {})}
-        if context.gpu and case.kernel not in _OPTIMIZER:
-            others["compiled"] = torch.compile(case.plain or case.forward, dynamic=False)
-        least = context.least / 2  # a row has two timings or more
-        with library.using([case.kernel]):
-            ours = milliseconds(runner(case, case.forward), least)
-        with library.using(()):
-            taken = {name: milliseconds(runner(case, way), least) for name, way in others.items()}
+        least, compiled = context.least / 2, None  # a row has two timings or more
+        ours, eager = time_op(case, True, least), time_op(case, False, least)
+        if context.gpu and case.part != "optimizer":
+            forward: Any = torch.compile(case.plain or case.forward, dynamic=False)
+            with library.using(()):
+                compiled = milliseconds(runner(case, forward), least)
         yield {
             "kernel": case.kernel,
             "ours, ms": ours,
-            "eager, ms": min(taken["eager"], taken.get("plain", taken["eager"])),
-            "compiled, ms": taken.get("compiled"),
+            "eager, ms": eager,
+            "compiled, ms": compiled,
             "TB/s": case.bytes / ours / 1e9,
-            "speed beside the faster other": min(taken.values()) / ours,
+            "speed beside the faster other": min(eager, compiled or eager) / ours,
         }

@@ -7,7 +7,7 @@ for case in cases(Shapes(samples=8), torch.device("cuda")):
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -202,46 +202,17 @@ def verify(case: Case) -> str:
 # ------------------------------------------------------------------------------------------------------------- timing
 
 
-class Row(TypedDict):
-    """The times of one kernel, forward and backward, in milliseconds."""
-
-    kernel: str
-    ours: float
-    eager: float
-    compile: float | None
-    """None: not compiled."""
-    bytes: int
-    """What must be read and written at least."""
-
-
-def measure(shapes: Shapes, device: torch.device, *, compiled: bool = True) -> list[Row]:
-    """Time each kernel, PyTorch and torch.compile on the shapes of a run. Raises KernelError if a kernel fails.
-
-    Takes about a minute, nearly all of it torch.compile's. `compiled=False` leaves that column out.
-    """
-    return [_time(case, compiled) for case in cases(shapes, device)]
-
-
-def _time(case: Case, compiled: bool) -> Row:
-    ours, eager, best = time_op(case, True), time_op(case, False), None
-    if compiled and case.part != "optimizer":
-        forward: Callable[..., tuple[Tensor, ...]] = torch.compile(case.plain or case.forward, dynamic=False)
-        with library.using(()):
-            best = milliseconds(runner(case, forward))
-    return {"kernel": case.kernel, "ours": ours, "eager": eager, "compile": best, "bytes": case.bytes}
-
-
-def time_op(case: Case, ours: bool) -> float:
+def time_op(case: Case, ours: bool, least: float = 0.2) -> float:
     """Milliseconds of the op by our kernel, or by the faster of its reference and what PyTorch has."""
     with library.using([case.kernel] if ours else ()):
         ways = [case.forward] if ours or case.plain is None else [case.forward, case.plain]
-        return min(milliseconds(runner(case, way)) for way in ways)
+        return min(milliseconds(runner(case, way), least) for way in ways)
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """The median of some runs, after others to warm up."""
+def milliseconds(run: Callable[[], object], least: float = 0.2) -> float:
+    """The median of runs over at least so many seconds, after others to warm up."""
     from torch.utils.benchmark import Timer  # a tenth of a second, which only those who measure need
 
     for _ in range(3):
         run()
-    return 1000 * float(Timer("run()", globals={"run": run}).blocked_autorange().median)  # waits for the device
+    return 1000 * float(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=least).median)
