@@ -7,6 +7,7 @@ load on the machine affects all contenders alike. `bar` is the ratio that a clai
 """
 
 import argparse
+import json
 import os
 import platform
 import resource
@@ -149,6 +150,11 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "rounds": {"type": cli.positive_int, "metavar": "N", "help": "rounds per row"},
     "size": {"metavar": "NAME", "help": "size of the model"},
     "texts": {"type": cli.input_path, "nargs": "+", "metavar": "DIR", "help": "real texts or pages"},
+    "micro-batch": {"type": cli.positive_int, "metavar": "N", "help": "samples"},
+    "dropout": {"type": float, "metavar": "P", "help": "probability"},
+    "tensor": {"type": cli.positive_int, "metavar": "N", "help": "tensor-parallel ranks"},
+    "kernels": {"choices": ("on", "off"), "help": "whether our kernels are selected"},
+    "json": {"action": "store_true", "help": "a JSON object per row instead of a table"},
     "folder": {"type": cli.output_folder, "metavar": "DIR", "help": "where to write (default: a temporary folder)"},
 }
 
@@ -167,7 +173,11 @@ def main(area: str, doc: str | None, cases: Mapping[str, Case], argv: Sequence[s
     arguments = parser.parse_args(argv)
     with TemporaryDirectory(dir=getattr(arguments, "folder", None)) as name:
         arguments.work = Path(name)
-        for rows in grouped(cases[arguments.name][0](arguments)):
+        found = cases[arguments.name][0](arguments)
+        if getattr(arguments, "json", False):
+            print(*(json.dumps(row) for row in found), sep="\n")
+            return 0
+        for rows in grouped(found):
             print(f"{table(rows)}\n", flush=True)
     print(machine())
     return 0
@@ -189,6 +199,8 @@ def cell(value: Any) -> str:
     """A value as a person reads it: 204,123 or 12.3 or 0.0456, `-` for what is not known."""
     if value is None:
         return "-"
+    if isinstance(value, tuple):
+        return " to ".join(map(cell, value))
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import checkpoint, convert, harness, step, stream
+from benchmarks import checkpoint, convert, harness, ledger, step, stream
 from benchmarks.harness import Case, Contender, Row, Timed, compare
 from common import cli
 from common.errors import ToolkitError
@@ -155,6 +155,10 @@ def generate(arguments: Namespace) -> Iterator[Row]:
 
 CASES: dict[str, Case] = {
     "data": (data, {"count": 8_000_000, "rounds": 3}),
+    "bytes": (
+        ledger.measure,
+        {"size": "345m", "micro-batch": 16, "dropout": 0.0, "tensor": 1, "kernels": "on", "json": False},
+    ),
     "step": (step.measure, {"size": None, "rounds": 5}),
     "host": (step.host, {"count": 30}),
     "checkpoint": (checkpoint.measure, {"size": "124m", "rounds": 3, "folder": None}),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn import functional as F
 
+from training.kernels.ops import float32_product
 from training.parallel.sizes import EAGER_ELEMENTS
 
 if TYPE_CHECKING:
@@ -40,11 +41,17 @@ class Vocabulary(NamedTuple):
 
 
 class LossHead(nn.Module):
-    """The head and the summed cross-entropy over targets that are not IGNORED."""
+    """The head and the summed cross-entropy over targets that are not IGNORED.
+
+    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one (`training.precision`).
+    """
+
+    rounded: Tensor | None
 
     def __init__(self, vocab_size: int, chunks: int = 1) -> None:
         super().__init__()
         self.vocabulary, self.chunks = Vocabulary(0, vocab_size), chunks
+        self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
         """(B, T, C), (V, C), (B, T), (B,) -> the sum of nats times each sample's factor, default 1: float32, ().
@@ -54,17 +61,20 @@ class LossHead(nn.Module):
         each = torch.ones(len(x), device=x.device) if factor is None else factor.float()
         flat = x.flatten(0, 1), targets.flatten(), each[:, None].expand_as(targets).flatten()
         training = torch.is_grad_enabled()  # inside an autograd function it never is
-        loss: Tensor = _Loss.apply(weight, *flat, self.vocabulary, self.chunks, training)  # type: ignore[no-untyped-call]
+        loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
+            weight, self.rounded, *flat, self.vocabulary, self.chunks, training
+        )
         return loss
 
 
 class _Loss(torch.autograd.Function):
-    """(V, C), (N, C), (N,), (N,) -> (): the loss; its gradients are computed in the forward pass."""
+    """(V, C) twice, (N, C), (N,), (N,) -> (): the loss; its gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
         weight: Tensor,
+        rounded: Tensor | None,
         x: Tensor,
         targets: Tensor,
         factor: Tensor,
@@ -72,7 +82,7 @@ class _Loss(torch.autograd.Function):
         chunks: int,
         training: bool,
     ) -> Tensor:
-        matrix, total = weight.to(x.dtype), torch.zeros((), device=x.device)
+        matrix, total = weight.to(x.dtype) if rounded is None else rounded, torch.zeros((), device=x.device)
         of_x: list[Tensor] = []
         of_weight: Tensor | None = None
         for part, wanted, scale in zip(*(tensor.chunk(chunks) for tensor in (x, targets, factor)), strict=True):
@@ -82,7 +92,7 @@ class _Loss(torch.autograd.Function):
             if training:
                 logits = _gradient(logits, wanted, log_sum_exp, scale, vocabulary)
                 of_x.append(logits @ matrix)
-                product = _float32_product(logits.t(), part)
+                product = float32_product(logits.t(), part)
                 of_weight = product if of_weight is None else of_weight.add_(product)
             del logits
         if of_weight is not None:
@@ -92,12 +102,8 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         torch._assert_async(gradients[0] == 1, "the loss is differentiated with gradient 1; give it a factor instead")
-        return *ctx.saved_tensors, None, None, None, None, None
-
-
-def _float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32, in which a GPU sums anyway: nothing is rounded, and no pass over it casts."""
-    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda and a.dtype != torch.float32 else (a @ b).float()
+        of_weight, of_x = ctx.saved_tensors
+        return of_weight, None, of_x, None, None, None, None, None
 
 
 def _losses(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied hea
 so that a split of the rows never cuts a head.
 
 Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type of its input; weights
-are cast where they are used, which costs nothing if they have that type already.
+are cast where they are used, which costs nothing if they have that type already, or if `rounded` is a copy that has it.
 
 Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary.
 """
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from common.seeds import derive_seed
 from common.settings import ModelSettings
 from training.kernels import ops
+from training.kernels.heads import Heads
 from training.loss import IGNORED
 from training.tensors import leaf_of
 
@@ -30,10 +31,15 @@ class Linear(nn.Linear):
     """A matrix product in the type of its input."""
 
     __call__: Callable[..., Tensor]  # nn.Module declares Any
+    rounded: Tensor | None
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) -> (…, out)."""
-        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return ops.linear(x, self.weight, self.bias, self.rounded)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -49,7 +55,21 @@ class GeluLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) -> (…, out)."""
-        return ops.linear_gelu(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return ops.linear_gelu(x, self.weight, self.bias, self.rounded)
+
+
+class HeadsLinear(Linear):
+    """The matrix product whose columns are ordered [head, (q, k, v), dim]."""
+
+    __call__: Callable[..., Heads]  # type: ignore[assignment]
+
+    def __init__(self, width: int, head_size: int) -> None:
+        super().__init__(width, 3 * width)
+        self.head_size = head_size
+
+    def forward(self, x: Tensor) -> Heads:  # type: ignore[override]
+        """(B, T, C) -> q, k and v, (B, nh, T, hs) each."""
+        return ops.linear_heads(x, self.weight, self.bias, self.head_size, self.rounded)
 
 
 class ResidualNorm(LayerNorm):
@@ -84,19 +104,14 @@ class Attention(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.head_size = settings.n_embd // settings.n_head
-        self.c_attn = Linear(settings.n_embd, 3 * settings.n_embd)
+        self.c_attn = HeadsLinear(settings.n_embd, settings.n_embd // settings.n_head)
         self.core = AttentionCore(settings.dropout)
         self.c_proj = Linear(settings.n_embd, settings.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        qkv = self.c_attn(x)  # (B, T, C) -> (B, T, 3C)
-        B, T, _ = qkv.shape
-        qkv = qkv.view(B, T, -1, 3, self.head_size)  # (B, T, 3C) -> (B, T, nh, 3, hs)
-        q, k, v = qkv.transpose(1, 2).unbind(dim=3)  # (B, nh, T, 3, hs) -> three of (B, nh, T, hs)
-        y = self.core(q, k, v)
-        y = y.transpose(1, 2).reshape(B, T, -1)  # (B, nh, T, hs) -> (B, T, nh, hs) -> (B, T, C)
+        y = self.core(*self.c_attn(x))  # (B, T, C) -> three of (B, nh, T, hs) -> (B, nh, T, hs)
+        y = y.transpose(1, 2).flatten(2)  # (B, nh, T, hs) -> (B, T, nh, hs) -> (B, T, C)
         return self.c_proj(y)
 
 

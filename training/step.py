@@ -139,6 +139,8 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     device = session.world.device
     timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
     batches = [batch.to(device) for batch in batches]
+    for stage in session.stages:
+        stage.round_weights()
     with torch.set_grad_enabled(train):
         if session.pipeline is not None:
             return session.pipeline.run(batches, factor, train)

@@ -17,6 +17,7 @@ from common.errors import KernelError
 from training.kernels import library
 from training.kernels.adamw import Hyper, adamw_, sum_of_squares
 from training.kernels.gelu import bias_gelu
+from training.kernels.heads import split_heads
 from training.kernels.residual import add_dropout_norm
 
 _RATES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -68,7 +69,7 @@ class Case:
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
     """One case per kernel, in the order of `library.KERNELS`."""
-    for make in (_add_dropout_norm, _bias_gelu, _sum_of_squares, _adamw):
+    for make in (_add_dropout_norm, _bias_gelu, _pack_heads, _sum_of_squares, _adamw):
         yield make(shapes, device)
 
 
@@ -120,6 +121,21 @@ def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
 
     # x, result; gradient, x, gradient of x
     return Case("bias_gelu", make, forward, 5 * math.prod(form) * dtype.itemsize)
+
+
+def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
+    width, dtype, head_size = 3 * shapes.n_embd, _dtype(shapes.dtype), math.gcd(64, shapes.n_embd)
+    form = (shapes.samples, shapes.seq_len, width)
+
+    def make() -> tuple[Tensor, ...]:
+        random = _Random(device)
+        return random.leaf(*form, dtype=dtype), random.leaf(width, dtype=dtype)
+
+    def forward(qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return split_heads(qkv, bias, head_size)
+
+    # gradients of q, k and v; gradient of qkv
+    return Case("pack_heads", make, forward, 2 * math.prod(form) * dtype.itemsize)
 
 
 def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:

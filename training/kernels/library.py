@@ -19,7 +19,7 @@ from common.console import warn
 from common.errors import KernelError
 from training.kernels.build import build, find_libraries, nvcc
 
-KERNELS = ("add_dropout_norm", "bias_gelu", "sum_of_squares", "adamw")
+KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")
 """Every kernel, by the name that its op asks for."""
 
 # Blocks of a sum over rows: five for each of an H100's 132 SMs, so many as run at once. The same on every device, so

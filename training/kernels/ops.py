@@ -1,19 +1,25 @@
 """The operations that the model calls: kernels of our own where they are selected, PyTorch's everywhere else.
 
+    q, k, v = ops.linear_heads(x, weight, bias, head_size, rounded)
     y = ops.attention(q, k, v, p)
+    y = ops.linear(y, weight, bias, rounded)
     x, y = ops.residual_norm(x, y, p, weight, bias, eps)
-    y = ops.linear_gelu(y, weight, bias)
+    y = ops.linear_gelu(y, weight, bias, rounded)
     x = ops.residual(x, y, p)
 
-All take plain tensors; `p` is the probability of dropout, 0 outside training. What PyTorch fuses better than its parts
+All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy of a weight in the
+type of the products, if the model keeps one (`training.precision`). What PyTorch fuses better than its parts
 suggest stands here in its best form: a bias in the product, a mask that is stored instead of drawn again.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from training.kernels.gelu import bias_gelu
+from training.kernels.heads import Heads, heads_of, split_heads
 from training.kernels.library import selected
 from training.kernels.residual import add_dropout_norm
 
@@ -23,11 +29,47 @@ def attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU in its tanh form of a matrix product: (…, in), (out, in), (out,) -> (…, out)."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor | None = None) -> Tensor:
+    """x W^T + b in x's type: (…, in), (out, in), (out,) -> (…, out)."""
+    if rounded is None:
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    product: Tensor = _Linear.apply(x, weight, bias, rounded)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` with the copy of the weight, whose gradient leaves its product in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor) -> Tensor:
+        ctx.save_for_backward(x, rounded)
+        return F.linear(x, rounded, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, rounded = ctx.saved_tensors
+        rows = gradients[0].flatten(0, -2)
+        of_bias = rows.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+        return gradients[0] @ rounded, float32_product(rows.t(), x.flatten(0, -2)), of_bias, None
+
+
+def float32_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32, in which a GPU sums anyway: nothing is rounded, and no pass over it casts."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda and a.dtype != torch.float32 else (a @ b).float()
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, rounded: Tensor | None = None) -> Tensor:
+    """GELU in its tanh form of `linear`: (…, in), (out, in), (out,) -> (…, out)."""
     if selected("bias_gelu", x):
-        return bias_gelu(F.linear(x, weight), bias)
-    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+        return bias_gelu(linear(x, weight, None, rounded), bias.to(x.dtype))
+    return F.gelu(linear(x, weight, bias, rounded), approximate="tanh")
+
+
+def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, head_size: int, rounded: Tensor | None = None) -> Heads:
+    """Queries, keys and values of `linear`: (…, in), (3C, in), (3C,) -> (B, nh, T, hs) three times."""
+    if selected("pack_heads", x):
+        return split_heads(linear(x, weight, bias.detach(), rounded), bias.to(x.dtype), head_size)
+    return heads_of(linear(x, weight, bias, rounded), head_size)
 
 
 def residual(x: Tensor, branch: Tensor, p: float) -> Tensor:

@@ -52,6 +52,8 @@ def parallelize(
     if train.recompute != "none":
         for block in blocks:
             recompute(block, train.recompute)
+    if parallel.data == 1:  # otherwise parameters are gathered in the type of the products
+        stage.keep_rounded_weights()
     compile_stage(stage, compile_mode(train.compile, device))
     if mesh is not None and parallel.data > 1:
         apply_data_parallel(stage, blocks, mesh["dp"], parallel, stage.model.dtype)

@@ -8,7 +8,7 @@ are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019) and inter
 process (Narayanan et al. 2021), where stage i is on process i modulo the number of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from common.settings import ParallelSettings
 from training.dataset.batches import Batch
+from training.loss import LossHead
 from training.model import GPT2
+from training.parallel.dtensor import local_shard
 
 
 class Stage(nn.Module):
@@ -48,6 +50,25 @@ class Stage(nn.Module):
             x = self.embed(x, positions)
         x = self.model.blocks(x)
         return self.loss(x, targets, factor) if self.last else x
+
+    def keep_rounded_weights(self) -> None:
+        """Make room for copies of all matrices in the type of the products, if that is not float32."""
+        if self.model.dtype != torch.float32:
+            for module, weight in self._multiplied():
+                module.rounded = torch.empty_like(local_shard(weight), dtype=self.model.dtype, requires_grad=False)
+
+    def round_weights(self) -> None:
+        """Round the weights into their copies, if there are any: before each optimiser step's first micro-batch."""
+        pairs = [(module.rounded, weight) for module, weight in self._multiplied() if module.rounded is not None]
+        if pairs:
+            copies, weights = zip(*pairs, strict=True)
+            torch._foreach_copy_(copies, [local_shard(weight.detach()) for weight in weights])
+
+    def _multiplied(self) -> Iterator[tuple[Any, Tensor]]:
+        """The modules that multiply by a weight, with the weight."""
+        for module in self.modules():
+            if "rounded" in module._buffers:
+                yield module, self.model.wte.weight if isinstance(module, LossHead) else module.weight
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """(B, T), (B, T) or None -> (B, T, C)."""

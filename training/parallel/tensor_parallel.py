@@ -21,8 +21,9 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.nn import functional as F
 
 from training.kernels import ops
+from training.kernels.heads import Heads
 from training.loss import LossHead, Vocabulary
-from training.model import GeluLinear, LayerNorm, Linear, ResidualNorm
+from training.model import GeluLinear, HeadsLinear, LayerNorm, Linear, ResidualNorm
 from training.parallel.dtensor import local_shard
 from training.parallel.sizes import padded_vocab_size
 from training.tensors import leaf_of
@@ -138,28 +139,42 @@ def plain_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
             module._parameters.update(parameters)
 
 
-class ColumnLinear(_Split):
-    """A Linear whose outputs are split over the ranks."""
+class _SplitLinear(_Split):
+    rounded: Tensor | None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T or T / ranks, in) -> (B, T, out / ranks)."""
-        return F.linear(enter(x, self.ranks), self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype))
+    def __init__(self, whole: nn.Module, name: str, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, name, mesh, ranks)
+        self.register_buffer("rounded", None, persistent=False)
 
 
-class ColumnGeluLinear(ColumnLinear):
+class ColumnHeadsLinear(_SplitLinear):
+    """A HeadsLinear whose heads are split over the ranks."""
+
+    def __init__(self, whole: nn.Module, name: str, mesh: DeviceMesh, ranks: TensorRanks) -> None:
+        super().__init__(whole, name, mesh, ranks)
+        self.head_size = cast(HeadsLinear, whole).head_size
+
+    def forward(self, x: Tensor) -> Heads:  # type: ignore[override]
+        """(B, T or T / ranks, C) -> q, k and v, (B, nh / ranks, T, hs) each."""
+        x, size = enter(x, self.ranks), self.head_size
+        return ops.linear_heads(x, self.shard("weight"), self.shard("bias"), size, self.rounded)
+
+
+class ColumnGeluLinear(_SplitLinear):
     """A Linear with GELU whose outputs are split over the ranks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T or T / ranks, in) -> (B, T, out / ranks)."""
-        return ops.linear_gelu(enter(x, self.ranks), self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype))
+        return ops.linear_gelu(enter(x, self.ranks), self.shard("weight"), self.shard("bias"), self.rounded)
 
 
-class RowLinear(_Split):
+class RowLinear(_SplitLinear):
     """A Linear whose inputs are split over the ranks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, in / ranks) -> (B, T or T / ranks, out)."""
-        return leave(F.linear(x, self.shard("weight").to(x.dtype)), self.ranks) + self.shard("bias").to(x.dtype)
+        product = ops.linear(x, self.shard("weight"), None, self.rounded)
+        return leave(product, self.ranks) + self.shard("bias").to(x.dtype)
 
 
 class SplitLayerNorm(_Split):
@@ -231,7 +246,7 @@ _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {
     (nn.Embedding, None): Positions,
     (LayerNorm, None): SplitLayerNorm,
     (ResidualNorm, None): SplitResidualNorm,
-    (Linear, 0): ColumnLinear,
+    (HeadsLinear, 0): ColumnHeadsLinear,
     (GeluLinear, 0): ColumnGeluLinear,
     (Linear, 1): RowLinear,
 }

@@ -113,8 +113,6 @@ def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer
         attention, kept_of_attention = attention + 12.0 * model.n_head * tokens * model.seq_len / tensor, 3 * split
     # both LayerNorms' inputs, and their outputs, which enter the split products whole; fc and gelu; two masks of a byte
     everything = 2 * stream + 2 * unit + 8 * split + attention + (2 * stream / element if model.dropout else 0.0)
-    if element < 4 and layout.data == 1:  # casts of the weights; gathered copies have the type of the products
-        everything += element * 12.0 * model.n_embd**2 / tensor
     # with sequence parallelism one activation is gathered
     work = stream + 4 * split + (unit if layout.sequence_parallel else 0.0)
     if layout.recompute == "none":
@@ -131,7 +129,7 @@ class _Loss(NamedTuple):
     """The loss of one micro-batch on a rank of the last stage."""
 
     saved: float
-    """While it is computed: the last LayerNorm's input and output, the head's weight in the type of the products."""
+    """While it is computed: the last LayerNorm's input and output."""
     logits: float
     """Logits, or one part of them; their gradient takes their place."""
     work: float
@@ -144,10 +142,10 @@ def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
     """What the loss takes."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
-    rows = padded_vocab_size(model.vocab_size, tensor) // tensor
-    unit, elements, weight = element * tokens * model.n_embd, tokens * rows, rows * model.n_embd
+    weight = _head(workload, layout)
+    unit, elements = element * tokens * model.n_embd, tokens * weight // model.n_embd
     stream = float(unit / tensor if layout.sequence_parallel else unit)
-    saved = stream + unit + (element * weight if element < 4 and layout.data == 1 else 0)  # the weight, cast
+    saved = stream + unit
     logits = float(element * elements)
     parts = loss_parts(workload.loss, elements * element, machine.memory if machine.device == "cuda" else None)
     # eager mode computes in float32, some rows at a time, in two tensors
@@ -158,6 +156,11 @@ def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
     return _Loss(saved, logits / parts, max(wide, gradients), stream + unit + own * weight)
 
 
+def _head(workload: Workload, layout: Layout) -> int:
+    """Elements of the head's matrix on a rank."""
+    return padded_vocab_size(workload.model.vocab_size, layout.tensor) // layout.tensor * workload.model.n_embd
+
+
 class MemoryPhase(NamedTuple):
     """What a pipeline rank holds in one phase of a step, in bytes."""
 
@@ -165,6 +168,8 @@ class MemoryPhase(NamedTuple):
     moments: float
     buffers: float
     """Into which a pipeline receives: PyTorch makes one per micro-batch, and 1F1B uses those again that are free."""
+    rounded: float
+    """Copies of the matrices in the type of the products; with data-parallel ranks gathered ones take their place."""
     gradients: float
     """Sums, float32."""
     fresh: float = 0.0
@@ -202,7 +207,12 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
     received: float = count * (2 * virtual - first - last) if layout.pipeline > 1 else 0
     if received and layout.schedule == "1f1b":
         received = (0 if first else flying) + (not last)  # activations until their backward pass, one gradient
-    phase = MemoryPhase(float(kept * mine.total), 2.0 * kept * mine.total, received * layer.stream, 0.0)
+    rounded = 0.0
+    if workload.element < 4 and not data:
+        multiplied = 12 * whole.layers * workload.model.n_embd**2 // layout.tensor + last * _head(workload, layout)
+        rounded = float(workload.element * multiplied)
+    owned = float(kept * mine.total)
+    phase = MemoryPhase(owned, 2 * owned, received * layer.stream, rounded, 0.0)
 
     before = 0.0  # sums of the micro-batches before; none while all of them are in flight
     if count > flying:
@@ -239,6 +249,7 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
 
 _NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
     "parameters": ("parameters", "float32 parameters", "4 P / (t p), from ZeRO 1 on / d"),
+    "rounded": ("parameters", "matrices in the type of the products", "e P / (t p) where d = 1"),
     "moments": ("optimizer", "AdamW's two moments", "8 P / (t p), from ZeRO 1 on / d"),
     "gradients": ("gradients", "summed gradients, float32", "4 P / (t p), sharded / d once reduced"),
     "fresh": ("gradients", "new gradients of a layer", "of the largest matrix, with d > 1 of the layer"),
@@ -251,7 +262,7 @@ _NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhan
     "buffers": ("communication", "what a pipeline receives", "1F1B: k q u and q u; else m q u per neighbouring stage"),
 }
 _KEPT = {
-    "none": "k L ((2 + 2 q + 12 / t) u + masks + casts)",
+    "none": "k L ((2 + 2 q + 12 / t) u + masks)",
     "selective": "k L (2 + q + 8 / t) u, with tensor ranks + 2 q u; compiled k L (2 q + 8 / t) u",
     "full": "k L q u",
 }

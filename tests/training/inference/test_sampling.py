@@ -51,6 +51,10 @@ def test_only_the_most_likely_tokens_are_drawn(options: dict[str, Any], drawn: s
     assert set(draws(**options)) == drawn
 
 
+def test_tokens_after_a_top_p_that_is_reached_exactly_are_not_drawn() -> None:
+    assert set(draws(20, torch.zeros(2), temperature=1, top_k=0, top_p=0.5)) == {0}
+
+
 def test_a_text_ends_at_end_of_text_and_prompts_keep_their_order_over_several_batches() -> None:
     model, tokenizer = tiny_model(50257), Tokenizer()
     prompts = ["x", "The list of lists", *"abcdefgh", "1 2 3"]

@@ -28,6 +28,7 @@ from common.settings import Experiment
 from tests.training.helpers import ALONE
 from training import loss, trainer
 from training.dataset.batches import Batch
+from training.kernels import ops
 from training.launch.process_group import World
 from training.optimizer import take_step
 from training.parallel import layout
@@ -86,6 +87,9 @@ def to_empty(self: Stage, *, device: torch.device, recurse: bool = True) -> Stag
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
                 module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device=device))
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
     return self
 
 
@@ -110,7 +114,7 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
         (Stage, "to_empty", to_empty),
         (layout, "copy_shard_", lambda *_: None),
         (layout, "initial_value", lambda *_: None),
-        (loss, "_float32_product", lambda a, b: torch.empty(a.shape[0], b.shape[1])),
+        *((module, "float32_product", lambda a, b: torch.empty(a.shape[0], b.shape[1])) for module in (loss, ops)),
         *((DeviceMesh, name, real(getattr(DeviceMesh, name))) for name in MESH_METHODS if hasattr(DeviceMesh, name)),
     ]
     for module, name in product((_fsdp_param, _fsdp_param_group), ("alloc_storage", "free_storage")):
