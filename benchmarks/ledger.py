@@ -2,8 +2,8 @@
 
     print(ledger("345m", micro_batch=16, dropout=0.0, tensor=1, kernels=True))
 
-The trainer's own model, in its own layout, is compiled for an H100 on fake tensors, with fake tensor-parallel ranks. Each
-kernel's bytes are Inductor's own count of what it reads and writes, those of hand-written kernels included. Matrix
+The trainer's own model, in its own layout, is compiled for an H100 on fake tensors, with fake tensor-parallel ranks.
+Each kernel's bytes are Inductor's own count of what it reads and writes, those of hand-written kernels included. Matrix
 products, attention and collectives are left out: their time is not that of these bytes. What AdamW moves is counted by
 hand. Works in a process that has not imported torch yet, needs g++, and takes some ten seconds.
 """
@@ -24,7 +24,7 @@ from unittest import mock
 from benchmarks.harness import Row
 from benchmarks.step import SIZES
 from common.errors import ToolkitError
-from common.settings import Experiment, ModelSettings, ParallelSettings, TrainSettings
+from common.settings import ModelSettings, ParallelSettings, TrainSettings
 from training.parallel.sizes import padded_vocab_size, with_padded_vocabulary
 from training.planning.speed import flops_per_token
 
@@ -63,7 +63,7 @@ class _NotRun(Exception):
 def pretend() -> None:
     """Let this process believe in a GPU. Raises ToolkitError if torch is loaded already, or without g++."""
     if "torch" in sys.modules:
-        raise ToolkitError("benchmarks.ledger: torch is loaded already; run it in a process of its own")
+        raise ToolkitError("benchmarks.ledger: torch is loaded already; run it in a new process")
     torch_folder = Path(*(find_spec("torch").submodule_search_locations or ()))  # type: ignore[union-attr]
     with TemporaryDirectory() as folder:
         library = Path(folder, "pretended_gpu.so")
@@ -86,11 +86,13 @@ def pretend() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, mock.Mock(return_value=answer))
     torch.cuda.get_rng_state = lambda *_: torch.empty(16, dtype=torch.uint8)
-    torch.cuda.device = torch.cuda._DeviceGuard = nullcontext  # type: ignore[misc]
+    for name in ("device", "_DeviceGuard"):
+        setattr(torch.cuda, name, nullcontext)
     torch.accelerator.current_accelerator = lambda *_, **__: None
     import torch._inductor.scheduler  # keeps what it finds in torch.cuda
 
-    torch._inductor.scheduler.has_triton = lambda *_: True  # it would write the kernels; here they are only planned
+    # Triton would write the kernels; here they are only planned
+    setattr(torch._inductor.scheduler, "has_triton", lambda *_: True)  # noqa: B010
 
 
 def graphs(run: Callable[[], object]) -> list[Graph]:
@@ -115,7 +117,7 @@ def graphs(run: Callable[[], object]) -> list[Graph]:
     with ExitStack() as stack:
         patch = torch._inductor.config.patch
         stack.enter_context(patch(fx_graph_cache=False, compile_threads=1, joint_graph_constant_folding=False))
-        options = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
+        options: dict[str, Any] = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
         stack.enter_context(torch._functorch.config.patch(**options))
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", record))
         for module, name in ((fuse_attention, "_sfdp_init"), (pad_mm, "_pad_mm_init")):  # they would run tensors
@@ -154,7 +156,10 @@ def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bo
 
     model = SIZES[size].model.model_copy(update={"dropout": dropout})
     parallel, train = ParallelSettings(tensor=tensor), TrainSettings(iterations=1, micro_batch_size=micro_batch)
-    Experiment(model=model, parallel=parallel, train=train)  # whether the heads can be split
+    if model.n_head % tensor:
+        raise ToolkitError(
+            f"parallel.tensor {tensor} does not divide the {model.n_head} heads of {size}; choose a divisor"
+        )
     if tensor > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -203,7 +208,7 @@ def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bo
 
 
 def _predictions(model: ModelSettings, micro_batch: int, step: int, optimizer: int, parameters: int) -> dict[str, Any]:
-    """Tokens per second and MFU by GPU, with the slowest and the fastest rate of products; nothing of it is measured."""
+    """Tokens per second and MFU by GPU, with the slowest and the fastest rate of products; not measured."""
     tokens, accumulation = micro_batch * model.seq_len, _SAMPLES / micro_batch
     attention = 6 * model.n_layer * model.seq_len * model.n_embd * tokens
     products = flops_per_token(model) * tokens - 2 * attention  # the convention counts the masked half, too

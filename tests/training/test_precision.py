@@ -3,9 +3,11 @@
 import math
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.files import read_rows
 from tests.training.helpers import make_run, make_session, step_batches, train_tiny
@@ -65,3 +67,22 @@ def test_float16_finds_its_scale_skips_overflows_and_resumes_with_it(tmp_path: P
     resumed = read_rows(folder / "train.csv")
     for key in ("lm_loss", "loss_scale", "skipped", "grad_norm", "learning_rate"):
         assert [row[key] for row in resumed] == [row[key] for row in curves["float16"][10:]], key
+
+
+def test_matrices_are_rounded_once_per_step_whatever_the_number_of_micro_batches(tmp_path: Path) -> None:
+    session = make_session(tmp_path, train={"precision": "bfloat16", "micro_batch_size": 1, "global_batch_size": 4})
+    matrices = {value.data_ptr() for value in session.parameters.values() if value.dim() > 1}
+
+    class Rounded(TorchDispatchMode):
+        inside = before = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.inside += func is torch.ops.aten._to_copy.default and args[0].data_ptr() in matrices
+            self.before += func is torch.ops.aten._foreach_copy_.default
+            return func(*args, **(kwargs or {}))
+
+    with closing(step_batches(session, 0)) as steps, Rounded() as counted:
+        first = train_step(session, 1, next(steps), 0.01)
+        second = train_step(session, 2, next(steps), 0.01)
+    assert (counted.inside, counted.before) == (0, 2)
+    assert second.loss < first.loss  # the second step computes with what the first one learnt

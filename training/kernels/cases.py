@@ -124,7 +124,8 @@ def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
 
 
 def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
-    width, dtype, head_size = 3 * shapes.n_embd, _dtype(shapes.dtype), math.gcd(64, shapes.n_embd)
+    width, dtype = 3 * shapes.n_embd // shapes.tensor, getattr(torch, shapes.dtype)
+    head_size = math.gcd(64, width // 3)
     form = (shapes.samples, shapes.seq_len, width)
 
     def make() -> tuple[Tensor, ...]:

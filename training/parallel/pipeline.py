@@ -57,14 +57,15 @@ class Stage(nn.Module):
             for module, weight in self._multiplied():
                 module.rounded = torch.empty_like(local_shard(weight), dtype=self.model.dtype, requires_grad=False)
 
+    @torch.no_grad()
     def round_weights(self) -> None:
         """Round the weights into their copies, if there are any: before each optimiser step's first micro-batch."""
         pairs = [(module.rounded, weight) for module, weight in self._multiplied() if module.rounded is not None]
         if pairs:
             copies, weights = zip(*pairs, strict=True)
-            torch._foreach_copy_(copies, [local_shard(weight.detach()) for weight in weights])
+            torch._foreach_copy_(copies, [local_shard(weight) for weight in weights])
 
-    def _multiplied(self) -> Iterator[tuple[Any, Tensor]]:
+    def _multiplied(self) -> Iterator[tuple[Any, Any]]:
         """The modules that multiply by a weight, with the weight."""
         for module in self.modules():
             if "rounded" in module._buffers:

@@ -154,7 +154,7 @@ class ColumnHeadsLinear(_SplitLinear):
         super().__init__(whole, name, mesh, ranks)
         self.head_size = cast(HeadsLinear, whole).head_size
 
-    def forward(self, x: Tensor) -> Heads:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Heads:
         """(B, T or T / ranks, C) -> q, k and v, (B, nh / ranks, T, hs) each."""
         x, size = enter(x, self.ranks), self.head_size
         return ops.linear_heads(x, self.shard("weight"), self.shard("bias"), size, self.rounded)

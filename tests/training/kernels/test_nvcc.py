@@ -23,6 +23,7 @@ ACCESSES = {
     "gelu_backward<8>": (3, 1),
     "norm_forward": (4, 2),
     "norm_backward": (7, 6),
+    "pack<8>": (1, 1),
     "squares_of_chunk": (1, 0),
 }
 """Loads and stores of 16 bytes that each kernel has at least, in every type."""
