@@ -318,4 +318,6 @@ def one_layer(experiment: Experiment, device: torch.device) -> Stage:
             split = leaf_of(f"{name}.weight").split or 0
             module.weight.data = module.weight.data.chunk(tensor, split)[0].contiguous()
             module.bias.data = module.bias.data.chunk(1 if split else tensor)[0]
+    stage.keep_rounded_weights()
+    stage.round_weights()
     return stage
