@@ -108,8 +108,8 @@ def speed_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Te
              "m l (a / t) b s^2 / 2 (14 (h / a) / R + 100 / F)"),
         Term("memory traffic", layers * moves, "LayerNorm, GELU, residuals",
              "m l (19 + 41 / t) e b s h / W; 19 / t with sequence parallelism"),
-        Term("memory traffic", m * weights, "weights cast, gradients accumulated",
-             "n (24 m - 12) / W; d > 1: n (10 m + 2 + 4 gathers + 8 scatters) / W"),
+        Term("memory traffic", m * weights, "weights rounded, gradients accumulated",
+             "n (12 m - 6) / W; d > 1: n (10 m + 2 + 4 gathers + 8 scatters) / W"),
         Term("logits and loss", m * head * has_head, "head and cross-entropy",
              "3 m product(b s, h, V / t) + 4 e m b s V / (t W)"),
         Term("recompute", layers * again, layout.recompute,
@@ -139,14 +139,14 @@ def attention_seconds(workload: Workload, layout: Layout, machine: Machine) -> t
 
 
 def _weights_bytes(layout: Layout, parameters: int, element: int) -> float:
-    """Bytes that a step moves to cast weights (6 per parameter), cast their gradients (6) and accumulate them (12).
+    """Bytes that a step moves to round weights, once (6 per parameter), and to accumulate their gradients (12).
 
     Data parallelism casts weights once, adds gradients in the type of the products (10), and copies what is gathered
     (4) and scattered (8) into and out of buffers.
     """
     m = layout.accumulation
     if layout.data == 1:
-        return parameters * (12 * (m - 1) + (12 * m if element == 2 else 0))
+        return parameters * (12 * (m - 1) + (6 if element == 2 else 0))
     gathers, scatters = rounds(layout)
     return parameters * ((10 * m + 2 if element == 2 else 12 * (m - 1)) + 4 * gathers + 8 * scatters)
 

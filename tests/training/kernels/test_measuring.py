@@ -1,4 +1,4 @@
-"""The kernels of a run are compared and timed in its own layer: here on the CPU, where PyTorch is faster."""
+"""The kernels of a run are compared and timed in its own layer, here on the CPU."""
 
 import time
 from pathlib import Path
@@ -26,7 +26,6 @@ def test_every_kernel_is_compared_and_timed(
         found = operations.measure_kernels(experiment, device, time.monotonic() + 600)
         assert tuple(reason.split()[0] for reason in found.reasons) == library.KERNELS
         assert all("ms without it" in reason for reason in found.reasons)
-        assert device.type == "cuda" or found.kernels == []
         monkeypatch.setattr(library, "call", lambda *arguments: None)  # outputs stay full of NaN
         found = operations.measure_kernels(experiment, device, time.monotonic() + 600)
     assert found.kernels == [] and all("differs from PyTorch's" in reason for reason in found.reasons)
