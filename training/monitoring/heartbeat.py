@@ -148,7 +148,7 @@ def _remove_old(folder: Path) -> None:
 
 def read_heartbeats(folder: Path) -> list[dict[str, Any]]:
     """The heartbeats of all ranks of a job, in rank order."""
-    texts = [path.read_text() for path in sorted(folder.glob("rank_*.json"))]
+    texts = [path.read_text() for path in sorted(folder.glob("rank_?????.json"))]  # not the collective calls
     return [json.loads(text) for text in texts if text.endswith("\n")]  # a full disk truncates them
 
 
