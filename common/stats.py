@@ -12,6 +12,9 @@ from common.files import Document, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
+_META = ("source", "language")  # keys of `meta` whose values are counted
+_VALUES = 1000  # values counted per key, the first ones met; a value has up to 100 characters
+_WRITTEN = 50  # values written per key, the most frequent
 _COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")
 
 
@@ -35,6 +38,8 @@ class Stats:
     sizes_in: Counter[int] = field(default_factory=Counter)
     """Documents by the bit length of their size in bytes: 10 means 512 to 1,023 bytes."""
     sizes_out: Counter[int] = field(default_factory=Counter)
+    kept_by: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """(documents, bytes) that were kept, by key of `meta` and by its value."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Figures that only this step has (tokens, clusters, …)."""
     _started: float = field(default_factory=time.monotonic, repr=False)
@@ -54,20 +59,35 @@ class Stats:
         self.documents_out += 1
         self.bytes_out += size
         self.sizes_out[size.bit_length()] += 1
+        if isinstance(meta := document.get("meta"), dict):
+            for key in _META:
+                if isinstance(value := meta.get(key), str):
+                    self._count(key, value[:100], 1, size)
+
+    def _count(self, key: str, value: str, documents: int, size: int) -> None:
+        values = self.kept_by.setdefault(key, {})
+        if value in values or len(values) < _VALUES:
+            before = values.get(value, (0, 0))
+            values[value] = (before[0] + documents, before[1] + size)
 
     def drop(self, reason: str, document: Document) -> None:
         """Count one dropped document (or URL, without `id` and `text`), and keep its beginning if it is an example."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
         if len(examples) < _EXAMPLES or document.get("id", "") < examples[-1].get("id", ""):
-            text = {"text": document["text"][:_EXAMPLE_CHARACTERS]} if "text" in document else {}
-            insort(examples, {**document, **text}, key=_id)
+            short = {key: value for key, value in document.items() if key != "meta"}
+            if "text" in document:
+                short["text"] = document["text"][:_EXAMPLE_CHARACTERS]
+            insort(examples, short, key=_id)
             del examples[_EXAMPLES:]
 
     def add(self, other: "Stats") -> None:
         """Add the counts of another part of the step."""
         for name in (*_COUNTS, "reasons", "sizes_in", "sizes_out"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for key, values in other.kept_by.items():
+            for value, counts in values.items():
+                self._count(key, value, *counts)
         for reason, examples in other.examples.items():
             self.examples[reason] = sorted(self.examples[reason] + examples, key=_id)[:_EXAMPLES]
 
@@ -78,6 +98,8 @@ class Stats:
         for name in ("sizes_in", "sizes_out"):
             if sizes := getattr(self, name):
                 counts[name] = _histogram(sizes)
+        if self.kept_by:
+            counts["kept_by"] = {key: _most_frequent(values) for key, values in sorted(self.kept_by.items())}
         if self.examples:
             counts["examples"] = dict(sorted(self.examples.items()))
         return {**counts, "seconds": round(time.monotonic() - self._started, 3), **self.extra}
@@ -105,3 +127,9 @@ def _id(document: Document) -> str:
 def _histogram(sizes: Counter[int]) -> dict[str, int]:
     """`{"512": 7}`: documents of 512 to 1,023 bytes."""
     return {str(1 << bits >> 1): count for bits, count in sorted(sizes.items())}
+
+
+def _most_frequent(values: dict[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+    """`{"wiki": {"documents": 7, "bytes": 900}}`, the most documents first; the rest is known from `documents_out`."""
+    ordered = sorted(values.items(), key=lambda item: (-item[1][0], item[0]))[:_WRITTEN]
+    return {value: {"documents": documents, "bytes": size} for value, (documents, size) in ordered}

@@ -9,10 +9,11 @@ configuration. Formats, by the file's name unless one is given:
 
     text            *.txt                one document per file, UTF-8
     wikiextractor   wiki_00              <doc id url title> … </doc>, or that program's JSON lines
-    jsonl           all others           one JSON object per line, its text under --text-key; keeps url, title and id
+    jsonl           all others           one JSON object per line, its text under --text-key
 
 A document's id is a hash of its canonical URL, or of its text if it has no URL; its shard is a function of its id.
-Shards keep the order of the input, and the worker count changes no byte. The source's own ids become `source_id`.
+Shards keep the order of the input, and the worker count changes no byte. Of JSON objects, url and title are kept, id
+becomes `source_id`, and all other keys (date, license, language, …) go under `meta`, 65,536 bytes per document at most.
 """
 
 import html
@@ -22,6 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
+
+import orjson
 
 from common import cli
 from common.errors import EncodingError, InputError
@@ -44,13 +47,16 @@ from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
 from corpus.urls.url import document_id
 
+MAX_META = 65_536
+"""Bytes of JSON in a document's further keys; a document with more is a bad line."""
+_OWN = ("id", "url", "title")  # keys of JSON objects that have their place in a document
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _WIKI_FILE = re.compile(r"wiki_\d+")
 # titles may contain quotes; some versions add a revision
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
 
 
-def read_text(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
+def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
     """The one document of a text file."""
     bad.lines += 1
     try:
@@ -59,31 +65,45 @@ def read_text(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
         bad.add(str(error))
 
 
-def read_jsonl(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
+def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
     """The objects of a file of JSON lines; blank lines are skipped."""
     for number, line in enumerate(read_json_lines(path), start=1):
         if line.strip():
-            yield from _object(line, f"{path}:{number}", text_key, bad)
+            yield from _object(line, f"{path}:{number}", source, bad)
 
 
-def _object(line: bytes, where: str, text_key: str, bad: BadLines) -> Iterator[Document]:
+def _object(line: bytes, where: str, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
     bad.lines += 1
-    found = read_object(line, where, [text_key], [text_key, "id", "url", "title"])
+    found = read_object(line, where, [source.text_key], source.skip_keys)
     if isinstance(found, str):
         bad.add(f"{where}: {found}")
-    else:
-        named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
-        yield {"text": found[text_key], **{key: str(value) for key, value in named.items() if value is not None}}
+        return
+    further = {key: value for key, value in found.items() if key not in (*_OWN, source.text_key)}
+    if (size := _size(further)) > MAX_META:
+        largest = max(further, key=lambda key: _size(further[key]))
+        bad.add(f"{where}: {size:,} bytes in further keys, more than {MAX_META:,}; name {largest!r} under skip_keys")
+        return
+    named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
+    document = {
+        "text": found[source.text_key],
+        **{key: str(value) for key, value in named.items() if value is not None},
+    }
+    meta = further.pop("meta") if isinstance(further.get("meta"), dict) else {}
+    yield {**document, "meta": meta | further} if meta or further else document
 
 
-def read_wikiextractor(path: Path, text_key: str, bad: BadLines) -> Iterator[Document]:
+def _size(value: object) -> int:
+    return len(orjson.dumps(value)) if value else 0
+
+
+def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
     """The articles of a WikiExtractor file in either of its formats, without the line that repeats the title."""
     head: tuple[str, Document] | None = None
     lines: list[bytes] = []
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}:{number}"
         if head is None and line.startswith(b"{"):
-            yield from _object(line, where, text_key, bad)
+            yield from _object(line, where, source, bad)
         elif line.startswith(b"<doc "):
             bad.lines += 1
             if head is not None:
@@ -110,7 +130,7 @@ def read_wikiextractor(path: Path, text_key: str, bad: BadLines) -> Iterator[Doc
         bad.add(f"{head[0]}: <doc> without </doc>")
 
 
-_READERS: dict[str, Callable[[Path, str, BadLines], Iterator[Document]]] = {
+_READERS: dict[str, Callable[[Path, SourceSettings, BadLines], Iterator[Document]]] = {
     "text": read_text,
     "jsonl": read_jsonl,
     "wikiextractor": read_wikiextractor,
@@ -132,7 +152,10 @@ def read_sources(sources: Sequence[SourceSettings], step: Step) -> Iterator[Docu
     """
     for source in sources:
         for path in step.noted(expand_inputs([source.path], "lists")):
-            yield from _READERS[source.format or format_of(path)](path, source.text_key, step.bad)
+            for document in _READERS[source.format or format_of(path)](path, source, step.bad):
+                if source.name:
+                    document["meta"] = {"source": source.name, **document.get("meta", {})}
+                yield document
 
 
 def identify(document: Document) -> Outcome:
@@ -169,12 +192,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_input(parser, cli.lists, required=False)
     parser.add_argument("--format", choices=list(_READERS), help="of all inputs (default: by their names)")
     parser.add_argument("--text-key", default="text", metavar="KEY", help="key of JSON objects with the text (text)")
+    parser.add_argument("--skip-keys", nargs="+", default=[], metavar="KEY", help="keys of JSON objects to leave out")
+    parser.add_argument("--name", default="", metavar="NAME", help="the `meta.source` of documents that have none")
     cli.add_output_shards(parser, "shard of documents", ".jsonl.zst")
     cli.add_step_options(parser, "sources")
     arguments = parser.parse_args(argv)
     outputs = cli.output_shards(arguments, ".jsonl.zst")
     settings = cli.read_settings(arguments)
-    options = {"format": arguments.format, "text_key": arguments.text_key}
+    options = {key: getattr(arguments, key) for key in ("format", "text_key", "skip_keys", "name")}
     sources = [SourceSettings(path=path, **options) for path in arguments.input or ()] or settings.sources
     if not sources:
         raise InputError("nothing to ingest: name --input, or a --config with `sources`")

@@ -14,6 +14,7 @@ from report.funnel import Step
 from workflow import steps as table
 
 _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
+_NAMED = 20  # values of a key of `meta` in the table
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Corpus:
     """(documents in a cluster, clusters)."""
     largest: dict[str, Any] | None
     """The largest cluster: `documents`, `lowest_similarity`, some `ids`."""
+
+    kept_by: tuple[list[str], list[tuple[str, str, list[int], int]]]
+    """Steps, and (key of `meta`, value, documents out of each step, bytes out of the last), 20 values per key."""
 
     @property
     def charts(self) -> list[tuple[str, Markup]]:
@@ -77,6 +81,26 @@ def _cluster_sizes(sizes: dict[str, int]) -> list[tuple[str, int]]:
     return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", grouped[size]) for size in sorted(grouped)]
 
 
+def _kept_by(steps: Sequence[Step]) -> tuple[list[str], list[tuple[str, str, list[int], int]]]:
+    """The table of `Corpus.kept_by`; the last row of a key has all documents that no other row has."""
+    counted = [step for step in steps if step.kept_by]
+    rows = []
+    for key in sorted({key for step in counted for key, _ in step.kept_by}):
+        total: Counter[str] = Counter()
+        for step in counted:
+            total.update({value: each["documents"] for (name, value), each in step.kept_by.items() if name == key})
+        named = sorted(total, key=lambda value: (-total[value], value))[:_NAMED]
+        cells = [[step.kept_by.get((key, value), Counter[str]()) for step in counted] for value in named]
+        found = [
+            (key, v, [cell["documents"] for cell in row], row[-1]["bytes"]) for v, row in zip(named, cells, strict=True)
+        ]
+        rest = [step.documents_out - sum(row[2][n] for row in found) for n, step in enumerate(counted)]
+        rows += found
+        if any(rest):
+            rows.append((key, "others, or none given", rest, counted[-1].bytes_out - sum(row[3] for row in found)))
+    return [step.name for step in counted], rows
+
+
 def corpus_figures(run: Path, steps: Sequence[Step]) -> Corpus:
     """The figures in the statistics of a run's steps."""
     by_name = {step.name: step for step in steps}
@@ -94,4 +118,5 @@ def corpus_figures(run: Path, steps: Sequence[Step]) -> Corpus:
         lengths=[(f"{int(size):,}", before[size], after[size]) for size in sorted({*before, *after}, key=int)],
         clusters=_cluster_sizes(figures.get("cluster_sizes", {})),
         largest=figures.get("largest_cluster"),
+        kept_by=_kept_by(steps),
     )

@@ -35,6 +35,8 @@ class Step:
     """`reasons`, `languages`, `sizes_in`, `sizes_out`, and `hosts` (URLs by host), each by name."""
     evaluation_sets: dict[str, Counter[str]] = field(default_factory=dict)
     """`hits` and `documents` by evaluation set."""
+    kept_by: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    """`documents` and `bytes` that were kept, by a key of `meta` and its value."""
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Dropped documents by reason: those with the smallest ids, for a reproducible sample."""
     libraries: dict[str, str] = field(default_factory=dict)
@@ -71,6 +73,9 @@ class Step:
         for name, counts in shard.get("evaluation_sets", {}).items():
             found = self.evaluation_sets.setdefault(name, Counter())
             found.update(hits=counts["hits"], documents=counts["documents"])
+        for key, values in shard.get("kept_by", {}).items():
+            for value, counts in values.items():
+                self.kept_by.setdefault((key, value), Counter()).update(counts)
         for reason, documents in shard.get("examples", {}).items():
             both = [*self.examples.get(reason, []), *documents]
             self.examples[reason] = sorted(both, key=_id)[:_EXAMPLES]

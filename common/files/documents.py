@@ -65,8 +65,8 @@ def is_marked(line: bytes) -> bool:
     return line.startswith(b"{" + _MARKED)
 
 
-def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[str] = ()) -> Document | str:
-    """The JSON object in a line (of it only `keys`, if given) with strings under `strings`, or why it has none.
+def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[str] = ()) -> Document | str:
+    """The JSON object in a line with strings under `strings` and without the keys in `skip`, or why it has none.
 
     Every value can be written as it was read. `where` is `file:line`. Raises InputError for a dropped document.
     """
@@ -86,7 +86,7 @@ def read_object(line: bytes, where: str, strings: Sequence[str], keys: Sequence[
     for key in strings:
         if not isinstance(found.get(key), str):
             return f"no string under {key!r}"
-    document: Document = {key: found.get(key) for key in keys} or found
+    document: Document = {key: found[key] for key in found if key in strings or key not in skip} if skip else found
     if _depth(document) > _DEEPEST:
         return f"nested more than {_DEEPEST} deep; flatten or remove that key"
     if _may_be_rounded(document) and _has_large_integer(line):

@@ -118,6 +118,10 @@ class SourceSettings(Section):
     """Format of the files. Left out: *.txt is text, wiki_00 is wikiextractor, everything else is jsonl."""
     text_key: str = "text"
     """Key of the JSON objects that holds the text."""
+    skip_keys: list[str] = []
+    """Keys of the JSON objects to leave out; the others travel with the document under `meta`."""
+    name: str = ""
+    """Written as `meta.source` into documents that have none; empty writes nothing."""
 
 
 class CleanSettings(Section):
@@ -243,7 +247,7 @@ class CorpusSettings(Section):
     urls: list[str] = []
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
-    """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key}."""
+    """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key, skip_keys, name}."""
     site: Path | None = None
     """Folder of a recorded site (see demo/), from which every URL is fetched. Leave it out to use the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1

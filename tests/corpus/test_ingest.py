@@ -2,13 +2,17 @@ import bz2
 import gzip
 import resource
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from common.errors import EmptyResultError, InputError
-from common.files import Document, short_hash
-from common.settings import SourceSettings
+from common.files import Document, short_hash, write_json
+from common.settings import CleanSettings, DecontaminateSettings, DedupSettings, SourceSettings
+from corpus.clean import clean
+from corpus.decontaminate import count, cut
+from corpus.dedup.__main__ import dedup
 from corpus.ingest import ingest
 from corpus.urls.url import document_id
 from tests.helpers import prose, read_shard
@@ -28,7 +32,7 @@ Text.
 """
 
 
-def take(folder: Path, *paths: Path, max_bad_share: float = 0.001, **options: str) -> list[Document]:
+def take(folder: Path, *paths: Path, max_bad_share: float = 0.001, **options: Any) -> list[Document]:
     sources = [SourceSettings(path=str(path), **options) for path in paths]
     ingest(sources, [folder / "out.jsonl.zst"], max_bad_share=max_bad_share)
     return read_shard(folder / "out.jsonl.zst")
@@ -36,12 +40,52 @@ def take(folder: Path, *paths: Path, max_bad_share: float = 0.001, **options: st
 
 def test_loose_json_lines_keep_url_title_and_their_own_id(tmp_path: Path) -> None:
     url = "HTTP://www.Example.org/a#b"
-    lines = [{"content": "One.", "url": url, "id": 7, "title": "T", "score": 3}, {"content": "Two.", "url": "::"}]
+    lines = [{"content": "One.", "url": url, "id": 7, "title": "T", "meta": {}}, {"content": "Two.", "url": "::"}]
     (tmp_path / "dump.json.gz").write_bytes(gzip.compress(b"\n\n".join(map(orjson.dumps, lines))))
     assert take(tmp_path, tmp_path / "dump.json.gz", text_key="content") == [
         {"id": document_id("http://example.org/a"), "text": "One.", "source_id": "7", "url": url, "title": "T"},
         {"id": short_hash("Two."), "text": "Two.", "url": "::"},
     ]
+
+
+def test_all_other_keys_go_under_meta_as_they_are_and_a_source_may_be_named(tmp_path: Path) -> None:
+    further = {"date": "2026-01-02", "language": None, "tags": [1.5, {"a": []}]}
+    lines = [
+        {"text": "One.", **further, "meta": {"date": "old", "source": "books"}},
+        {"text": "Two.", "meta": "text", "html": "x" * 70_000},
+        {"text": "Three.", "html": "<p>"},
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    (tmp_path / "b.txt").write_text("Four.")
+    web = SourceSettings(path=str(tmp_path / "a.jsonl"), skip_keys=["html", "text"], name="web")
+    stats = ingest([web, SourceSettings(path=str(tmp_path / "b.txt"))], [tmp_path / "out.jsonl.zst"])
+    assert [found.get("meta") for found in read_shard(tmp_path / "out.jsonl.zst")] == [
+        {"source": "books", **further},
+        {"source": "web", "meta": "text"},
+        {"source": "web"},
+        None,
+    ]
+    named = {"web": {"documents": 2, "bytes": 10}, "books": {"documents": 1, "bytes": 4}}
+    assert stats.as_dict()["kept_by"] == {"source": named}
+    with pytest.raises(InputError, match=r"a\.jsonl:2: 70,\d+ bytes .* 'html' under skip_keys; 1 of 3"):
+        take(tmp_path / "new", tmp_path / "a.jsonl")
+
+
+def test_metadata_travels_through_clean_dedup_and_decontaminate(tmp_path: Path) -> None:
+    texts = {"short": prose(1), "long": prose(1) + " More.", "other": prose(2) + "\u201d"}
+    lines = [{"text": text, "license": name, "language": name} for name, text in texts.items()]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    (tmp_path / "set.txt").write_text("a question of no fewer than eight words in all")
+    take(tmp_path, tmp_path / "a.jsonl", name="web")
+    cleaned, rules = tmp_path / "clean.jsonl.zst", DecontaminateSettings(files=[str(tmp_path / "set.txt")])
+    clean([tmp_path / "out.jsonl.zst"], cleaned, CleanSettings())
+    deduplicated = dedup([cleaned], tmp_path / "dedup", DedupSettings(), workers=2)
+    survivors = tmp_path / "dedup" / cleaned.name
+    write_json(tmp_path / "counts.json", count([survivors], rules))
+    cut([survivors], [tmp_path / "counts.json"], tmp_path / "end.zst", rules)
+    metas = [{"source": "web", "license": name, "language": name} for name in ("long", "other")]
+    assert [document["meta"] for document in read_shard(tmp_path / "end.zst")] == metas
+    assert list(deduplicated.as_dict()["kept_by"]["language"]) == ["long", "other"]
 
 
 def test_a_folder_of_text_files_is_a_document_a_file_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -77,12 +121,13 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
     )
     wiki.write_text("stray\n" + WIKI + '<doc id="1" url="u" title="t">\nnever closed\n<doc bad>\n</doc>\n')
     latin.write_bytes(b"caf\xe9")
-    assert [found["text"] for found in take(tmp_path, json, wiki, latin, max_bad_share=0.9)][::3] == ["ok", "Text."]
+    found = take(tmp_path, json, wiki, latin, max_bad_share=0.9, skip_keys=["unused"])
+    assert [document["text"] for document in found][::3] == ["ok", "Text."]
     warnings = capsys.readouterr().err
     lines = [f"a.jsonl:{n}:" for n in range(2, 7)] + [f"wiki_00:{n}:" for n in (1, 14, 16, 17)]
-    assert "a.jsonl:7" not in warnings, "a number that is not kept does no harm"
+    assert "a.jsonl:7" not in warnings, "a number under a skipped key does no harm"
     assert all(where in warnings for where in (*lines, "latin.txt: not UTF-8 at byte 3"))
-    with pytest.raises(InputError, match=r"a.jsonl:2: .*5 of 8"):
+    with pytest.raises(InputError, match=r"a.jsonl:2: .*6 of 8"):
         take(tmp_path / "new", json, max_bad_share=0.6)
     latin.write_text(" \n")
     with pytest.raises(EmptyResultError):

@@ -18,7 +18,7 @@ def run_folder(folder: Path) -> Path:
             if number == shard:
                 stats.drop("short", {"id": f"{7 - shard}", "url": f"http://a.example/{shard}", "text": "<b>short</b>"})
             else:
-                stats.keep({"text": "x" * size})
+                stats.keep({"text": "x" * size, "meta": {"source": f"<{number % 2}>"} if number else {}})
         stats.finish(folder / "clean" / f"000{shard}.stats.json")
     stats = Stats("dedup", documents_in=14, documents_out=12, sizes_out=Counter({9: 12}))
     stats.finish(folder / "dedup/0000.stats.json")
@@ -51,6 +51,8 @@ def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> Non
         "similarity seen inside it is 0.71",
         "<td>lambada</td><td>3</td><td>2</td>",
         "clean: short",
+        "<td>source</td><td>&lt;1&gt;</td><td>7</td>",
+        "<td>source</td><td>others, or none given</td><td>1</td><td>100 bytes</td>",
         "&lt;b&gt;short",
     ):
         assert part in page
