@@ -224,7 +224,7 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
     ]
     if find_spec("megatron"):
         for label, collecting in (("megatron-core, not collecting", False), ("megatron-core, add_index", True)):
-            if shards < 1000 or not collecting:  # collecting takes a quarter of a second per shard
+            if shards < 1000 or not collecting:  # 0.25 s per shard
                 contenders.append(Contender(label, corpus_peers.megatron_merge, (inputs, output, collecting)))
     gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
     for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):

@@ -81,7 +81,7 @@ def pretend() -> None:
         "is_available": True, "is_initialized": False, "device_count": 1, "current_device": 0, "_lazy_init": None,
         "get_device_properties": device, "get_device_capability": (9, 0), "is_bf16_supported": True,
         "current_stream": SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0, device_type=1),
-        "get_rng_state": None, "set_rng_state": None, "is_current_stream_capturing": False, "synchronize": None,
+        "set_rng_state": None, "is_current_stream_capturing": False, "synchronize": None,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, mock.Mock(return_value=answer))

@@ -44,11 +44,10 @@ _ROW_GROUP = 16 << 20  # characters per row group; the memory of an export is a 
 
 
 def row_of(document: Document) -> Row:
-    """`id`, `url`, `text` and `meta` of a document: strings, never null.
+    """A document's values for COLUMNS, all of them strings.
 
-    A column that begins with nulls has no type when `datasets` reads JSON lines, and the first string then stops it. So
-    a document without a URL has "", and `meta` is a JSON object as text: the keys of the document's own `meta`, and
-    every key that is no column.
+    None is null: `datasets` cannot read JSON lines whose first values of a column are null. A document without a URL
+    has "". `meta` is a JSON object as text; it has the document's own `meta`, and every key that is no column.
     """
     own = document.get("meta")
     meta = dict(own) if isinstance(own, dict) else {} if own is None else {"meta": own}

@@ -43,7 +43,7 @@ class Vocabulary(NamedTuple):
 class LossHead(nn.Module):
     """The head and the summed cross-entropy over targets that are not IGNORED.
 
-    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one (`training.precision`).
+    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one.
     """
 
     rounded: Tensor | None

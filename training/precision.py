@@ -1,7 +1,7 @@
 """The precision of a run, and float16's loss scale.
 
-Parameters and moments are float32 everywhere. Activations and matrix products have `precision_type`: the model casts
-its weights where it uses them, and with data-parallel ranks they are gathered in that type.
+Parameters and moments are float32 everywhere. Activations and matrix products have `precision_type`. Matrices are
+rounded to it once per step: into copies, or where they are gathered from data-parallel ranks.
 
 float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above that. The scale is
 found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.

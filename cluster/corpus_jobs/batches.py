@@ -71,7 +71,7 @@ class Request:
 
 
 def key_of(rule: str, outputs: Iterable[object]) -> str:
-    """The `Shard.key` of a job: a hash of its rule and its outputs."""
+    """A hash of a job's rule and outputs, which is its `Shard.key`."""
     return hashlib.sha256("\n".join([rule, *map(str, outputs)]).encode()).hexdigest()[:20]
 
 

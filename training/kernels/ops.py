@@ -8,7 +8,7 @@
     x = ops.residual(x, y, p)
 
 All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy of a weight in the
-type of the products, if the model keeps one (`training.precision`). What PyTorch fuses better than its parts
+type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What PyTorch fuses better than its parts
 suggest stands here in its best form: a bias in the product, a mask that is stored instead of drawn again.
 """
 
@@ -32,7 +32,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor | None = None) -> Tensor:
     """x W^T + b in x's type: (…, in), (out, in), (out,) -> (…, out)."""
     if rounded is None:
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return _product(x, weight.to(x.dtype), bias)
     product: Tensor = _Linear.apply(x, weight, bias, rounded)  # type: ignore[no-untyped-call]
     return product
 
@@ -43,7 +43,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor) -> Tensor:
         ctx.save_for_backward(x, rounded)
-        return F.linear(x, rounded, None if bias is None else bias.to(x.dtype))
+        return _product(x, rounded, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -51,6 +51,10 @@ class _Linear(torch.autograd.Function):
         rows = gradients[0].flatten(0, -2)
         of_bias = rows.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         return gradients[0] @ rounded, float32_product(rows.t(), x.flatten(0, -2)), of_bias, None
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def float32_product(a: Tensor, b: Tensor) -> Tensor:
