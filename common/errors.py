@@ -23,7 +23,9 @@ USER_ERROR = 2  # an error that a person must cure first
 RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): the same command, started again, continues
 LOCK_LOST = 76  # a newer job has the model folder; nothing is left to do here
 
-_HOST_FAILURES = frozenset({"connection", "dns", "tls", "timeout", "robots_unreachable", "http_429", "host_parked"})
+_HOST_FAILURES = frozenset(
+    {"connection", "dns", "tls", "timeout", "robots_unreachable", "tdmrep_unreachable", "http_429", "host_parked"}
+)
 
 
 class ToolkitError(Exception):

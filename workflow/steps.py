@@ -73,7 +73,10 @@ CORPUS = (
     Step(
         *("scrape", "pages", _DOCUMENTS, "pages"),
         # what changes the text of a page, not how politely it is fetched; URL rules apply to redirects, too
-        keys=("scrape.extractors", "scrape.max_bytes", "scrape.max_redirects", "scrape.obey_robots", "blacklist"),
+        keys=(
+            *("scrape.extractors", "scrape.max_bytes", "scrape.max_redirects", "scrape.obey_robots"),
+            *("scrape.opt_outs", "scrape.opt_out_directives", "blacklist"),
+        ),
         omitted=("blacklist.min_score", "blacklist.over_18", "blacklist.self_posts"),
         needs="urls",
     ),

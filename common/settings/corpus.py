@@ -65,6 +65,11 @@ class ScrapeSettings(Section):
     """Seconds between two requests to the same host; a longer Crawl-delay in robots.txt wins."""
     obey_robots: bool = True
     """Fetch and obey robots.txt."""
+    opt_outs: Literal["ignore", "obey"] = "ignore"
+    """`obey` drops pages that opt out by X-Robots-Tag, meta robots or the TDM Reservation Protocol, which takes
+    one more request per host; `ignore` reads none of these."""
+    opt_out_directives: list[Annotated[str, Field(pattern=r"^[a-z][a-z_-]*$")]] = ["noai", "noimageai"]
+    """Robots directives that count as an opt-out. `noindex`, which is meant for search engines, can be added."""
     connect_timeout: PositiveFloat = 10.0
     """Maximum seconds to connect."""
     read_timeout: PositiveFloat = 15.0

@@ -32,7 +32,9 @@ from common.child_process import die_with_parent
 from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from common.workers import Workers
+from corpus.extract.charset import decode
 from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
+from corpus.scrape.opt_outs import meta_opt_out
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
 _KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its child
@@ -40,8 +42,8 @@ _OUT_OF_MEMORY = {"reason": "extract_memory"}
 _WARM_UP = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
 _SLACK = 1 / 3  # of the memory: how much a child may leak, and how far its limit exceeds the page's
 
-Request = tuple[bytes, str, str]
-"""Body, content type, URL."""
+Request = tuple[bytes, str, str, str]
+"""Body, content type, URL, and what reserves the page unless its <meta> says otherwise ("" for nothing)."""
 Reply = dict[str, Any]
 """The fields of `Extracted`, or `reason`."""
 
@@ -60,9 +62,9 @@ class ExtractPool:
     async def __aexit__(self, *error: Any) -> None:
         self._pool.__exit__(*error)
 
-    async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
+    async def extract(self, body: bytes, content_type: str, url: str, reserved_by: str = "") -> Extracted:
         """Extract the text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
-        reply = await asyncio.wrap_future(self._pool.submit(self._function, (body, content_type, url)))
+        reply = await asyncio.wrap_future(self._pool.submit(self._function, (body, content_type, url, reserved_by)))
         if "reason" in reply:
             raise PageError(reply["reason"])
         return Extracted(**reply)
@@ -150,7 +152,7 @@ def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequenc
     memory = _MemoryUse(settings.extract_memory_mb << 20)
     with suppress(EOFError, ConnectionError):
         for served in range(1, PAGES_PER_CHILD + 1):
-            reply: Reply | None = _reply(connection.recv(), settings.extract_timeout, extractors)
+            reply: Reply | None = _reply(connection.recv(), settings, extractors)
             peak, is_fresh = memory.peak(), served == 1
             if reply == _OUT_OF_MEMORY or peak > (1 if is_fresh else 1 - _SLACK):
                 reply = _OUT_OF_MEMORY if is_fresh else None
@@ -161,17 +163,28 @@ def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequenc
     os._exit(0)
 
 
-def _reply(request: Request, seconds: float, extractors: Sequence[Extractor]) -> Reply:
-    """The reply to a request. The process is killed if it takes longer than `seconds`."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def _reply(request: Request, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Reply:
+    """The reply to a request. The process is killed if it takes longer than `extract_timeout`."""
+    signal.setitimer(signal.ITIMER_REAL, settings.extract_timeout)
     try:
-        return extract(*request, extractors).as_dict()
+        return extract_allowed(request, settings, extractors).as_dict()
     except PageError as error:
         return {"reason": error.reason}
     except MemoryError:
         return _OUT_OF_MEMORY
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def extract_allowed(request: Request, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Extracted:
+    """`extract`, if the page has not opted out. Raises PageError with the reason."""
+    body, content_type, url, reserved_by = request
+    if settings.opt_outs == "obey":
+        is_html = not content_type.lower().lstrip().startswith("text/plain")
+        reason = meta_opt_out(decode(body, content_type, url), settings, reserved_by) if is_html else reserved_by
+        if reason:
+            raise PageError(reason)
+    return extract(body, content_type, url, extractors)
 
 
 class _MemoryUse:

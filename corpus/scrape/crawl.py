@@ -15,6 +15,7 @@ from corpus.extract.pool import ExtractPool
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import key_of
 from corpus.scrape.network import AddressOverrides
+from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from corpus.scrape.outage import Failure, UnconfirmedFailures
 from corpus.scrape.outcome_cache import PAGES, OutcomeCache
 from corpus.scrape.pages import page_outcome
@@ -67,7 +68,8 @@ def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
     for host, queue in queues.queues.items():
         if cache.settings.contact or addresses.get(host) is not None:
             continue
-        if any(not cache.in_archive(position) and not cache.is_done(position) for position, _ in queue):
+        asks = cache.settings.opt_outs == "obey"  # for tdmrep.json, which no archive has
+        if any((asks or not cache.in_archive(position)) and not cache.is_done(position) for position, _ in queue):
             raise ConfigError(f"scrape.contact is empty: set a mail address or page for site owners to scrape {host}")
 
 
@@ -161,19 +163,24 @@ class Crawl:
             response = self.archive.read(key_of(url), self.fetcher.settings.max_bytes)
             if isinstance(response, str):
                 raise PageError(response)
+            hops = (self.cache.known(position) or {}).get("hops", ())
+            page = replace(response, requested=url, hops=tuple(hops))
+            if self.fetcher.settings.opt_outs == "obey":
+                page = await self.fetcher.judge(page)
             await self.fetcher.slots.acquire()
             self.extracted_again += 1
-            hops = (self.cache.known(position) or {}).get("hops", ())
-            return replace(response, requested=url, hops=tuple(hops))
+            return page
         self.fetched += 1
         return await self.fetcher.fetch(url)
 
     async def _extract(self, url: str, page: FetchedPage) -> None:
         """Extract the text of a page, record the outcome and release the page's slot."""
         try:
-            found = await self.pool.extract(page.body, page.content_type, page.url)
+            found = await self.pool.extract(page.body, page.content_type, page.url, page.reserved_by or "")
         except PageError as error:
-            self._record(url, page, reason=error.reason)
+            # a page that is not to be mined is not kept in the archive either
+            opted_out = error.reason in ROBOTS_REASONS | TDM_REASONS
+            self._record(url, None if opted_out else page, reason=error.reason)
         else:
             self._record(url, page, **page_outcome(page, found))
         finally:

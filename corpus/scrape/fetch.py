@@ -1,4 +1,4 @@
-"""Fetch pages politely: robots.txt, one request per host at a time, checked redirects, limits, retries.
+"""Fetch pages politely: robots.txt, opt-outs, one request per host at a time, checked redirects, limits, retries.
 
 A fetch returns a `FetchedPage` or raises a `PageError` with a named reason; nothing a server does raises anything else.
 """
@@ -15,8 +15,9 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.network import NO_RESPONSE, AddressOverrides, open_session
+from corpus.scrape.opt_outs import TDMREP_PATH, TdmRules, judged_by_headers, parse_tdmrep, reserves
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, read_response, to_page_error
-from corpus.scrape.robots import RobotsRules, fetch_robots
+from corpus.scrape.robots import RobotsRules, fetch_file, fetch_robots
 from corpus.urls.hosts import is_private_host, registered_domain
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import Url, parse_url
@@ -37,6 +38,9 @@ class _HostState:
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     robots: dict[str, RobotsRules | str] = field(default_factory=dict)
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
+    tdmrep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tdmrep: dict[str, TdmRules | str] = field(default_factory=dict)
+    """Rules of tdmrep.json by origin, or the reason why they cannot be known."""
     response_count: int = 0
 
 
@@ -67,7 +71,12 @@ class Fetcher:
     async def fetch(self, url: str) -> FetchedPage:
         """Fetch the page of a URL; redirects are followed and every hop is checked. Raises PageError."""
         try:
-            return replace(await self._follow_redirects(url), requested=url)
+            page = replace(await self._follow_redirects(url), requested=url)
+            if self.settings.opt_outs == "obey":
+                self.slots.release()  # another request may follow: whoever waits for a slot must not hold one
+                page = await self.judge(page)
+                await self.slots.acquire()
+            return page
         except PageError:
             raise
         except Exception as error:  # a URL that a library cannot handle
@@ -136,17 +145,53 @@ class Fetcher:
     async def _fetch_robots(self, origin: URL, host: _HostState) -> RobotsRules | str:
         """The rules of an origin, or the reason why nothing of it may be fetched. Sets the host's Crawl-delay."""
 
-        async def request(url: Url) -> bytes | str:
-            answer = await self._with_retries(url, None)
-            if isinstance(answer, str):
-                return answer
-            self.slots.release()
-            return answer.body
-
-        robots = await fetch_robots(origin, self.settings.robot_token, request)
+        robots = await fetch_robots(origin, self.settings.robot_token, self._request_file)
         if not isinstance(robots, str):
             host.crawl_delay = max(host.crawl_delay, robots.crawl_delay)
         return "crawl_delay" if host.crawl_delay > _MAX_WAIT else robots
+
+    async def _request_file(self, url: Url) -> bytes | str:
+        """The body of a file of any type, or the URL of a redirect."""
+        answer = await self._with_retries(url, None)
+        if isinstance(answer, str):
+            return answer
+        self.slots.release()
+        return answer.body
+
+    # ---------------------------------------------------------------------------------------------- opt-outs
+
+    async def judge(self, page: FetchedPage) -> FetchedPage:
+        """The page with what reserves it by header or tdmrep.json. Its slot must not be held.
+
+        The file is asked for when the first page of its origin has come: an origin that only redirects is not asked.
+        Raises PageError: `x_robots_tag`, `tdmrep_unreachable`.
+        """
+        page = judged_by_headers(page, self.settings)
+        if page.reserved_by is not None:
+            return page
+        sent, target = URL(page.url), parse_url(page.url)
+        host, origin = self._hosts[target.host], str(sent.origin())
+        async with host.tdmrep_lock:
+            if origin not in host.tdmrep:
+                host.tdmrep[origin] = await self._fetch_tdmrep(origin)
+        rules = host.tdmrep[origin]
+        if isinstance(rules, str):
+            error = PageError("tdmrep_unreachable")
+            error.no_response = rules in NO_RESPONSE or not host.response_count
+            error.off_site = registered_domain(target.host) != registered_domain(parse_url(page.requested).host)
+            raise error
+        return replace(page, reserved_by="tdmrep") if reserves(rules, sent.raw_path_qs) else page
+
+    async def _fetch_tdmrep(self, origin: str) -> TdmRules | str:
+        """The rules of an origin, or why they are unknown. None without the file (4xx), or if robots.txt forbids it."""
+        url = parse_url(origin + TDMREP_PATH)
+        try:
+            if self.settings.obey_robots:
+                await self._check_robots(url)
+            found = await fetch_file(url.text, self._request_file)
+        except PageError as error:  # of robots.txt
+            found = None if error.reason == "robots" else error.reason
+        return found if isinstance(found, str) else parse_tdmrep(found or b"")
 
     # ---------------------------------------------------------------------------------------------- requests
 

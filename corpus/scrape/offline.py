@@ -13,6 +13,7 @@ from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.pool import ExtractPool
 from corpus.runner import Step, StepOptions
+from corpus.scrape.opt_outs import judged_by_headers
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
 from corpus.scrape.warc import read_pages
@@ -59,7 +60,10 @@ async def _extract_all(
         try:
             if isinstance(page, str):
                 return {"reason": page}
-            return page_outcome(page, await pool.extract(page.body, page.content_type, page.url))
+            if settings.opt_outs == "obey":
+                page = judged_by_headers(page, settings)
+            found = await pool.extract(page.body, page.content_type, page.url, page.reserved_by or "")
+            return page_outcome(page, found)
         except PageError as error:
             return {"reason": error.reason}
         finally:

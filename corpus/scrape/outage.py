@@ -13,7 +13,15 @@ from corpus.urls.url import parse_url
 
 _PROBED_SITES = 3
 # reasons after which it is unknown whether the host ever responded
-_NO_EVIDENCE = NO_RESPONSE | {"", "robots_unreachable", "host_parked", "no_contact", "bad_url", "unexpected"}
+_NO_EVIDENCE = NO_RESPONSE | {
+    "",
+    "robots_unreachable",
+    "tdmrep_unreachable",
+    "host_parked",
+    "no_contact",
+    "bad_url",
+    "unexpected",
+}
 
 
 @dataclass(frozen=True)

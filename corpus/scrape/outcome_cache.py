@@ -19,6 +19,7 @@ from common.console import note
 from common.errors import ConfigError
 from common.settings import ScrapeSettings
 from corpus.scrape.journal import Entry, Journal, OutcomeSettings
+from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from corpus.scrape.pages import Outcome
 from corpus.scrape.warc import Archive
 from corpus.urls.rules import UrlRules
@@ -27,6 +28,8 @@ OUTCOME_KEYS = ("extractors", "extract_timeout", "max_bytes", "max_redirects")
 """Keys that the journal stores with every outcome."""
 PAGES = frozenset({"ok", "plain"})
 """What `OutcomeCache.reason` says of a page."""
+_OPT_OUTS = "opt_outs"
+"""Key of the directives that pages were judged by; no outcome has it while opt-outs are ignored."""
 _ROBOTS = frozenset({"robots", "robots_unreachable", "crawl_delay"})
 # failures that a larger value of a key may turn into pages
 _LIMITS = {"too_large": "max_bytes", "too_many_redirects": "max_redirects", "extract_timeout": "extract_timeout"}
@@ -34,7 +37,8 @@ _LIMITS = {"too_large": "max_bytes", "too_many_redirects": "max_redirects", "ext
 
 def outcome_settings(settings: ScrapeSettings) -> OutcomeSettings:
     """Today's settings as the journal stores them."""
-    return settings.model_dump(include=set(OUTCOME_KEYS), mode="json")
+    obeyed = {_OPT_OUTS: sorted(settings.opt_out_directives)} if settings.opt_outs == "obey" else {}
+    return settings.model_dump(include=set(OUTCOME_KEYS), mode="json") | obeyed
 
 
 class OutcomeCache:
@@ -77,6 +81,13 @@ class OutcomeCache:
         if entry is None:
             return None
         then, today = entry["settings"], self.journal.settings
+        judged, judging = then.get(_OPT_OUTS), today.get(_OPT_OUTS)
+        if reason in PAGES and judging is not None and (judged is None or set(judging) - set(judged)):
+            return _OPT_OUTS
+        if reason in ROBOTS_REASONS and set(judged or ()) - set(judging or ()):
+            return _OPT_OUTS
+        if reason in TDM_REASONS and judging is None:
+            return _OPT_OUTS
         if (reason == "ok" or reason.startswith("extract_")) and then["extractors"] != today["extractors"]:
             return "extractors"
         key = _LIMITS.get(reason)
@@ -134,12 +145,12 @@ class OutcomeCache:
             key, entry = self.stale_key(position), self.known(position)
             if key is None or entry is None or self.in_archive(position):
                 continue
-            if accepted is None or accepted.get(key) != today[key]:
+            if accepted is None or accepted.get(key) != today.get(key):
                 counts[key] += 1
-                before.setdefault(key, entry["settings"][key])
+                before.setdefault(key, entry["settings"].get(key))
         if counts:
             changes = ", ".join(
-                f"scrape.{key} was {_shown(before[key])} and is {_shown(today[key])} ({count} URLs)"
+                f"scrape.{key} was {_shown(before[key])} and is {_shown(today.get(key))} ({count} URLs)"
                 for key, count in counts.items()
             )
             total = counts.total()
@@ -153,4 +164,6 @@ class OutcomeCache:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "ignore"  # opt_outs, the only key that an outcome may lack
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)

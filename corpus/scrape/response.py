@@ -48,6 +48,8 @@ class FetchedPage:
     """The URL requested, before redirects, as given."""
     hops: tuple[str, ...] = ()
     """URLs of the redirects between the two."""
+    reserved_by: str | None = None
+    """What reserves text and data mining, "" if it is expressly free, None if nothing is said or nobody asked."""
     archived: bool = False
     """Whether the page comes from a WARC file."""
 

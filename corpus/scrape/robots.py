@@ -81,6 +81,11 @@ class RobotsRules:
         return max(filter(None, matching), default=_Rule(0, True, [], False)).allow
 
 
+def pattern_matches(pattern: str, path: str) -> bool:
+    """Whether a pattern with `*` and `$` matches a path with its query, both as written."""
+    return _matches(_normalize(pattern.removesuffix("$"), "*").split("*"), _normalize(path), pattern.endswith("$"))
+
+
 def _matches(parts: list[str], text: str, to_end: bool) -> bool:
     """Whether a text starts with (`to_end`: equals) the parts in order, with anything between them."""
     first, *others = parts
@@ -160,10 +165,20 @@ def _match_length(agent: str, robot: str) -> int:
 async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> RobotsRules | str:
     """The rules of an origin, or the reason why nothing may be fetched. Without a robots.txt (4xx) everything may.
 
-    `request` returns a body or the URL of a redirect, or raises PageError. The reasons of an unreachable origin are
-    those of its pages.
+    `request` is that of `fetch_file`.
     """
-    location = f"{origin}/robots.txt"
+    found = await fetch_file(f"{origin}/robots.txt", request)
+    if isinstance(found, str) or (found or b"").startswith(_COMPRESSED):
+        return found if isinstance(found, str) and found != "unreachable" else "robots_unreachable"
+    return RobotsRules() if found is None else parse_robots(found, robot)
+
+
+async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str | None:
+    """A file with which an origin speaks to robots; None if it has none (4xx), or why that is not known.
+
+    `request` returns a body or the URL of a redirect, or raises PageError. The reasons of an unreachable origin are
+    those of its pages; those of an unreadable or unreachable file are `unreachable`.
+    """
     for hop in range(_MAX_REDIRECTS + 1):
         try:
             answer = await request(parse_url(location))
@@ -175,9 +190,9 @@ async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitab
             if error.reason == "redirect_refused" or (hop and error.reason in ("private_host", "no_contact")):
                 break  # a redirect to a forbidden target
             if hop or error.reason.startswith("http_") or error.reason in _UNREADABLE:
-                return "robots_unreachable"
+                return "unreachable"
             return error.reason
         if isinstance(answer, bytes):
-            return "robots_unreachable" if answer.startswith(_COMPRESSED) else parse_robots(answer, robot)
+            return answer
         location = answer
-    return RobotsRules()
+    return None

@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {
 CHANGES = {
     "blacklist": r"blacklist\.(min_score|over_18|self_posts)",
     "blacklist scrape": r"blacklist\.(min_length|allow_private_hosts|domain_lists|extra_\w+)",
-    "scrape": r"scrape\.(extractors|max_bytes|max_redirects|obey_robots)",
+    "scrape": r"scrape\.(extractors|max_bytes|max_redirects|obey_robots|opt_outs|opt_out_directives)",
     "ingest": "sources",
     "clean": r"clean\..+",
     "dedup_signatures": r"dedup\.(shingle_characters|shingle_words|bands|rows|seed)",

@@ -1,11 +1,13 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from common.settings import ScrapeSettings
-from corpus.extract.extractors import Extracted, extract, load_extractors
+from corpus.extract.extractors import Extracted, load_extractors
+from corpus.extract.pool import extract_allowed
 from tests.corpus.scrape.fetching import Visits
 from tests.corpus.scrape.shards import PAGES
 from tests.rude_server import Server, rude_server
@@ -28,11 +30,11 @@ class Pool(contextlib.AsyncExitStack):
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
         super().__init__()
-        self.extractors = load_extractors(settings.extractors)
+        self.settings, self.extractors = settings, load_extractors(settings.extractors)
 
-    async def extract(self, body: bytes, content_type: str, url: str) -> Extracted:
+    async def extract(self, *request: Any) -> Extracted:
         await asyncio.sleep(0)
-        return extract(body, content_type, url, self.extractors)
+        return extract_allowed(request, self.settings, self.extractors)  # type: ignore[arg-type]
 
 
 @pytest.fixture

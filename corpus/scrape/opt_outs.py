@@ -1,0 +1,103 @@
+"""What a page and its site say about machine reading: robots directives, and the TDM Reservation Protocol.
+
+    judged_by_headers(page, settings)                      X-Robots-Tag and tdm-reservation, before extraction
+    reserves(parse_tdmrep(body), "/books/1")               /.well-known/tdmrep.json
+    meta_opt_out(html, settings, reserved_by="tdmrep")     <meta>, which has the last word on TDM
+
+Robots directives have no standard; as in Google's documentation, all that apply to this robot are added up. Of the
+ways to reserve TDM, <meta> supersedes the header, and the header the file (W3C community group's final report of
+TDMRep, "Processing priority"); of two values in one place, the one that reserves counts.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import orjson
+import turbohtml
+
+from common.errors import PageError
+from common.settings import ScrapeSettings
+from corpus.scrape.response import FetchedPage
+from corpus.scrape.robots import pattern_matches
+
+TDMREP_PATH = "/.well-known/tdmrep.json"
+ROBOTS_REASONS = frozenset({"x_robots_tag", "meta_robots"})
+TDM_REASONS = frozenset({"tdm_header", "tdm_meta", "tdmrep", "tdmrep_unreachable"})
+_MAX_BYTES = 500 * 1024  # of a tdmrep.json, as of a robots.txt: its rules are tried one by one
+_VALUED = frozenset({"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"})
+_ROBOT = re.compile(r"(?=.*[a-z])([\w.-]+)(?:/\S*)?|\*")  # the hour of a date is no robot
+_WORD = re.compile(r"[a-z][a-z_-]*")
+
+TdmRules = Sequence[tuple[str, bool]]
+"""(location, whether it is reserved): the first location that matches counts."""
+
+
+def _opts_out(value: str, settings: ScrapeSettings) -> bool:
+    """Whether a list of directives has one that counts and applies to this robot.
+
+    A robot's name before a colon holds for the directives after it, up to the next name.
+    """
+    counting = {*settings.opt_out_directives, *(["none"] if "noindex" in settings.opt_out_directives else [])}
+    mine = {"*", "robots", settings.robot_token.lower()}
+    applies = True
+    for part in re.split("[,;]", value.lower()):
+        name, colon, words = (piece.strip() for piece in part.partition(":"))
+        if colon and name not in _VALUED and name not in counting:
+            if not _ROBOT.fullmatch(name):
+                continue  # the end of a date
+            applies = name.partition("/")[0] in mine
+        else:
+            words = name
+        if applies and counting.intersection(_WORD.findall(words)):
+            return True
+    return False
+
+
+def _reserved(values: Iterable[object]) -> bool | None:
+    """Whether TDM is reserved, by the values of tdm-reservation in one place; None if no value is 0 or 1."""
+    found = {part.strip() for value in values for part in str(value).split(",")}
+    return "1" in found or (False if "0" in found else None)
+
+
+def judged_by_headers(page: FetchedPage, settings: ScrapeSettings) -> FetchedPage:
+    """The page with what its headers say about TDM in `reserved_by`. Raises PageError (`x_robots_tag`)."""
+    headers = [(name.lower(), value) for name, value in page.headers]
+    if any(name == "x-robots-tag" and _opts_out(value, settings) for name, value in headers):
+        raise PageError("x_robots_tag")
+    reserved = _reserved(value for name, value in headers if name == "tdm-reservation")
+    return page if reserved is None else replace(page, reserved_by="tdm_header" if reserved else "")
+
+
+def parse_tdmrep(body: bytes) -> TdmRules:
+    """The rules of a tdmrep.json; none if it is not a list in JSON, such as a page that says "not found"."""
+    try:
+        found = orjson.loads(body.removeprefix(b"\xef\xbb\xbf")) if len(body) <= _MAX_BYTES else None
+    except orjson.JSONDecodeError:
+        found = None
+    rules = []
+    for rule in found if isinstance(found, list) else []:
+        if isinstance(rule, dict) and isinstance(location := rule.get("location"), str) and location.strip():
+            reserved = _reserved([rule.get("tdm-reservation")])
+            rules += [] if reserved is None else [(location.strip(), reserved)]
+    return rules
+
+
+def reserves(rules: TdmRules, path: str) -> bool:
+    """Whether a tdmrep.json reserves a path with its query, as sent."""
+    return next((reserved for location, reserved in rules if pattern_matches(location, path)), False)
+
+
+def meta_opt_out(html: str, settings: ScrapeSettings, reserved_by: str) -> str:
+    """The reason to drop a page by its <meta> elements, in its head or anywhere else; else `reserved_by`."""
+    reservations = []
+    for meta in turbohtml.parse(html, positions=False).find_all("meta"):
+        given = {key: str(value or "") for key, value in meta.attrs.items()}
+        name, content = given.get("name", "").strip().lower(), given.get("content", "")
+        is_header = given.get("http-equiv", "").strip().lower() == "x-robots-tag"
+        if (is_header or name in ("robots", settings.robot_token.lower())) and _opts_out(content, settings):
+            return "meta_robots"
+        if name == "tdm-reservation":
+            reservations.append(content)
+    reserved = _reserved(reservations)
+    return reserved_by if reserved is None else "tdm_meta" if reserved else ""
