@@ -9,6 +9,7 @@ from common.files.documents import (
     MARK,
     BadLines,
     Document,
+    located_documents,
     read_documents,
     read_json_lines,
     read_object,
@@ -17,7 +18,8 @@ from common.files.documents import (
 )
 from common.files.fingerprints import Fingerprint, digest, fingerprint, first_change, sha256
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
-from common.files.reading import foreign, is_readable, read_blocks, read_json, read_lines, read_rows, read_text
+from common.files.lookup import lines_at
+from common.files.reading import Frames, foreign, is_readable, read_blocks, read_json, read_lines, read_rows, read_text
 from common.files.shards import (
     MAX_SHARDS,
     document_writer,

@@ -14,7 +14,7 @@ import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files.reading import read_blocks, split_lines
+from common.files.reading import Frames, located_blocks, read_blocks
 
 Document = dict[str, Any]
 
@@ -126,15 +126,21 @@ def _has_large_integer(line: bytes) -> bool:
     return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
 
 
+def _located_lines(path: Path, frames: Frames | None) -> Iterator[tuple[int, bytes]]:
+    for number, (position, block) in enumerate(located_blocks(path, longest=LONGEST_LINE, frames=frames)):
+        if number == 0 and block.strip() and b"\n{" not in b"\n" + block:
+            raise InputError(f"{path}: not JSON lines, one object per line; python -m corpus.ingest reads texts")
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            yield position, line.rstrip(b"\r")
+            position += len(line) + 1
+
+
 def read_json_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file of JSON objects; one of more than LONGEST_LINE bytes is cut, but stays longer than that.
 
     Raises InputError for a file that begins with a megabyte of something else.
     """
-    for number, block in enumerate(read_blocks(path, longest=LONGEST_LINE)):
-        if number == 0 and block.strip() and b"\n{" not in b"\n" + block:
-            raise InputError(f"{path}: not JSON lines, one object per line; python -m corpus.ingest reads texts")
-        yield from split_lines(block)
+    return (line for _, line in _located_lines(path, None))
 
 
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:
@@ -143,13 +149,23 @@ def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document
     A document is an object with a string under "text" and one under "id". Other lines are counted in `bad`; without it,
     the first one raises InputError with file and line. A dropped document always raises.
     """
-    for number, line in enumerate(read_json_lines(path), start=1):
+    return (document for _, _, document in located_documents(path, bad))
+
+
+def located_documents(
+    path: Path, bad: BadLines | None = None, frames: Frames | None = None
+) -> Iterator[tuple[int, int, Document]]:
+    """`read_documents` with (position, length) of each line, in bytes of the decompressed file, for `lines_at`.
+
+    `frames` is filled with the frames of a compressed file, and is complete after the last document.
+    """
+    for number, (position, line) in enumerate(_located_lines(path, frames), start=1):
         if bad is not None:
             bad.lines += 1
         where = f"{path}:{number}"
         found = read_object(line, where, ("text", "id"))
         if not isinstance(found, str):
-            yield found
+            yield position, len(line), found
         elif bad is None:
             raise InputError(f"{where}: {found}")
         else:

@@ -52,18 +52,27 @@ def foreign(head: bytes) -> str:
     return next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), "")
 
 
-def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The decompressed bytes of all frames of a file, which must have at least one.
+Frames = list[tuple[int, int]]
+"""Of each frame of a compressed file: where it begins in the file, and where its text begins in the whole text."""
+
+
+def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = None) -> Iterator[bytes]:
+    """The decompressed bytes of all frames of a file, which must have at least one; fills `frames` while reading.
 
     Raises InputError for a truncated frame, other bytes between or after frames, and an empty file.
     """
-    head, frame = b"", None
+    head, frame, read, written = b"", None, 0, 0
     try:
         for data in blocks:
             head = head or data
+            read += len(data)
             while data:
-                frame = frame or _NEW_FRAME[path.suffix]()
+                if frame is None:
+                    frame = _NEW_FRAME[path.suffix]()
+                    if frames is not None:
+                        frames.append((read - len(data), written))
                 if chunk := frame.decompress(data):
+                    written += len(chunk)
                     yield chunk
                 data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
@@ -76,12 +85,12 @@ def _decompressed(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
         raise InputError(f"{path}: truncated {path.suffix} file; create it again")
 
 
-def _unmarked(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The chunks of a text without its byte-order mark. Raises EncodingError for another encoding or format."""
+def _texts(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """The chunks of a text. Raises EncodingError for another encoding or format."""
     head = next(chunks, b"")
     if found := foreign(head):
         raise EncodingError(f"{path}: {found}")
-    yield head.removeprefix(_MARK)
+    yield head
     yield from chunks
 
 
@@ -90,18 +99,45 @@ def is_readable(path: Path) -> bool:
     return str(path) == "-" or (path.exists() and not path.is_dir())
 
 
-def _chunks(path: Path, size: int) -> Iterator[bytes]:
+def _chunks(path: Path, size: int, frames: Frames | None) -> Iterator[bytes]:
     """The decompressed text of a file, about `size` bytes at a time."""
     if str(path) == "-":
         # read1 returns what a pipe has, so that a signal is handled before the next wait
-        yield from _unmarked(iter(partial(sys.stdin.buffer.read1, size), b""), path)  # type: ignore[union-attr]
+        yield from _texts(iter(partial(sys.stdin.buffer.read1, size), b""), path)  # type: ignore[union-attr]
         return
     if not is_readable(path):
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     is_packed = path.suffix in _NEW_FRAME
     with open(path, "rb") as file, naming(path):
         blocks = iter(partial(file.read, size // 4 if is_packed else size), b"")
-        yield from _unmarked(_decompressed(blocks, path) if is_packed else blocks, path)
+        yield from _texts(decompressed(blocks, path, frames) if is_packed else blocks, path)
+
+
+def located_blocks(
+    path: Path, size: int | None = None, longest: int | None = None, frames: Frames | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """`read_blocks` with the offset of each block in the decompressed file, whose table fills `frames` meanwhile."""
+    rest: list[bytes] = []  # parts of a line that spans chunks
+    held = 0  # their bytes
+    start = read = 0  # where the line in `rest` and the chunk begin
+    for chunk in _chunks(path, size or _CHUNK, frames):
+        if read == 0 and chunk.startswith(_MARK):
+            chunk, start, read = chunk[len(_MARK) :], len(_MARK), len(_MARK)
+        read += len(chunk)
+        if longest is not None and held > longest:
+            _, end_of_line, chunk = chunk.partition(b"\n")
+            if not end_of_line:
+                continue
+            yield start, b"".join([*rest, end_of_line])
+            rest, held, start = [], 0, read - len(chunk)
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield start, b"".join([*rest, chunk[:end]])
+            rest, held, start = [], 0, read - len(chunk) + end
+        rest.append(chunk[end:])
+        held += len(rest[-1])
+    if last := b"".join(rest):
+        yield start, last
 
 
 def read_blocks(path: Path, size: int | None = None, longest: int | None = None) -> Iterator[bytes]:
@@ -110,20 +146,7 @@ def read_blocks(path: Path, size: int | None = None, longest: int | None = None)
     A line of more than `longest` bytes is cut, but stays longer than that. Raises InputError if the file is missing,
     truncated, damaged, or compressed and empty; EncodingError for another encoding or format.
     """
-    rest: list[bytes] = []  # parts of a line that spans chunks
-    held = 0  # their bytes
-    for chunk in _chunks(path, size or _CHUNK):
-        if longest is not None and held > longest:
-            chunk = b"".join(chunk.partition(b"\n")[1:])
-        end = chunk.rfind(b"\n") + 1
-        if end:
-            yield b"".join([*rest, chunk[:end]])
-            rest.clear()
-            held = 0
-        rest.append(chunk[end:])
-        held += len(rest[-1])
-    if last := b"".join(rest):
-        yield last
+    return (block for _, block in located_blocks(path, size, longest))
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
