@@ -12,7 +12,7 @@ from common.files import Document, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
-_META = ("source", "language")  # keys of `meta` whose values are counted
+_META = ("source", "language", "detected_language")  # keys of `meta` whose values are counted
 _VALUES = 1000  # values counted per key, the first ones met; a value has up to 100 characters
 _WRITTEN = 50  # values written per key, the most frequent
 _COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")

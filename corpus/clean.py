@@ -33,13 +33,19 @@ _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
-def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> Outcome:
-    """The document with its text repaired, dropped by the first filter that finds something."""
-    repaired = {**document, "text": repair(document["text"], fold)}
+def clean_document(rules: Sequence[Filter], settings: CleanSettings, document: Document) -> Outcome:
+    """The document with its text repaired and its language in `meta`, dropped by the first filter that finds something.
+
+    `meta.language` is the source's: what is detected has its own keys.
+    """
+    repaired = {**document, "text": repair(document["text"], settings.fold_whitespace)}
     text = Text(repaired["text"])
     for rule in rules:
         if (detail := rule.detail(text)) is not None:
             return Drop(repaired, rule.name, detail)
+    if settings.languages:
+        code, score = text.language
+        repaired["meta"] = {**document.get("meta", {}), "detected_language": code, "detected_score": score}
     return repaired
 
 
@@ -51,15 +57,16 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
     step = Step("clean", inputs, **options, cure="relax `clean` in the configuration")
     languages = Counter[str]()
     with (
-        step.map(partial(clean_document, filters(settings), settings.fold_whitespace)) as outcomes,
+        step.map(partial(clean_document, filters(settings), settings)) as outcomes,
         step.results(document_writer(output)) as results,
     ):
         for outcome in outcomes:
             results.record(outcome)
             if isinstance(outcome, Drop) and outcome.reason == "language":
                 languages[outcome.detail] += 1
-    if settings.language:  # the last filter: every document that is kept has this language
-        languages[settings.language] = step.stats.documents_out
+    if settings.languages:
+        kept = step.stats.kept_by.get("detected_language", {})
+        languages.update({code: documents for code, (documents, _) in kept.items()})
         step.stats.extra["languages"] = dict(languages.most_common())
     return step.stats
 

@@ -132,8 +132,8 @@ class SourceSettings(Section):
 class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
-    language: str = "en"
-    """ISO 639-1 code of the language to keep (CLD2 and langdetect decide); empty (`""`) keeps every language."""
+    language: str | list[str] = "en"
+    """ISO 639-1 code of the language to keep, or a list (`[en, de]`); empty (`""`) keeps every language."""
     fold_whitespace: bool = False
     """Fold spaces and blank lines, strip every line. Cannot be undone; destroys indentation and tables."""
     min_characters: Annotated[int, Field(ge=0)] = 512
@@ -145,13 +145,19 @@ class CleanSettings(Section):
 
     @field_validator("language")
     @classmethod
-    def _language_is_known(cls, code: str) -> str:
+    def _languages_are_known(cls, found: str | list[str]) -> str | list[str]:
         from pycld2 import DETECTED_LANGUAGES, LANGUAGES
 
         codes = {code for name, code in LANGUAGES if name in DETECTED_LANGUAGES and len(code) == 2}
-        if code and code not in codes - {"iw", "jw"} | {"he", "jv"}:  # newer codes of Hebrew and Javanese
-            raise ValueError(f"{code!r} is not the code of a language that CLD2 knows; docs/corpus.md lists them")
-        return code
+        for code in [found] * bool(found) if isinstance(found, str) else found:
+            if code not in codes - {"iw", "jw"} | {"he", "jv"}:  # newer codes of Hebrew and Javanese
+                raise ValueError(f"{code!r} is not the code of a language that CLD2 knows; docs/corpus.md lists them")
+        return found
+
+    @property
+    def languages(self) -> list[str]:
+        """The codes of `language`; empty keeps every language."""
+        return [self.language] * bool(self.language) if isinstance(self.language, str) else self.language
 
 
 class DedupSettings(Section):

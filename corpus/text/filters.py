@@ -8,12 +8,12 @@ default. To add a filter, write its function and add it to `filters`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 from common.settings import CleanSettings
-from corpus.text.language import language_of
+from corpus.text.language import Language, language_of
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "-", "*")
@@ -34,6 +34,11 @@ class Text(str):
         """The lines that are not blank, stripped."""
         return [stripped for line in self.split("\n") if (stripped := line.strip())]
 
+    @cached_property
+    def language(self) -> Language:
+        """What the detector says about it."""
+        return language_of(self)
+
 
 @dataclass(frozen=True)
 class Filter:
@@ -52,7 +57,7 @@ def filters(settings: CleanSettings) -> tuple[Filter, ...]:
         Filter("javascript", partial(javascript, most=settings.javascript_characters)),
         Filter("short", partial(short, least=settings.min_characters)),
         *(GOPHER if settings.gopher else ()),
-        *([Filter("language", partial(language, expected=settings.language))] if settings.language else ()),
+        *([Filter("language", partial(language, expected=settings.languages))] if settings.languages else ()),
     )
 
 
@@ -72,10 +77,10 @@ def short(text: Text, least: int) -> str | None:
     return f"{len(text)} characters" if len(text) < least else None
 
 
-def language(text: Text, expected: str) -> str | None:
-    """Another language than the expected one."""
-    code = language_of(text)
-    return None if code == expected else code or "no letters"
+def language(text: Text, expected: Collection[str]) -> str | None:
+    """Another language than the expected ones."""
+    code = text.language.code
+    return None if code in expected else code or "no letters"
 
 
 def gopher_words(text: Text) -> str | None:

@@ -1,7 +1,6 @@
-"""Detect the language of a text: by script for Chinese, Japanese and Korean, by CLD2 if one language leads, else by
-langdetect.
+"""Detect the language of a text: by script where that tells it, by CLD2 if one language leads, else by langdetect.
 
-    language_of("Der Hund lief durch den Wald …")        # "de"
+    language_of("Der Hund lief durch den Wald …")        # Language(code="de", score=0.99)
 
 All work offline and are deterministic, in any order and process. The published recipe uses langdetect; CLD2 is thirty
 times faster, and they agree on texts in which one language leads: see docs/benchmarks.md, Cleaning.
@@ -11,9 +10,11 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
+
+from corpus.text.words import CHINESE_WORTH, SPACELESS_WORTH, WHOLE
 
 if TYPE_CHECKING:
     from langdetect import DetectorFactory
@@ -24,10 +25,19 @@ _WINDOW = 3_333
 # differently; 0.3: 19 and 0.5 %; 0.4: 24 and 0.13 %. Each of them leaves few real pages to langdetect.
 _LEAD = 0.3
 _ADDRESS = re.compile(r"https?://\S+|(?<!\S)\S+@\S+")  # langdetect ignores them, too
-_LETTER = re.compile(r"[^\W\d_]")
-_HAN = re.compile("[\u3005\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
-_KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff]")
-_HANGUL = re.compile("[\u1100-\u11ff\uac00-\ud7a3]")
+# Characters of scripts that tell the language, written without spaces or, in Korean, with spaces between longer units
+_SCRIPTS = {
+    "zh": "\u3005\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af",
+    "ja": "\u3041-\u30fa\u30fc-\u30ff",
+    "ko": "\u1100-\u11ff\uac00-\ud7a3",
+    "th": "\u0e00-\u0e7f",
+    "lo": "\u0e80-\u0eff",
+    "my": "\u1000-\u109f",
+    "km": "\u1780-\u17ff",
+}
+_ANY_SCRIPT = re.compile(f"[{''.join(_SCRIPTS.values())}]+")
+_LETTERS_OF = {code: re.compile(rf"[{script}](?<![\W\d])") for code, script in _SCRIPTS.items()}  # without vowel signs
+_LETTERS = re.compile(r"[^\W\d_]+")
 _SAME = {"iw": "he", "jw": "jv", "nb": "no"}  # older or narrower codes
 
 
@@ -39,30 +49,46 @@ def sample(text: str) -> str:
     return "\n".join((text[:_WINDOW], text[middle : middle + _WINDOW], text[-_WINDOW:]))
 
 
-def language_of(text: str) -> str:
-    """ISO 639-1 code of the main language of a text; "" for a text without letters."""
+class Language(NamedTuple):
+    """What a detector found; both fields are empty for a text without letters."""
+
+    code: str
+    """ISO 639-1."""
+    score: float
+    """0 to 1: the share of the text in this language; langdetect's is the probability that it gives it."""
+
+
+NONE = Language("", 0.0)
+
+
+def language_of(text: str) -> Language:
+    """The main language of a text; `NONE` for a text without letters."""
     part = sample(text)
     words = _ADDRESS.sub(" ", part)
-    code = script_language(words) or clear_language(words) or thorough_language(part)
+    code, score = script_language(words) or clear_language(words) or thorough_language(part)
     code = code.partition("-")[0]  # zh-Hant, zh-cn
-    return _SAME.get(code, code)
+    return Language(_SAME.get(code, code), round(score, 2))
 
 
-def script_language(text: str) -> str:
-    """zh, ja or ko if their characters carry more text than the other letters; "" if they do not.
+def script_language(text: str) -> Language | None:
+    """The language of a script that carries more of a text than all words in other scripts do, or None.
 
-    A Chinese character replaces 2.9 Latin letters in translations of program messages, a Korean one 2.0. Japanese, a
-    quarter of it Chinese characters, replaces 1.6 to 1.75: kana count 1.3.
+    A character is worth what it is worth in `corpus.text.words`: 1.5 Chinese characters or 2.5 of the others carry as
+    much as a word. That fits Korean, too: in translations of program messages, a syllable replaces 2.0 Latin letters.
     """
-    han, kana, hangul = (len(script.findall(text)) for script in (_HAN, _KANA, _HANGUL))
-    found = han + kana + hangul
-    if not found or 2.9 * han + 1.3 * kana + 2 * hangul <= len(_LETTER.findall(text)) - found:
-        return ""
-    return "ko" if hangul > han + kana else "ja" if kana > han / 5 else "zh"
+    if not (found := "".join(_ANY_SCRIPT.findall(text))):
+        return None
+    counts = {code: len(letters.findall(found)) for code, letters in _LETTERS_OF.items()}
+    worth = {code: count * (CHINESE_WORTH if code == "zh" else SPACELESS_WORTH) for code, count in counts.items()}
+    japanese = counts["ja"] > counts["zh"] / 5
+    worth["ja" if japanese else "zh"] += worth.pop("zh" if japanese else "ja")
+    others = WHOLE * len(_LETTERS.findall(_ANY_SCRIPT.sub(" ", text)))
+    code, total = max(worth, key=worth.__getitem__), sum(worth.values()) + others
+    return Language(code, worth[code] / total) if total > 2 * others else None
 
 
-def clear_language(text: str) -> str:
-    """CLD2's code of the language that leads by 0.3 of the characters, both in its spans and in its summary, or "".
+def clear_language(text: str) -> Language | None:
+    """CLD2's language that leads by 0.3 of the characters, both in its spans and in its summary, or None.
 
     One span may give an English text to Danish although the summary says 90 % English.
     """
@@ -72,7 +98,7 @@ def clear_language(text: str) -> str:
     try:
         reliable, _, summary, spans = pycld2.detect(encoded, returnVectors=True)
     except pycld2.error:  # it rejects code points that are not characters
-        return ""
+        return None
     characters: Counter[str] = Counter()
     for start, size, _, code in spans:
         characters[code] += len(encoded[start : start + size].decode("utf-8", "ignore"))
@@ -81,20 +107,21 @@ def clear_language(text: str) -> str:
     (code, first), (_, second) = [*characters.most_common(2), ("", 0), ("", 0)][:2]
     (_, leader, share, _), (_, _, next_share, _) = summary[:2]
     clear = reliable and first - second >= lead and leader == code and share - next_share >= 100 * _LEAD
-    return code if clear else ""
+    return Language(code, share / 100) if clear else None
 
 
-def thorough_language(text: str) -> str:
-    """langdetect's code; seeded, because it samples at random. "" for a text without letters."""
+def thorough_language(text: str) -> Language:
+    """langdetect's answer; seeded, because it samples at random. `NONE` for a text without letters."""
     from langdetect import DetectorFactory, LangDetectException
 
     DetectorFactory.seed = 0
     detector = _profiles().create()
     detector.append(text)
     try:
-        return str(detector.detect())
+        likeliest = detector.get_probabilities()
     except LangDetectException:
-        return ""
+        return NONE
+    return Language(likeliest[0].lang, likeliest[0].prob) if likeliest else Language("unknown", 0.0)
 
 
 @cache

@@ -65,7 +65,8 @@ _INVISIBLE = (
 
 _SELECTORS = (0xE0100, 0xE01EF)  # variation selectors: marks among the last of _INVISIBLE
 _LAST_SMALL, _LARGE = "\uffff", re.compile("[\U00010000-\U0010ffff]")
-WHOLE = 15  # what an English word is worth: 1.5 Chinese characters or 2.5 of other scripts, in whole numbers
+# What an English word is worth: 1.5 Chinese characters or 2.5 of other scripts without spaces, in whole numbers
+WHOLE, CHINESE_WORTH, SPACELESS_WORTH = 15, 10, 6
 _CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0x20000, 0x3FFFF))
 
 
@@ -164,7 +165,7 @@ def worth(word: str) -> int:
     """What a word is worth, in fifteenths of an English word: see docs/corpus.md, Decontamination."""
     if word.isascii() or not _compiled("\U0010ffff").beyond.match(word):
         return WHOLE
-    return WHOLE * 2 // 3 if _HAN.match(word) else WHOLE * 2 // 5
+    return CHINESE_WORTH if _HAN.match(word) else SPACELESS_WORTH
 
 
 def spans(text: str) -> list[tuple[int, int]]:

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from common.files import read_json
 from common.settings import CleanSettings
 from corpus.clean import clean, repair
@@ -29,6 +31,29 @@ def test_texts_are_repaired_and_white_space_is_folded_where_asked(tmp_path: Path
     assert kept == [page, prose(1)] and reasons == {"language": 1, "empty": 1}
     folded = prose(1) + "\n\nname size\na.txt 1024\n\ndef f():\nreturn 1"
     assert run(tmp_path, [page], CleanSettings(fold_whitespace=True))[0] == [folded]
+
+
+def test_several_languages_are_kept_with_code_and_score_beside_the_metadata_of_the_source(tmp_path: Path) -> None:
+    french = "Le chien courait dans la forêt et cherchait son maître, qui avait quitté la maison le matin même. " * 8
+    documents = [document(n, text) for n, text in enumerate((prose(1), GERMAN, french, prose(2), "Too short."))]
+    documents[1]["meta"] = {"language": "German", "date": 1999}
+    source = write_shard(tmp_path / "in.jsonl.zst", documents)
+
+    def metas(language: str | list[str]) -> tuple[list[object], dict[str, int], dict[str, tuple[int, int]]]:
+        stats = clean([source], tmp_path / "out.zst", CleanSettings(language=language))
+        found = [kept.get("meta") for kept in read_shard(tmp_path / "out.zst")]
+        return found, stats.extra.get("languages", {}), stats.kept_by.get("detected_language", {})
+
+    english = {"detected_language": "en", "detected_score": 0.99}
+    german = {"language": "German", "date": 1999, "detected_language": "de", "detected_score": 0.99}
+    found, counts, kept = metas(["de", "en"])
+    assert found == [english, german, english] and counts == {"en": 2, "de": 1, "fr": 1}
+    assert {code: documents for code, (documents, _) in kept.items()} == {"en": 2, "de": 1}
+    assert metas("en")[0] == metas(["en"])[0] == [english, english]
+    assert metas("") == metas([]) == ([None, documents[1]["meta"], None, None], {}, {})
+    for wrong in ("xx", ["en", "iw"]):
+        with pytest.raises(ValueError, match="is not the code of a language"):
+            CleanSettings(language=wrong)
 
 
 def test_a_truncated_shard_is_one_line_and_leaves_nothing(tmp_path: Path, command: Command) -> None:

@@ -83,7 +83,8 @@ def test_metadata_travels_through_clean_dedup_and_decontaminate(tmp_path: Path) 
     survivors = tmp_path / "dedup" / cleaned.name
     write_json(tmp_path / "counts.json", count([survivors], rules))
     cut([survivors], [tmp_path / "counts.json"], tmp_path / "end.zst", rules)
-    metas = [{"source": "web", "license": name, "language": name} for name in ("long", "other")]
+    detected = {"detected_language": "en", "detected_score": 0.99}
+    metas = [{"source": "web", "license": name, "language": name, **detected} for name in ("long", "other")]
     assert [document["meta"] for document in read_shard(tmp_path / "end.zst")] == metas
     assert list(deduplicated.as_dict()["kept_by"]["language"]) == ["long", "other"]
 
