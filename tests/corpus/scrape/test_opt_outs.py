@@ -39,44 +39,25 @@ def outcome(headers: list[tuple[str, str]], head: str, **changes: Any) -> str:
 
 EXTRACTORS = load_extractors(["newspaper3k"])
 DROPPED, KEPT = "x_robots_tag", "ok"
-TAGS: list[tuple[str, dict[str, Any], str]] = [  # the value of X-Robots-Tag, settings, outcome
-    ("noai", {}, DROPPED),
-    ("noimageai", {}, DROPPED),
-    ("NoAI", {}, DROPPED),
-    ("  noai  ", {}, DROPPED),
-    ("nofollow, noai", {}, DROPPED),
-    ("nofollow,noai,noarchive", {}, DROPPED),
-    ("nofollow; noai", {}, DROPPED),
-    ("nofollow noai", {}, DROPPED),
-    ('"noai, noimageai"', {}, DROPPED),
-    ("all, noai", {}, DROPPED),
-    ("", {}, KEPT),
-    ("all", {}, KEPT),
-    ("noaix", {}, KEPT),
-    ("max-snippet: 20, nofollow", {}, KEPT),
-    ("max-snippet: 20, noai", {}, DROPPED),
-    ("noindex", {}, KEPT),
-    ("none", {}, KEPT),
-    ("noindex", NOINDEX, DROPPED),
-    ("none", NOINDEX, DROPPED),
-    ("noai", NOINDEX, KEPT),
-    ("noai", {"opt_out_directives": []}, KEPT),
-    ("otherbot: noai", {}, KEPT),
-    ("otherbot: nofollow, noai", {}, KEPT),
-    ("otherbot/2.1: noai", {}, KEPT),
-    ("urls-to-gpt2: noai", {}, DROPPED),
-    ("URLs-to-GPT2/0.1: nofollow, noai", {}, DROPPED),
-    ("otherbot: nofollow, urls-to-gpt2: noai", {}, DROPPED),
-    ("urls-to-gpt2: nofollow, otherbot: noai", {}, KEPT),
-    ("noai, otherbot: all", {}, DROPPED),
-    ("*: noai", {}, DROPPED),
-    ("MyBot: noai", {"robot_name": "MyBot", "user_agent": "Mozilla/5.0 (compatible; MyBot/1.0)"}, DROPPED),
-    ("unavailable_after: 25 Jun 2010 15:00:00 PST", {}, KEPT),
-    ("unavailable_after: Friday, 25-Jun-10 15:00:00 GMT", {}, KEPT),
-    ("unavailable_after: Friday, 25-Jun-10 15:00:00 GMT, noai", {}, DROPPED),
-    ("unavailable_after: 25 Jun 2010, 15:00:00 PST, noai", {}, DROPPED),
-    ("otherbot: unavailable_after: 25-Jun-2010 15:00:00 GMT, noai", {}, KEPT),
-]
+MINE: dict[str, Any] = {"robot_name": "MyBot", "user_agent": "Mozilla/5.0 (compatible; MyBot/1.0)"}
+TAGS: list[tuple[str, dict[str, Any], str, list[str]]] = [  # a name, settings, outcome, values of X-Robots-Tag
+    ("lists", {}, DROPPED, ["noai", "noimageai", "NoAI", "  noai  ", "nofollow, noai", "nofollow,noai,noarchive",
+        "all, noai", "nofollow; noai", "nofollow noai", '"noai, noimageai"', "max-snippet: 20, noai",
+        "noai, otherbot: all"]),
+    ("others", {}, KEPT, ["", "all", "noaix", "max-snippet: 20, nofollow", "noindex", "none"]),
+    ("noindex", NOINDEX, DROPPED, ["noindex", "none", "nofollow, NOINDEX"]),
+    ("only noindex", NOINDEX, KEPT, ["noai", "all"]),
+    ("no directive", {"opt_out_directives": []}, KEPT, ["noai, noindex"]),
+    ("another robot", {}, KEPT, ["otherbot: noai", "otherbot: nofollow, noai", "otherbot/2.1: noai",
+        "urls-to-gpt2: nofollow, otherbot: noai", "otherbot: unavailable_after: 25-Jun-2010 15:00:00 GMT, noai"]),
+    ("this robot", {}, DROPPED, ["urls-to-gpt2: noai", "URLs-to-GPT2/0.1: nofollow, noai", "*: noai",
+        "otherbot: nofollow, urls-to-gpt2: noai"]),
+    ("its other name", MINE, DROPPED, ["MyBot: noai"]),
+    ("dates", {}, KEPT, ["unavailable_after: 25 Jun 2010 15:00:00 PST",
+        "unavailable_after: Friday, 25-Jun-10 15:00:00 GMT"]),
+    ("after dates", {}, DROPPED, ["unavailable_after: Friday, 25-Jun-10 15:00:00 GMT, noai",
+        "unavailable_after: 25 Jun 2010, 15:00:00 PST, noai"]),
+]  # fmt: skip
 META = "meta_robots"
 METAS: list[tuple[str, dict[str, Any], str]] = [  # the head of a page, settings, outcome
     ('<meta name="robots" content="noai">', {}, META),
@@ -123,10 +104,11 @@ TDM: list[tuple[str, str, str]] = [  # the value of tdm-reservation ("" for no h
 ]
 
 
-@pytest.mark.parametrize(("value", "settings", "expected"), TAGS)
-def test_x_robots_tag(value: str, settings: dict[str, Any], expected: str) -> None:
-    headers = [("Server", "noai"), ("x-robots-TAG", "nofollow"), ("X-Robots-Tag", value)]
-    assert outcome(headers, "", **settings) == expected
+@pytest.mark.parametrize(("settings", "expected", "values"), [row[1:] for row in TAGS], ids=[row[0] for row in TAGS])
+def test_x_robots_tag(settings: dict[str, Any], expected: str, values: list[str]) -> None:
+    for value in values:
+        headers = [("Server", "noai"), ("x-robots-TAG", "nofollow"), ("X-Robots-Tag", value)]
+        assert outcome(headers, "", **settings) == expected, value
 
 
 @pytest.mark.parametrize(("head", "settings", "expected"), METAS)
