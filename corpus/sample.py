@@ -26,6 +26,7 @@ from common.files import MARK, Document, read_json_lines
 from corpus.urls.url import parse_url
 from workflow import steps
 
+_REJECTS = ("rejects", "removed")  # folders; the second is dedup's
 _CHARACTERS = 300  # shown of a text
 _WIDTH, _LINES = 110, 20  # of a diff
 
@@ -34,28 +35,29 @@ def read_any(path: Path) -> Iterator[Document]:
     """The documents of a shard or of rejects, of which a scrape's have only a URL. Raises InputError."""
     for number, line in enumerate(read_json_lines(path), start=1):
         try:
-            yield orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: not JSON ({error})") from None
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(f"{path}:{number}: not a JSON object; name a shard of documents or rejects")
+        yield found
 
 
 def rejects_beside(shard: Path) -> list[Path]:
     """The file of the documents that were dropped from a shard, if there is one."""
-    names = [f"{folder}/{shard.name}" for folder in ("rejects", "removed")]  # the latter is dedup's
-    return [path for name in names if (path := shard.parent / name).is_file()]
+    return [path for name in _REJECTS if (path := shard.parent / name / shard.name).is_file()]
 
 
 def files_of(path: Path, dropped: bool) -> list[Path]:
     """The files to read for a shard, rejects or a folder. Raises InputError if there are none."""
-    shards = sorted(path.glob("*.jsonl.zst")) if path.is_dir() else [path]
-    beside = [found for shard in shards for found in rejects_beside(shard)]
-    if dropped and path.is_dir():
-        beside = sorted(found for name in ("rejects", "removed") for found in (path / name).glob("*.jsonl.zst"))
-    files = beside if dropped and (beside or path.is_dir()) else shards
+    if path.is_dir():
+        folders = [path / name for name in _REJECTS] if dropped else [path]
+        files = sorted(found for folder in folders for found in folder.glob("*.jsonl.zst"))
+    else:
+        files = (rejects_beside(path) if dropped else []) or [path]
     if not files or not files[0].is_file():
-        raise InputError(
-            f"{path}: no {'rejects' if dropped else 'shards (*.jsonl.zst)'} here; name a step's file or folder"
-        )
+        what = "rejects" if dropped else "shards (*.jsonl.zst)"
+        raise InputError(f"{path}: no {what} here; name a step's file or folder")
     return files
 
 
@@ -73,7 +75,7 @@ def matches(document: Document, reason: str, domain: str, name: str) -> bool:
 
 def texts_before(shard: Path, names: set[str]) -> dict[str, str]:
     """The texts of documents before a step of a run, from the nearest earlier step that has them."""
-    folder = shard.parent.parent if shard.parent.name in ("rejects", "removed") else shard.parent
+    folder = shard.parent.parent if shard.parent.name in _REJECTS else shard.parent
     folders = list(dict.fromkeys(step.folder for step in steps.CORPUS if step.unit))
     earlier = folders[: folders.index(folder.name)] if folder.name in folders else []
     found: dict[str, str] = {}
