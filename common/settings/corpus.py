@@ -160,6 +160,14 @@ class CleanSettings(Section):
         return [self.language] * bool(self.language) if isinstance(self.language, str) else self.language
 
 
+_RECALL = 0.9  # share of the pairs at the threshold that are found
+
+
+def _recall(similarity: float, bands: int, rows: int) -> float:
+    """The probability that two documents agree in a band (Leskovec et al., Mining of Massive Datasets, 3.4.2)."""
+    return 1 - (1 - similarity**rows) ** bands
+
+
 class DedupSettings(Section):
     """Exact and MinHash deduplication (`python -m corpus.dedup`)."""
 
@@ -175,19 +183,32 @@ class DedupSettings(Section):
     """MinHash values per band; bands x rows permutations are computed."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Seed of the permutations, below 2^32."""
+    against: list[Path] = []
+    """Earlier runs, or folders of `*.signatures`, whose documents win: a later document that is like one of them is
+    dropped."""
+    ranges: PositiveInt = 1
+    """Parts into which the hashes of every band are split, so that more jobs can share them. Results do not depend on
+    it."""
     jobs: PositiveInt = 8
-    """Slurm jobs that share the bands, and then the pairs to verify: at most bands + 1. Results do not depend on it."""
+    """Slurm jobs that share the bands, and then the pairs to verify: at most (bands + 1) x ranges. Results do not
+    depend on it."""
     memory_gb: PositiveFloat = 2.0
     """Memory limit per phase for data that grows with the corpus, in GB; docs/dedup.md has the cost per document."""
 
     def low_recall(self) -> str:
         """A warning if the bands find fewer than 90 % of the pairs at the threshold (the defaults: 92 %), else ""."""
-        recall = 1 - (1 - self.threshold**self.rows) ** self.bands
-        if recall >= 0.9:
+        recall = _recall(self.threshold, self.bands, self.rows)
+        if recall >= _RECALL:
             return ""
+        hashes = self.bands * self.rows
+        better = [(rows, hashes // rows) for rows in range(1, self.rows)]
+        rows, bands = next(
+            (both for both in reversed(better) if _recall(self.threshold, *both[::-1]) >= _RECALL), (1, hashes)
+        )
         return (
             f"dedup: {self.bands} bands of {self.rows} rows find {recall:.0%} of the pairs at Jaccard "
-            f"{self.threshold:g}, the threshold; lower dedup.rows or raise dedup.bands"
+            f"{self.threshold:g}, the threshold; dedup.bands={bands} dedup.rows={rows} find "
+            f"{_recall(self.threshold, bands, rows):.0%} with as many hashes"
         )
 
     @property

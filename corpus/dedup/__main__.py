@@ -132,10 +132,10 @@ def dedup(
         with Workers(workers) as pool:  # ends before its working folder is removed
             for path, output in zip(inputs, files, strict=True):
                 write_signatures(path, output, settings, pool, max_bad_share)
-            with Signatures(files, settings) as signatures:
-                if not signatures.count:
-                    raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
-                stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.shards)
+            signatures = Signatures(files, settings)
+            if signatures.count == signatures.earlier:
+                raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
+            stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
             for phase in (_bands, _verify):
                 for _ in pool.map(partial(phase, work, files, settings), shares):
                     pass
@@ -154,19 +154,18 @@ def dedup(
 def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
     """Phase 2: the pairs of one share of the columns; returns a line about them."""
     part, parts = share
-    with Signatures(files, settings) as signatures:
-        if not signatures.count:
-            raise EmptyResultError(f"{files[0]}: no documents in {len(files)} shard(s)")
-        count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
-        return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
+    signatures = Signatures(files, settings)
+    if signatures.count == signatures.earlier:
+        raise EmptyResultError(f"{files[0]}: no documents in {len(files)} shard(s)")
+    count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
+    return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
 
 
 def _verify(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
     """Phase 3: the edges of one share of the pairs; returns a line about them."""
     block, blocks = share
     pair_files = [work / f"{job}.pairs" for job in range(blocks)]
-    with Signatures(files, settings) as signatures:
-        candidates, edges = write_edges(signatures, pair_files, work / f"{block}.edges", settings, block)
+    candidates, edges = write_edges(Signatures(files, settings), pair_files, work / f"{block}.edges", settings, block)
     return f"dedup verify {block}/{blocks}: {edges} of {candidates} pairs are duplicates"
 
 
@@ -174,8 +173,7 @@ def _clusters(work: Path, files: Sequence[Path], settings: DedupSettings) -> dic
     """Phase 4: the survivors; returns figures for the statistics."""
     jobs = range(jobs_of(work / "0.pairs"))
     pairs, edges = ([work / f"{job}.{kind}" for job in jobs] for kind in ("pairs", "edges"))
-    with Signatures(files, settings) as signatures:
-        return write_clusters(signatures, pairs, edges, work / "all.clusters", settings)
+    return write_clusters(Signatures(files, settings), pairs, edges, work / "all.clusters", settings)
 
 
 def _run_phase(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -191,6 +189,7 @@ def _run_phase(arguments: argparse.Namespace, settings: Settings) -> None:
             stats = dedup(shards, arguments.output_dir, rules, arguments.workers, settings.max_bad_share)
             stats.finish(arguments.stats)
         case "signatures":
+            require_regular([arguments.input], "deduplication")
             output = _signatures_of(arguments.input, arguments.work)
             with Workers(arguments.workers) as pool:
                 count = write_signatures(arguments.input, output, rules, pool, settings.max_bad_share)

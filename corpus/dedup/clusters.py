@@ -1,11 +1,14 @@
 """Phase 4, one job, joins documents into clusters and chooses survivors; phase 5, one job per shard, writes them.
 
-The longest document survives, ties go to the smallest id. The segments of shard NAME are JSON, in bytes: its removed
+The longest document survives, ties go to the smallest id; in a cluster with earlier documents (`dedup.against`), only
+these survive. The segments of shard NAME are JSON, in bytes: its removed
 documents as [[index in the shard, id of the survivor, whether its normalised text is equal], …].
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -28,19 +31,31 @@ from corpus.runner import Drop, Step
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _GIANT = 1000  # documents: a larger cluster is more likely a chain than one text
 _SAMPLE = 50  # members of the largest cluster whose similarities are computed
-_BYTES_PER_MEMBER = 300  # row, root, survivor, size, key, their sort orders, and one id per cluster
+_BYTES_PER_MEMBER = 300  # a _MEMBER, its id, survivor, sort orders
+_PASSES = 256  # at most: each has two open files
 _MANY = 10_000  # a corpus of this size without any duplicate is most likely a mistake
 
 Rows = NDArray[np.int64]
+Members = NDArray[np.void]
+"""Documents that have duplicates, in ascending order of their rows; their dtype is _MEMBER."""
+
+_MEMBER = np.dtype(
+    [("root", "<i8"), ("row", "<i8"), ("size", "<i8"), ("key", "<u8"), ("exact", "<u8"), ("id_bytes", "<i8")]
+)
+
+
+def _in_file(count: int, dtype: type, folder: Path) -> NDArray[Any]:
+    """An array of zeros in a temporary file of its own."""
+    with TemporaryFile(dir=folder) as file:
+        file.truncate(max(1, count) * np.dtype(dtype).itemsize)
+        return np.memmap(file, dtype=dtype, mode="r+", shape=(max(1, count),))
 
 
 class Forest:
     """Vectorised union-find over rows; the parents are in a temporary file, 8 bytes per document."""
 
     def __init__(self, count: int, folder: Path) -> None:
-        with TemporaryFile(dir=folder) as file:
-            file.truncate(max(8, 8 * count))
-            self._parent: Rows = np.memmap(file, dtype=np.int64, mode="r+", shape=(max(1, count),))
+        self._parent: Rows = _in_file(count, np.int64, folder)
         for start in range(0, count, _CHUNK):
             self._parent[start : start + _CHUNK] = np.arange(start, min(start + _CHUNK, count))
 
@@ -68,17 +83,15 @@ class Forest:
             self._parent[nodes] = smallest[label]
 
 
-def _survivors(members: Rows, root: Rows, signatures: Signatures) -> Rows:
-    """The survivor of each member's cluster: the longest document, ties to the smallest id, then the smallest key."""
-    size, key = signatures.values("size", members), signatures.values("key", members)
+def _survivors(members: Members, ids: Sequence[bytes], earlier: int) -> Rows:
+    """Of each member, the index of its cluster's survivor: the longest document, ties to the smallest id, then key."""
+    _, cluster = np.unique(members["root"], return_inverse=True)
+    size = members["size"] + (members["row"] < earlier) * (1 << 62)  # earlier documents before all others
     longest = np.zeros(len(members), dtype=np.int64)
-    _, cluster = np.unique(root, return_inverse=True)
     np.maximum.at(longest, cluster, size)
-    tied = np.flatnonzero(size == longest[cluster])
-    ids = signatures.blobs("ids", members[tied])
     best: dict[int, tuple[bytes, int, int]] = {}
-    for index, name in zip(tied.tolist(), ids, strict=True):
-        candidate = (name, int(key[index]), int(members[index]))
+    for index in np.flatnonzero(size == longest[cluster]).tolist():
+        candidate = (ids[index], int(members["key"][index]), index)
         best[cluster[index]] = min(candidate, best.get(cluster[index], candidate))
     survivor = np.array([best[number][2] for number in range(len(best))], dtype=np.int64)
     return survivor[cluster]
@@ -102,30 +115,30 @@ def write_clusters(
 ) -> dict[str, Any]:
     """Choose the survivors; returns figures for the statistics. Warns of giant clusters and of no duplicates at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    forest, joined = Forest(signatures.count, output.parent), np.zeros(signatures.count, dtype=np.bool_)
+    forest, joined = Forest(signatures.count, output.parent), _in_file(signatures.count, np.bool_, output.parent)
     edges = 0
     for found in _edges(signatures, pair_files, edge_files):
         forest.join(found)
         joined[found.ravel()] = True
         edges += len(found)
     sizes: Counter[int] = Counter()
-    passes = 1 + int(joined.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes
-    largest = np.empty(0, dtype=np.int64)
-    with write_segments(output, {"documents": signatures.count}) as file:
-        for number in range(passes):
-            members, root = _members(forest, joined, number, passes)
-            survivor = _survivors(members, root, signatures)
-            gone = survivor != members
-            assert not np.isin(survivor, members[gone]).any(), "a survivor is never removed"
-            _, first, count = np.unique(root, return_index=True, return_counts=True)
-            assert gone.sum() == count.sum() - len(count), "every cluster has exactly one survivor"
-            _write_removed(file, members[gone], survivor[gone], signatures)
+    passes = min(_PASSES, 1 + int(joined.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes)
+    largest = np.empty(0, dtype=_MEMBER)
+    with write_segments(output, {"documents": signatures.count - signatures.earlier}) as file:
+        for members, ids in _spread(signatures, forest, joined, passes, output.parent):
+            survivor = _survivors(members, ids, signatures.earlier)
+            gone = (survivor != np.arange(len(members))) & (members["row"] >= signatures.earlier)
+            assert not gone[survivor].any(), "a survivor is never removed"
+            _, first, count = np.unique(members["root"], return_index=True, return_counts=True)
+            later = members["row"][survivor[first]] >= signatures.earlier  # the cluster's survivor is of this corpus
+            assert len(members) - gone.sum() == later.sum() + (members["row"] < signatures.earlier).sum()
+            _write_removed(file, members, ids, np.flatnonzero(gone), survivor, signatures)
             sizes.update(count.tolist())
             if len(count) and count.max() > len(largest):
-                largest = members[root == root[first[np.argmax(count)]]]
-    sizes[1] += signatures.count - int(joined.sum())
+                largest = members[members["root"] == members["root"][first[np.argmax(count)]]]
+    sizes[1] += signatures.count - signatures.earlier - int(joined[signatures.earlier :].sum())
     figures = {
-        "documents": signatures.count,
+        "documents": signatures.count - signatures.earlier,
         "candidate_pairs": sum(_candidates(path) for path in edge_files),
         "edges": edges,
         "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes) if sizes[size]},
@@ -137,16 +150,37 @@ def write_clusters(
     return figures
 
 
-def _members(forest: Forest, joined: NDArray[np.bool_], number: int, passes: int) -> tuple[Rows, Rows]:
-    """Rows and roots of the documents that have duplicates, in ascending order, for one part of the clusters."""
-    found: list[tuple[Rows, Rows]] = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]
-    for start in range(0, len(joined), _CHUNK):
-        rows = start + np.flatnonzero(joined[start : start + _CHUNK])
-        root = forest.roots(rows)
-        mine = part_of(root, passes) == number
-        found.append((rows[mine], root[mine]))
-    members, roots = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-    return members, roots
+def _spread(
+    signatures: Signatures, forest: Forest, joined: NDArray[np.bool_], passes: int, folder: Path
+) -> Iterator[tuple[Members, list[bytes]]]:
+    """The documents that have duplicates, and their ids, in parts; all of a cluster are in one part.
+
+    Every column is read once: each part waits in a temporary file.
+    """
+    with ExitStack() as stack:
+        files = [[stack.enter_context(TemporaryFile(dir=folder)) for _ in range(2)] for _ in range(passes)]
+        for first, count, shard, number in signatures.chunks():
+            rows = np.flatnonzero(joined[first : first + count])
+            if not len(rows):
+                continue
+            found = np.empty(len(rows), dtype=_MEMBER)
+            found["row"], found["root"] = first + rows, forest.roots(first + rows)
+            for name in ("size", "key", "exact"):
+                found[name] = shard.array(name, number)[rows]
+            ends, ids = shard.array("ids_end", number), shard.array("ids", number).tobytes()
+            starts = np.concatenate([[0], ends[:-1]])[rows]
+            found["id_bytes"] = ends[rows] - starts
+            part = part_of(found["root"], passes)
+            for each in np.unique(part).tolist():
+                mine = part == each
+                files[each][0].write(found[mine].tobytes())
+                places = zip(starts[mine].tolist(), found["id_bytes"][mine].tolist(), strict=True)
+                files[each][1].write(b"".join(ids[start : start + length] for start, length in places))
+        for pair in files:
+            data, ids = (file.read() for file in pair if file.seek(0) == 0)
+            members = np.frombuffer(data, dtype=_MEMBER)
+            ends = np.cumsum(members["id_bytes"]).tolist()
+            yield members, [ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=False)]
 
 
 def _candidates(path: Path) -> int:
@@ -154,31 +188,34 @@ def _candidates(path: Path) -> int:
         return int(file.info["candidates"])
 
 
-def _write_removed(file: SegmentWriter, removed: Rows, survivor: Rows, signatures: Signatures) -> None:
-    chosen, index = np.unique(survivor, return_inverse=True)
-    exact = signatures.values("exact", removed) == signatures.values("exact", chosen)[index]
-    ids = [name.decode() for name in signatures.blobs("ids", chosen)]
-    for start, shard in zip(signatures.starts.tolist(), signatures.shards, strict=False):
-        low, high = np.searchsorted(removed, [start, start + shard.info["documents"]])
+def _write_removed(
+    file: SegmentWriter, members: Members, ids: Sequence[bytes], gone: Rows, survivor: Rows, signatures: Signatures
+) -> None:
+    chosen = survivor[gone]
+    rows, exact = members["row"][gone], members["exact"][gone] == members["exact"][chosen]
+    names = [ids[index].decode() for index in chosen.tolist()]
+    starts = signatures.starts[-1 - len(signatures.own) :].tolist()
+    for (start, end), shard in zip(pairwise(starts), signatures.own, strict=True):
+        low, high = np.searchsorted(rows, [start, end])
         if high > low:
-            names = [ids[number] for number in index[low:high].tolist()]
-            rows = zip((removed[low:high] - start).tolist(), names, exact[low:high].tolist(), strict=True)
-            file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(rows)), dtype=np.uint8))
+            removed = zip((rows[low:high] - start).tolist(), names[low:high], exact[low:high].tolist(), strict=True)
+            file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(removed)), dtype=np.uint8))
 
 
-def _describe(rows: Rows, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
+def _describe(members: Members, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
     """Size of the largest cluster, and the lowest similarity between some of its members. Warns of a giant."""
-    order = np.argsort(signatures.values("key", rows), kind="stable")  # the same members whatever the shards
-    sample = np.sort(rows[order[:_SAMPLE]])
-    sets = [shingles(text.decode(), settings) for text in signatures.blobs("texts", sample)]
+    order = np.argsort(members["key"], kind="stable")  # the same members whatever the shards
+    sample = np.sort(members["row"][order[:_SAMPLE]])
+    documents = list(signatures.documents(sample))
+    sets = [shingles(document["text"], settings) for document in documents]
     lowest = min(jaccard(one, other) for number, one in enumerate(sets) for other in sets[:number])
-    ids = sorted(name.decode() for name in signatures.blobs("ids", sample))[:3]
-    if len(rows) >= _GIANT:
+    ids = sorted(document["id"] for document in documents)[:3]
+    if len(members) >= _GIANT:
         warn(
-            f"a cluster of {len(rows)} documents, {', '.join(ids)} among them; the lowest similarity seen inside is "
+            f"a cluster of {len(members)} documents, {', '.join(ids)} among them; the lowest similarity seen inside is "
             f"{lowest:.2f}: if it is a chain of different texts, raise dedup.threshold"
         )
-    return {"documents": len(rows), "lowest_similarity": round(lowest, 4), "ids": ids}
+    return {"documents": len(members), "lowest_similarity": round(lowest, 4), "ids": ids}
 
 
 # ---------------------------------------------------------------------------------------------- phase 5: filter

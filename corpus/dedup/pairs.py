@@ -1,17 +1,16 @@
 """Phase 2 pairs documents that may be duplicates; phase 3 keeps the pairs that are.
 
-A column of hashes is read and sorted in parts of its range that fit in memory. In a group of equal hashes, each
-document is paired with the first and with the previous one: O(n) pairs for a group of any size. Groups are ordered by
-`key`, so that pairs do not depend on shards.
+A column of hashes is read once, in parts of its range that fit in memory. In a group of equal hashes, each document
+is paired with the first and with the previous one: O(n) pairs for a group of any size. Groups are ordered by `key`, so
+that pairs do not depend on shards; earlier documents (`dedup.against`) come first and are not paired with each other.
 
-Segments of phase 2, several bands per job: `exactB` and `nearB`, the pairs of block B, (pairs, 2) i64 flattened; the
-first document of a pair decides its block. Segments of phase 3, one job per block: `edges`, the pairs whose true
-Jaccard similarity reaches the threshold, (edges, 2) i64 flattened; `similarity`, one f8 per edge.
+Segments of phase 2, some parts of columns per job: `exactB` and `nearB`, the pairs of block B, (pairs, 2) i64
+flattened; the first document of a pair decides its block. Segments of phase 3, one job per block: `edges`, the pairs
+whose true Jaccard similarity reaches the threshold, (edges, 2) i64 flattened; `similarity`, one f8 per edge.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +26,7 @@ Pairs = NDArray[np.int64]
 
 _BYTES_PER_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
 _BYTES_PER_CHARACTER = 24  # a text, its shingles, and their sorted copy
-
-
-def _read_part(signatures: Signatures, name: str, part: int, parts: int) -> list[NDArray[Any]]:
-    """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range."""
-    found: list[list[NDArray[Any]]] = [[], [], [], []]
-    for start, (hashes, exact, key) in signatures.columns(name, "exact", "key"):
-        # the high bits of a hash choose its part
-        inside = np.flatnonzero((hashes >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
-        for values, array in zip(found, (inside + start, hashes[inside], exact[inside], key[inside]), strict=True):
-            values.append(array)
-    return [np.concatenate(values) if values else np.empty(0, dtype=np.int64) for values in found]
+_PIECE = 1 << 16  # pairs whose lines are looked up at a time
 
 
 def pairs_in_groups(group: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
@@ -52,22 +41,27 @@ def pairs_in_groups(group: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs
     return np.sort(np.stack([one, other], axis=1), axis=1)
 
 
-def exact_pairs(hashes: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
-    """Pair documents with equal normalised text."""
-    order = np.lexsort((rows, key, hashes))
+def exact_pairs(
+    rows: NDArray[np.int64], hashes: NDArray[np.uint64], key: NDArray[np.uint64], earlier: int = 0
+) -> Pairs:
+    """Pair documents with equal normalised text; rows below `earlier` come first."""
+    order = np.lexsort((rows, key, rows >= earlier, hashes))
     return pairs_in_groups(hashes[order], rows[order])
 
 
 def near_pairs(
-    hashes: NDArray[np.uint64], exact: NDArray[np.uint64], key: NDArray[np.uint64], rows: NDArray[np.int64]
+    rows: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    exact: NDArray[np.uint64],
+    key: NDArray[np.uint64],
+    earlier: int = 0,
 ) -> Pairs:
     """Pair documents that agree in a band; the first of several with equal normalised text represents them."""
-    order = np.lexsort((rows, key, exact, hashes))
+    order = np.lexsort((rows, key, rows >= earlier, exact, hashes))
     first = np.ones(len(order), dtype=np.bool_)
     first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(exact[order]) != 0)
     order = order[first]
-    order = order[np.lexsort((rows[order], key[order], hashes[order]))]
-    return pairs_in_groups(hashes[order], rows[order])
+    return exact_pairs(rows[order], hashes[order], key[order], earlier)
 
 
 def part_of(rows: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
@@ -76,27 +70,30 @@ def part_of(rows: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     return ((mixed >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
-def columns_of(part: int, parts: int, bands: int) -> list[str]:
-    """The columns that job `part` of `parts` pairs; over all jobs, the exact hashes and every band once."""
-    return ["exact", *(f"band{band}" for band in range(bands))][part::parts]
+def columns_of(part: int, parts: int, settings: DedupSettings) -> list[tuple[int, int]]:
+    """(column, part of its range) that job `part` of `parts` pairs; over all jobs, every part of every column once."""
+    return [(column, number) for number in range(settings.ranges) for column in range(1 + settings.bands)][part::parts]
 
 
 def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, part: int, parts: int) -> int:
     """Pair the documents that agree in a column of this job, in as many blocks as there are jobs; returns how many."""
-    passes = 1 + signatures.count * _BYTES_PER_ROW // settings.memory_bytes
+    passes = 1 + signatures.count * _BYTES_PER_ROW // (settings.memory_bytes * settings.ranges)
     info = {"jobs": parts, "signatures": signatures.digest}
     total = 0
     with write_segments(output, info) as file, Meter("dedup bands", "columns") as meter:
-        for name in columns_of(part, parts, settings.bands):
-            kind = "exact" if name == "exact" else "near"
-            for number in range(passes):
-                rows, hashes, exact, key = _read_part(signatures, name, number, passes)
-                pairs = exact_pairs(hashes, key, rows) if kind == "exact" else near_pairs(hashes, exact, key, rows)
-                block = part_of(pairs[:, 0], parts)  # keeps the pairs of a document in one block
+        for column, number in columns_of(part, parts, settings):
+            for each in range(number * passes, (number + 1) * passes):
+                rows, hashes, exact, key = signatures.part(column, each, passes * settings.ranges)
+                if column:
+                    pairs = near_pairs(rows, hashes, exact, key, signatures.earlier)
+                else:
+                    pairs = exact_pairs(rows, hashes, key, signatures.earlier)
+                pairs = pairs[pairs[:, 1] >= signatures.earlier]  # the larger row
+                block = pairs[:, 0] * parts // max(1, signatures.count)  # neighbours are read together
                 pairs = pairs[np.argsort(block, kind="stable")]
                 ends = np.cumsum(np.bincount(block, minlength=parts))
                 for index, chunk in enumerate(np.split(pairs, ends[:-1])):
-                    file.append(f"{kind}{index}", chunk.ravel())
+                    file.append(f"{'near' if column else 'exact'}{index}", chunk.ravel())
                 total += len(pairs)
             meter.advance()
     return total
@@ -126,25 +123,26 @@ def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: 
 
 def _chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
     """Split pairs into runs whose texts have at most `limit` characters together, or that are a single pair."""
-    rows, index = np.unique(pairs, return_inverse=True)
-    sizes = signatures.values("size", rows)[index.reshape(-1, 2)]
-    start = total = 0
-    for number, (first, second) in enumerate(sizes.tolist()):
-        new = second + (first if number == start or pairs[number, 0] != pairs[number - 1, 0] else 0)
-        if total + new > limit and number > start:
-            yield pairs[start:number]
-            start, total, new = number, 0, first + second
-        total += new
-    if start < len(pairs):
-        yield pairs[start:]
+    for piece in np.split(pairs, range(_PIECE, len(pairs), _PIECE)):
+        rows, index = np.unique(piece, return_inverse=True)
+        sizes = signatures.lines(rows)[:, 1][index.reshape(-1, 2)]  # bytes of the line: more than characters
+        start = total = 0
+        for number, (first, second) in enumerate(sizes.tolist()):
+            new = second + (first if number == start or piece[number, 0] != piece[number - 1, 0] else 0)
+            if total + new > limit and number > start:
+                yield piece[start:number]
+                start, total, new = number, 0, first + second
+            total += new
+        if start < len(piece):
+            yield piece[start:]
 
 
 def similarities(pairs: Pairs, signatures: Signatures, settings: DedupSettings) -> NDArray[np.float64]:
     """The true Jaccard similarity of each pair, shape (pairs,)."""
     rows = np.unique(pairs)
     sets: dict[int, Shingles] = {
-        row: shingles(text.decode(), settings)
-        for row, text in zip(rows.tolist(), signatures.blobs("texts", rows), strict=True)
+        row: shingles(document["text"], settings)
+        for row, document in zip(rows.tolist(), signatures.documents(rows), strict=True)
     }
     return np.array([jaccard(sets[first], sets[second]) for first, second in pairs.tolist()])
 

@@ -60,65 +60,88 @@ def write_segments(path: Path, info: Mapping[str, Any]) -> Iterator[SegmentWrite
 
 
 class Segments:
-    """A file of segments, opened for reading. Raises InputError if it is missing, cut short or changed."""
+    """A file of segments. Raises InputError if it is missing, cut short or changed.
+
+    It is open inside `with` only: a corpus may have more shards than a process may have open files.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._descriptor = -1
+        self._segments: dict[str, list[list[Any]]] = {}
+        self.checksum: int | None = None
+        """Of the index, which holds the checksums of all segments."""
+        self.info: dict[str, Any] = {}
+        with self:
+            pass
+
+    def __enter__(self) -> "Segments":
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
-            raise InputError(f"{path}: no such file; run the phase that writes it") from None
+            raise InputError(f"{self.path}: no such file; run the phase that writes it") from None
         try:
             index = self._index()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
-        self.info: dict[str, Any] = index["info"]
-        self._segments: dict[str, list[list[Any]]] = {}
+        self.info = index["info"]
         for name, *segment in index["segments"]:
             self._segments.setdefault(name, []).append(segment)
-
-    def _index(self) -> dict[str, Any]:
-        size = os.fstat(self._descriptor).st_size
-        if size < len(_MAGIC) + _TRAILER.size or self.bytes_at(0, len(_MAGIC)) != _MAGIC:
-            raise self._damaged("not a file of corpus.dedup, or cut short")
-        end = size - _TRAILER.size
-        length, checksum = _TRAILER.unpack(self.bytes_at(end, _TRAILER.size))
-        index = self.bytes_at(end - length, length) if length <= end else b""
-        if xxhash.xxh3_64_intdigest(index) != checksum:
-            raise self._damaged("cut short or changed")
-        self.checksum = int(checksum)
-        """Of the index, which holds the checksums of all segments."""
-        content: dict[str, Any] = orjson.loads(index)
-        return content
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
-    def __enter__(self) -> "Segments":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._descriptor)
+        self._segments.clear()
+
+    def _index(self) -> dict[str, Any]:
+        size = os.fstat(self._descriptor).st_size
+        if size < len(_MAGIC) + _TRAILER.size or self._bytes_at(0, len(_MAGIC)) != _MAGIC:
+            raise self._damaged("not a file of corpus.dedup, or cut short")
+        end = size - _TRAILER.size
+        length, checksum = _TRAILER.unpack(self._bytes_at(end, _TRAILER.size))
+        index = self._bytes_at(end - length, length) if length <= end else b""
+        if xxhash.xxh3_64_intdigest(index) != checksum or self.checksum not in (None, checksum):
+            raise self._damaged("cut short or changed")
+        self.checksum = checksum
+        content: dict[str, Any] = orjson.loads(index)
+        return content
 
     def _damaged(self, how: str) -> InputError:
         return InputError(f"{self.path}: {how}; delete it and run the phase that writes it again")
 
+    def count(self, name: str) -> int:
+        """The number of arrays of a name."""
+        return len(self._segments.get(name, []))
+
+    def array(self, name: str, number: int) -> NDArray[Any]:
+        """An array of a name, verified."""
+        dtype, offset, length, checksum = self._segments[name][number]
+        data = self._bytes_at(offset, length)
+        self.verify(data, checksum)
+        return np.frombuffer(data, dtype=dtype)
+
     def each(self, name: str) -> Iterator[NDArray[Any]]:
         """The arrays of a name, one at a time, verified."""
-        for dtype, offset, length, checksum in self._segments.get(name, []):
-            data = self.bytes_at(offset, length)
-            if xxhash.xxh3_64_intdigest(data) != checksum:
-                raise self._damaged(f"{name} at byte {offset} is changed")
-            yield np.frombuffer(data, dtype=dtype)
+        return (self.array(name, number) for number in range(self.count(name)))
 
-    def offsets(self, name: str) -> list[int]:
-        """The offsets of a name's arrays in the file."""
-        return [offset for _, offset, _, _ in self._segments.get(name, [])]
+    def items(
+        self, name: str, number: int, start: int, end: int, dtype: np.dtype[np.void] | None = None
+    ) -> NDArray[Any]:
+        """Items `start` to `end` of an array, which the caller verifies; a structured array needs its dtype."""
+        kind, offset, length, _ = self._segments[name][number]
+        dtype = dtype or np.dtype(kind)
+        size = dtype.itemsize
+        if not 0 <= start <= end <= length // size:
+            raise self._damaged("changed")
+        return np.frombuffer(self._bytes_at(offset + start * size, (end - start) * size), dtype=dtype)
 
-    def bytes_at(self, offset: int, length: int) -> bytes:
-        """Bytes of the file, not verified."""
+    def verify(self, data: bytes, checksum: int) -> None:
+        """Raise InputError unless the data has this checksum."""
+        if xxhash.xxh3_64_intdigest(data) != checksum:
+            raise self._damaged("changed")
+
+    def _bytes_at(self, offset: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, offset)
         while len(data) < length:  # one call reads 2 GiB at most
             more = os.pread(self._descriptor, length - len(data), offset + len(data))

@@ -1,17 +1,20 @@
-"""Phase 1, one job per shard: each document's signature and compressed text, for the phases after it.
+"""Phase 1, one job per shard: what the phases after it need to know of each document, and where its text stands.
 
-Segments, one row per document, 65,536 rows at a time:
+Segments, one row per document, 262,144 rows at a time, beside the columns of hashes (corpus/dedup/columns.py):
 
 | name | dtype | content |
 |---|---|---|
 | key | u64 | hash of id and text: the order in which documents are compared, whatever the shards |
 | exact | u64 | hash of the normalised text |
 | size | i64 | characters |
-| band0, band1, … | u64 | hash of the MinHash values of a band |
+| lines | i64 (documents, 2) | position and length of the document's line in the decompressed shard |
 | ids, ids_end | bytes, i64 | ids, and the end of each |
-| texts, texts_end | bytes, i64 | texts, each a zstd frame with a checksum, and the end of each |
+
+`frames` of the whole shard, i64 (frames, 2): where each of its compressed frames begins, and where its text begins.
+The shard itself is found by its path relative to this file, so a run can be moved.
 """
 
+import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
@@ -19,21 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import xxhash
-import zstandard
 from numpy.typing import NDArray
 
 from common.errors import InputError
-from common.files import BadLines, Document, read_documents, short_hash
+from common.files import BadLines, Document, Frames, lines_at, located_documents, short_hash
 from common.progress import Meter
 from common.settings import DedupSettings
 from common.workers import Workers, batched
+from corpus.dedup.columns import bounds, read_column, write_columns
 from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import MinHasher, band_hashes
 
 _BATCH = 64  # documents sent to a worker at once
-CHUNK = 1 << 16  # documents in a segment
-_COLUMNS = {"key": "<u8", "exact": "<u8", "size": "<i8", "ids_end": "<i8", "texts_end": "<i8"}
+CHUNK = 1 << 18  # documents in a segment: 300 MB while it is written
+
+Located = tuple[int, int, Document]
+"""Position and length of a document's line, and the document."""
 
 
 def normalised(text: str) -> str:
@@ -51,25 +57,25 @@ def _hasher(settings: str) -> MinHasher:
     return MinHasher(DedupSettings.model_validate_json(settings))
 
 
-def describe(settings: DedupSettings, documents: Sequence[Document]) -> dict[str, Any]:
-    """The columns of some documents; `ids` and `texts` as lists of bytes, `bands` of shape (N, bands)."""
-    hasher, compressor = _hasher(settings.model_dump_json()), zstandard.ZstdCompressor(level=1, write_checksum=True)
+def _key(name: str, text: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode() + b"\0" + text.encode())
+
+
+def describe(settings: DedupSettings, documents: Sequence[Located]) -> dict[str, Any]:
+    """The columns of some documents; `ids` as a list of bytes, `hashes` of shape (N, 1 + bands), `lines` (N, 2)."""
+    hasher = _hasher(settings.model_dump_json())
     signatures = np.empty((len(documents), settings.bands * settings.rows), dtype=np.uint32)
-    ids, texts, key, exact = [], [], [], []
-    for row, document in enumerate(documents):
-        text = document["text"].encode()
-        ids.append(document["id"].encode())
-        texts.append(compressor.compress(text))
-        key.append(xxhash.xxh3_64_intdigest(ids[-1] + b"\0" + text))
-        exact.append(xxhash.xxh3_64_intdigest(normalised(document["text"]).encode()))
+    for row, (_, _, document) in enumerate(documents):
         signatures[row] = hasher.signature(document["text"])
+    found = [(document["id"], document["text"]) for _, _, document in documents]
+    exact = np.array([xxhash.xxh3_64_intdigest(normalised(text).encode()) for _, text in found], dtype=np.uint64)
     return {
-        "ids": ids,
-        "texts": texts,
-        "key": np.array(key, dtype=np.uint64),
-        "exact": np.array(exact, dtype=np.uint64),
-        "size": np.array([len(document["text"]) for document in documents], dtype=np.int64),
-        "bands": band_hashes(signatures, settings),
+        "ids": [name.encode() for name, _ in found],
+        "key": np.array([_key(name, text) for name, text in found], dtype=np.uint64),
+        "exact": exact,
+        "size": np.array([len(text) for _, text in found], dtype=np.int64),
+        "lines": np.array([place for *place, _ in documents], dtype=np.int64),
+        "hashes": np.column_stack([exact, band_hashes(signatures, settings)]),
     }
 
 
@@ -77,86 +83,150 @@ def write_signatures(
     shard: Path, output: Path, settings: DedupSettings, pool: Workers, max_bad_share: float = 0.001
 ) -> int:
     """Write the signatures of a shard; returns the number of documents. Raises InputError for unreadable input."""
-    bad = BadLines(max_bad_share)
-    info: dict[str, Any] = {"settings": fingerprint(settings), "documents": 0, "bad_lines": 0}
-    described = pool.map(partial(describe, settings), batched(read_documents(shard, bad), _BATCH))
+    bad, frames = BadLines(max_bad_share), Frames()
+    place = os.path.relpath(shard.resolve(), output.parent.resolve())
+    info: dict[str, Any] = {"settings": fingerprint(settings), "shard": place, "documents": 0, "bad_lines": 0}
+    documents = batched(located_documents(shard, bad, frames), _BATCH)
     with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
-        for parts in batched(described, CHUNK // _BATCH):
-            for name in ("key", "exact", "size"):
-                file.append(name, np.concatenate([part[name] for part in parts]))
-            bands = np.concatenate([part["bands"] for part in parts])
-            for band in range(settings.bands):
-                file.append(f"band{band}", bands[:, band])
-            for name in ("ids", "texts"):
-                blobs = [blob for part in parts for blob in part[name]]
-                file.append(name, np.frombuffer(b"".join(blobs), dtype=np.uint8))
-                file.append(f"{name}_end", np.cumsum([len(blob) for blob in blobs], dtype=np.int64))
-            info["documents"] += len(bands)
-            meter.advance(len(bands))
+        for parts in batched(pool.map(partial(describe, settings), documents), CHUNK // _BATCH):
+            columns = {
+                name: np.concatenate([part[name] for part in parts])
+                for name in ("key", "exact", "size", "lines", "hashes")
+            }
+            write_columns(file, columns.pop("hashes"), columns["exact"], columns["key"])
+            for name, values in columns.items():
+                file.append(name, values.reshape(-1))
+            ids = [name for part in parts for name in part["ids"]]
+            file.append("ids", np.frombuffer(b"".join(ids), dtype=np.uint8))
+            file.append("ids_end", np.cumsum([len(name) for name in ids], dtype=np.int64))
+            info["documents"] += len(ids)
+            meter.advance(len(ids))
+        file.append("frames", np.array(frames, dtype=np.int64).reshape(-1))
         bad.check()
         info["bad_lines"] = bad.bad
     return int(info["documents"])
 
 
+def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
+    """The signatures of earlier runs: of folders that hold them, or of runs. Raises InputError if one has none."""
+    found = []
+    for folder in folders:
+        inside = folder / "dedup/work" if (folder / "dedup").is_dir() else folder
+        paths = sorted(inside.glob("*.signatures"))
+        if not paths:
+            raise InputError(
+                f"{folder}: dedup.against names it, but no *.signatures are in {inside}; "
+                f"run `python -m corpus.dedup signatures --input SHARD --work {inside}` for each of its clean shards"
+            )
+        found += paths
+    return found
+
+
 class Signatures:
-    """The signatures of all shards. A document's row is its index in the shards, concatenated in order of name."""
+    """The signatures of all shards. A document's row is its index in the shards, concatenated in order of name.
+
+    The shards of `dedup.against` come first.
+    """
 
     def __init__(self, paths: Sequence[Path], settings: DedupSettings) -> None:
-        self.shards = [Segments(path) for path in sorted(paths, key=lambda path: path.name)]
+        earlier = [Segments(path) for path in earlier_signatures(settings.against)]
+        self.own = [Segments(path) for path in sorted(paths, key=lambda path: path.name)]
+        self.shards = [*earlier, *self.own]
         for shard in self.shards:
-            if shard.info.get("settings") != fingerprint(settings):
-                raise InputError(f"{shard.path}: made with other settings of dedup; run the phase `signatures` again")
+            _check_settings(shard, settings)
         counts = [shard.info["documents"] for shard in self.shards]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
         """First row of each shard, then the number of documents: shape (shards + 1,)."""
+        self.earlier = int(self.starts[len(earlier)])
+        """The documents of `dedup.against`: the rows below this one."""
         self.count = int(self.starts[-1])
         names = [(shard.path.name, shard.checksum) for shard in self.shards]
         self.digest = short_hash(repr(names))
         """Identifies the content of all shards, which the rows in pairs and edges refer to."""
-
-    def __enter__(self) -> "Signatures":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for shard in self.shards:
-            shard.close()
 
     def check(self, file: Segments) -> None:
         """Raise InputError for a file of a later phase that was made from other signatures."""
         if file.info.get("signatures") != self.digest:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
-    def columns(self, *names: str) -> Iterator[tuple[int, list[NDArray[Any]]]]:
-        """(first row, values of the columns), one segment at a time."""
+    def chunks(self, low: int = 0) -> Iterator[tuple[int, int, Segments, int]]:
+        """(first row, documents, open shard, number of the chunk in it) of the shards from a row on."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            row = start
-            for arrays in zip(*(shard.each(name) for name in names), strict=True):
-                yield row, list(arrays)
-                row += len(arrays[0])
+            if start >= low and shard.info["documents"]:
+                with shard:
+                    for number in range(shard.count("key")):
+                        first = number * CHUNK
+                        yield start + first, min(CHUNK, shard.info["documents"] - first), shard, number
 
-    def _at(self, name: str, rows: NDArray[np.int64]) -> Iterator[tuple[Segments, int, NDArray[Any], NDArray[Any]]]:
-        """(shard, number of the segment, a column's segment, indices in it) of some rows in ascending order."""
+    def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
+        """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range.
+
+        Of earlier documents, only those whose hash a later document has, too.
+        """
+        limits = bounds(part, parts)
+        found: list[list[NDArray[Any]]] = [[np.empty(0, dtype=dtype)] for dtype in ("<i8", "<u8", "<u8", "<u8")]
+        wanted = None
+        for low, high in ((self.earlier, self.count), (0, self.earlier)):
+            for first, count, shard, number in self.chunks(low):
+                if first >= high:
+                    break
+                hashes, rows = read_column(shard, number, count, column, limits, wanted)
+                for values, array in zip(
+                    found, (first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]), strict=True
+                ):
+                    values.append(array)
+            wanted = np.unique(np.concatenate(found[1]))
+        return [np.concatenate(values) for values in found]
+
+    def _open(self, rows: NDArray[np.int64]) -> Iterator[tuple[Segments, NDArray[np.int64]]]:
+        """Each shard of some rows in ascending order, open, and the rows inside it."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             low, high = np.searchsorted(rows, [start, start + shard.info["documents"]])
-            for number, array in enumerate(shard.each(name) if high > low else ()):
-                first = start + number * CHUNK
-                low, high = np.searchsorted(rows, [first, first + len(array)])
-                yield shard, number, array, rows[low:high] - first
+            if high > low:
+                with shard:
+                    yield shard, rows[low:high] - start
 
-    def values(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """A column at some rows in ascending order."""
-        found = [array[indices] for _, _, array, indices in self._at(name, rows)]
-        return np.concatenate([np.empty(0, dtype=_COLUMNS[name]), *found])
+    def lines(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Position and length of the lines of some rows in ascending order: shape (rows, 2)."""
+        return np.concatenate(
+            [np.empty((0, 2), dtype=np.int64), *(_pick(*one, "lines", 2) for one in self._open(rows))]
+        )
 
-    def blobs(self, name: str, rows: NDArray[np.int64]) -> Iterator[bytes]:
-        """The ids, or the texts (decompressed UTF-8), of some rows in ascending order, read shard by shard."""
-        decompressor = zstandard.ZstdDecompressor()
-        for shard, number, ends, indices in self._at(f"{name}_end", rows):
-            offset = shard.offsets(name)[number]
-            for index in indices.tolist():
-                begin = int(ends[index - 1]) if index else 0
-                blob = shard.bytes_at(offset + begin, int(ends[index]) - begin)
-                try:
-                    yield decompressor.decompress(blob) if name == "texts" else blob
-                except zstandard.ZstdError as error:
-                    raise InputError(f"{shard.path}: damaged text ({error}); make the file again") from None
+    def documents(self, rows: NDArray[np.int64]) -> Iterator[Document]:
+        """The documents of some rows in ascending order. Raises InputError for a shard that has changed meanwhile."""
+        for shard, local in self._open(rows):
+            path = shard.path.parent / shard.info["shard"]
+            frames = [(place, text) for part in shard.each("frames") for place, text in part.reshape(-1, 2).tolist()]
+            keys, lines = _pick(shard, local, "key", 1)[:, 0].tolist(), _pick(shard, local, "lines", 2).tolist()
+            try:
+                for key, line in zip(keys, lines_at(path, frames, map(tuple, lines)), strict=True):
+                    document = orjson.loads(line)
+                    if _key(document["id"], document["text"]) != key:
+                        raise ValueError
+                    yield document
+            except (FileNotFoundError, ValueError, KeyError, TypeError):
+                raise InputError(
+                    f"{path}: not the file that {shard.path} was made from; make the signatures again"
+                ) from None
+
+
+def _check_settings(shard: Segments, settings: DedupSettings) -> None:
+    theirs, ours = shard.info.get("settings") or {}, fingerprint(settings)
+    different = [f"{key} {theirs.get(key)}, here {value}" for key, value in ours.items() if theirs.get(key) != value]
+    if different:
+        raise InputError(
+            f"{shard.path}: made with other settings of dedup ({'; '.join(different)}); "
+            "run the phase `signatures` again"
+        )
+
+
+def _pick(shard: Segments, rows: NDArray[np.int64], name: str, width: int) -> NDArray[Any]:
+    """Some rows of an array with `width` values per document: shape (rows, width)."""
+    found = []
+    for number in np.unique(rows // CHUNK).tolist():
+        inside = rows[rows // CHUNK == number] - number * CHUNK
+        if len(inside) > shard.info["documents"] // 20:  # one read is faster than many
+            found.append(shard.array(name, number).reshape(-1, width)[inside])
+        else:
+            found += [shard.items(name, number, row * width, (row + 1) * width)[None] for row in inside.tolist()]
+    return np.concatenate(found)

@@ -3,35 +3,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import zstandard
 
 from common.settings import DedupSettings
 from corpus.dedup.clusters import write_clusters
+from corpus.dedup.columns import write_columns
 from corpus.dedup.pairs import write_pairs
 from corpus.dedup.segments import write_segments
-from corpus.dedup.signatures import CHUNK, Signatures, fingerprint
+from corpus.dedup.signatures import CHUNK, Signatures, _key, fingerprint
 
+NAME = "0123456789abcdef"
+LINE = b'{"id":"%s","text":""}' % NAME.encode()
 SETTINGS = DedupSettings(bands=2, memory_gb=0.004)  # 4 MB for what grows with the corpus
 
 
 def synthetic(folder: Path, count: int, settings: DedupSettings = SETTINGS) -> list[Path]:
     """Signatures of `count` documents in shards of 20,000, one in ten a duplicate of its neighbour in every band."""
+    (folder / "shard.jsonl").write_bytes(LINE)
     rng = np.random.default_rng(1)
-    paths = []
+    paths: list[Path] = []
     for start in range(0, count, 20_000):
         paths.append(folder / f"{start // 20_000:04d}.signatures")
         rows = min(20_000, count - start)
         assert rows <= CHUNK
-        with write_segments(paths[-1], {"settings": fingerprint(settings), "documents": rows, "bad_lines": 0}) as file:
+        with write_segments(
+            paths[-1], {"settings": fingerprint(settings), "shard": "shard.jsonl", "documents": rows}
+        ) as file:
             twin = np.arange(rows) - (np.arange(rows) % 10 == 1)
-            for name in ("key", "exact", *(f"band{band}" for band in range(settings.bands))):
-                values = rng.integers(0, 1 << 63, rows, dtype=np.uint64) * np.uint64(2)
-                file.append(name, values if name in ("key", "exact") else values[twin])
+            hashes = rng.integers(0, 1 << 64, (rows, 1 + settings.bands), dtype=np.uint64)
+            hashes[:, 1:] = hashes[twin, 1:]
+            keys = np.array([_key(NAME, "")] * rows, dtype=np.uint64)
+            write_columns(file, hashes, hashes[:, 0], keys)
+            file.append("key", keys)
+            file.append("exact", hashes[:, 0].copy())
             file.append("size", rng.integers(600, 6000, rows))
-            frame = zstandard.compress(b"some text")
-            file.append("texts", np.frombuffer(frame * rows, dtype=np.uint8))
-            file.append("texts_end", np.arange(1, rows + 1) * len(frame))
-            file.append("ids", np.frombuffer(b"0123456789abcdef" * rows, dtype=np.uint8))
+            file.append("lines", np.tile([0, len(LINE)], rows))
+            file.append("ids", np.frombuffer(NAME.encode() * rows, dtype=np.uint8))
             file.append("ids_end", np.arange(1, rows + 1) * 16)
     return paths
 
@@ -66,9 +72,9 @@ def test_four_times_the_documents_take_no_more_memory(tmp_path: Path) -> None:
     peaks = []
     for count in (20_000, 60_000, 240_000):  # the first run imports libraries
         (tmp_path / str(count)).mkdir()
-        with Signatures(synthetic(tmp_path / str(count), count), SETTINGS) as signatures:
-            edges(signatures, tmp_path / str(count))
-            peaks.append([peak(phase, signatures, tmp_path / str(count)) for phase in (bands, clusters)])
+        signatures = Signatures(synthetic(tmp_path / str(count), count), SETTINGS)
+        edges(signatures, tmp_path / str(count))
+        peaks.append([peak(phase, signatures, tmp_path / str(count)) for phase in (bands, clusters)])
     for small, large in zip(*peaks[1:], strict=True):
         # clusters know a byte of each document; without parts 240,000 would take 48 MB in bands
         assert large < 1.3 * small + 240_000
