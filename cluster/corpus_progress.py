@@ -1,8 +1,7 @@
 """How far the corpus of a run is: finished shards per step, from the files of the run folder.
 
 A step's output appears whole or not at all, so a file that exists is a shard that is done; one of an earlier
-configuration counts until Snakemake makes it again. Deduplication removes the signatures at its end; clusters.json then
-stands for all of them.
+configuration counts until Snakemake makes it again.
 """
 
 import math
@@ -37,8 +36,7 @@ def steps_table(settings: Settings, tasks: Iterable[Task], known: Mapping[str, Q
     for step in steps.configured(settings):
         results = _results(settings, step)
         total = settings.shards if "{shard}" in step.file else 1
-        removed = step.until and steps.result(step.until, settings.run).exists()
-        done = total if removed else len(results)
+        done = len(results)
         left = _seconds_left(results, total) if 0 < done < total else None
         filled = _BAR * done // max(total, 1)
         rows.append(

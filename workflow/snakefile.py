@@ -42,7 +42,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def _or_exit(action: Callable[Given, Result]) -> Callable[Given, Result]:
+def or_exit(action: Callable[Given, Result]) -> Callable[Given, Result]:
     """`action`, of which an error that the user can cure becomes one line and exit code 2, as in every step."""
 
     @wraps(action)
@@ -89,7 +89,7 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
     return load_settings(Path(name))
 
 
-@_or_exit
+@or_exit
 def read_settings(workflow: Any) -> Settings:
     """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
     gc.set_threshold(_COLLECT)  # a tenth of the time of planning
@@ -111,7 +111,7 @@ def read_settings(workflow: Any) -> Settings:
 def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
     """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
     if workflow.is_main_process and workflow.executor_plugin is not None:  # None of a list, a drawing, --unlock
-        _or_exit(check)()
+        or_exit(check)()
 
 
 def require_contact(settings: Settings) -> None:
@@ -120,7 +120,7 @@ def require_contact(settings: Settings) -> None:
         raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")
 
 
-@_or_exit
+@or_exit
 def prepare_run(settings: Settings) -> None:
     """Write the settings of a run that starts."""
     check_crawl(settings)

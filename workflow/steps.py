@@ -37,8 +37,6 @@ class Step:
     """The step runs only if this key is set."""
     parts: tuple[str, ...] = ()
     """Other rules that count as this step."""
-    until: str = ""
-    """The step that removes the results when it ends."""
 
     @property
     def pattern(self) -> str:
@@ -85,11 +83,10 @@ CORPUS = (
     Step(
         *("dedup_signatures", "dedup/work", "{shard}.signatures"),
         keys=("dedup.shingle_characters", "dedup.shingle_words", "dedup.bands", "dedup.rows", "dedup.seed"),
-        until="dedup_clusters",
     ),
     Step(
         *("dedup_clusters", "dedup", "clusters.json"),
-        keys=("dedup.threshold",),
+        keys=("dedup.threshold", "dedup.against"),
         parts=("dedup_bands", "dedup_verify"),
     ),
     Step("dedup", "dedup", _DOCUMENTS, "documents"),

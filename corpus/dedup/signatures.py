@@ -122,6 +122,11 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
+def content_of(folders: Sequence[Path]) -> str:
+    """A hash of the signatures of earlier runs; empty without any."""
+    return short_hash(repr([Segments(path).checksum for path in earlier_signatures(folders)])) if folders else ""
+
+
 class Signatures:
     """The signatures of all shards. A document's row is its index in the shards, concatenated in order of name.
 

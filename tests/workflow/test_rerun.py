@@ -40,7 +40,7 @@ CHANGES = {
     "ingest": "sources",
     "clean": r"clean\..+",
     "dedup_signatures": r"dedup\.(shingle_characters|shingle_words|bands|rows|seed)",
-    "dedup_clusters": r"dedup\.threshold",
+    "dedup_clusters": r"dedup\.(threshold|against)",
     "decontaminate_count decontaminate": r"decontaminate\.(min|max)_words",
     "decontaminate": r"decontaminate\.(max_count|cut_characters|min_characters|max_pieces)",
     "train_tokenizer": r"train_tokenizer\..+",
@@ -53,7 +53,7 @@ CHANGES = {
     "generate": r"generate\..+",
     # how a run is executed, and keys whose value is a part of every path or a list of files, which Snakemake compares
     "": r"run|urls|site|shards|max_bad_share|train_models|decontaminate\.files|tokenize\.(encoder_json|vocab_bpe)"
-    r"|dedup\.(jobs|memory_gb)|cluster\..+|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
+    r"|dedup\.(jobs|ranges|memory_gb)|cluster\..+|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
     r"|scrape\.(user_agent|robot_name|contact|resolve|concurrency|host_\w+|\w+_timeout|retries|retry_delay"
     r"|extract_memory_mb|archive)|models\.tiny\.train\.(micro_batch_size|accumulation|recompute|compile|attention|loss"
     r"|kernels|deterministic|readers|log_interval|eval_\w+|save_interval|async_save|keep_\w+|allow_\w+)",
@@ -132,7 +132,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stats, name in (("ingest/stats.json", "texts"), ("urls/stats.json", "urls.txt")):
         (folder / "results/x" / stats).write_text(json.dumps({"inputs": {name: fingerprint(folder / name)}}))
     assert snakemake(folder, "all", "--touch", "--forceall").returncode == 0
-    assert not list((folder / "results/x/dedup/work").glob("*"))
+    assert {path.suffix for path in (folder / "results/x/dedup/work").glob("*")} == {".signatures"}
     return folder
 
 
@@ -163,11 +163,12 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
 
 
 AFTER_DATASET = {"train", "merge", "evaluate", "generate", "report", "all"}
-AFTER_CLEAN = {
-    *("clean", "dedup_signatures", "dedup_signed", "dedup_clusters", "dedup", "decontaminate_count"),
+AFTER_SIGNATURES = {
+    *("dedup_signed", "dedup_clusters", "dedup", "decontaminate_count"),
     *("decontaminate_sum", "decontaminate", "train_tokenizer", "tokenize", "merge_index"),
     *(f"dedup_{phase}_{job}" for phase in ("bands", "verify") for job in range(3)),
 }
+AFTER_CLEAN = {"clean", "dedup_signatures"} | AFTER_SIGNATURES
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ AFTER_CLEAN = {
     [
         (("clean.language=no", "dedup.jobs=3"), AFTER_CLEAN | AFTER_DATASET),
         (("models.tiny.train.lr=0.1",), AFTER_DATASET),
+        (("dedup.threshold=0.8", "dedup.jobs=3"), AFTER_SIGNATURES | AFTER_DATASET),
         (("generate.prompt=x",), {"generate", "report", "all"}),
     ],
 )

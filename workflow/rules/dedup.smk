@@ -1,7 +1,9 @@
 # The phases of deduplication: one job per shard for signatures and filter, `dedup.jobs` jobs for bands and for verify,
-# one job for clusters.
+# one job for clusters. Signatures stay: a later run compares its documents with them (`dedup.against`).
 
 from pathlib import Path
+
+from corpus.dedup.signatures import content_of as content_of_earlier
 
 
 localrules:
@@ -9,9 +11,10 @@ localrules:
 
 
 WORK = RUN / "dedup/work"
-# One file per part: the bands plus the exact hashes, and as many blocks of pairs. The number of jobs is in no file name,
-# input or param, so that changing it repeats no work.
-PARTS = [str(part) for part in range(1 + settings.dedup.bands)]
+# One file per part of a column, and as many blocks of pairs. The number of jobs is in no file name, input or param, so
+# that changing it repeats no work.
+PARTS = [str(part) for part in range((1 + settings.dedup.bands) * settings.dedup.ranges)]
+EARLIER = snakefile.or_exit(content_of_earlier)(settings.dedup.against)
 JOBS = min(settings.dedup.jobs, len(PARTS))
 # 1,000 MB for Python and its libraries, plus the data that grows with the corpus
 MEMORY_MB = 1000 + int(1000 * settings.dedup.memory_gb)
@@ -21,7 +24,7 @@ rule dedup_signatures:
     input:
         result("clean"),
     output:
-        signatures=temp(result("dedup_signatures")),
+        signatures=result("dedup_signatures"),
     log:
         RUN / "logs/dedup_signatures/{shard}.log",
     resources:
@@ -58,6 +61,8 @@ for job in range(JOBS):
             mem_mb=MEMORY_MB,
             runtime=runtime("dedup_bands", 240),
         params:
+            parts_of_columns=len(PARTS),
+            earlier=EARLIER,
             folder=WORK,
             shards=len(SHARDS),
             parts=lambda wildcards, output: [
@@ -67,7 +72,7 @@ for job in range(JOBS):
             'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
             "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
 
-    # It also reads the signatures, which exist before the pairs and are kept for dedup_clusters.
+    # It also reads the signatures and the shards, which exist before the pairs.
     rule:
         name:
             f"dedup_verify_{job}"
@@ -111,6 +116,8 @@ rule dedup_clusters:
         mem_mb=MEMORY_MB,
         runtime=runtime("dedup_clusters", 12 * 60),
     params:
+        settings=keys("dedup_clusters"),
+        earlier=EARLIER,
         folder=WORK,
         shards=len(SHARDS),
     shell:

@@ -1,5 +1,6 @@
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,13 +58,13 @@ def test_the_longest_of_every_true_cluster_survives_whatever_the_shards_workers_
         family = [documents[number] for number in (first, first + 1, first + 2, first + 4)]
         best = min(family, key=lambda d: (-len(d["text"]), d["id"]))
         expected |= {d["id"]: best["id"] for d in family}
-    for name, shards, workers, memory in (
-        ("one", [documents], 1, 1.0),
-        ("three", [shuffled[0::3], shuffled[1::3], shuffled[2::3]], 1, 1.0),
-        ("workers", [shuffled[0::2], [], shuffled[1::2]], 2, 1.0),
-        ("little", [shuffled[0::2], shuffled[1::2]], 1, 1e-6),
+    for name, shards, workers, more in (
+        ("one", [documents], 1, {}),
+        ("three", [shuffled[0::3], shuffled[1::3], shuffled[2::3]], 1, {}),
+        ("workers", [shuffled[0::2], [], shuffled[1::2]], 2, {"ranges": 3}),
+        ("little", [shuffled[0::2], shuffled[1::2]], 1, {"memory_gb": 1e-6, "ranges": 2}),
     ):
-        rules = DedupSettings(memory_gb=memory)
+        rules = DedupSettings.model_validate(more)
         assert survivor_ids(run(tmp_path / name, shards, workers, rules)) == expected, name
 
 
@@ -99,6 +100,21 @@ def test_pairs_at_the_threshold_are_found_as_often_as_the_banding_promises(tmp_p
     survivor = survivor_ids(run(tmp_path, [documents]))
     assert expected >= 90
     assert sum(name != best for name, best in survivor.items()) >= 0.99 * expected
+
+
+def test_a_threshold_that_the_bands_do_not_fit_is_named_with_bands_and_rows_that_do() -> None:
+    assert not RULES.low_recall()
+    for threshold in (0.3, 0.5, 0.6):
+        found = re.search(r"find (\d+)% .* dedup.bands=(\d+) dedup.rows=(\d+) find", message(threshold))
+        assert found is not None
+        recall, bands, rows = map(int, found.groups())
+        assert recall == round(100 * (1 - (1 - threshold**6) ** 20)) < 90
+        assert bands * rows <= 120 and not message(threshold, bands, rows)
+        assert message(threshold, 120 // (rows + 1), rows + 1), "fewer rows than needed propose more pairs"
+
+
+def message(threshold: float, bands: int = 20, rows: int = 6) -> str:
+    return DedupSettings(threshold=threshold, bands=bands, rows=rows).low_recall()
 
 
 def test_an_empty_corpus_and_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
