@@ -3,8 +3,9 @@
     python -m benchmarks.dedup_scale --count 1000000 --work /scratch/dedup
     python -m benchmarks.dedup_scale --count 1000000 --work /scratch/dedup --grow 0.1 dedup.memory_gb=0.5
 
-A document has 60 to 120 words; one in ten is another one with a word changed, anywhere in the corpus. Each phase is one
-process; bytes are those of its read and write calls (/proc/self/io), so files in the page cache count, too.
+A document has 90 words on average; one in ten is another one with a word changed, anywhere in the corpus. Each phase
+is one process; bytes are those of its read and write calls after its imports (/proc/self/io), so what the page cache
+holds counts, too.
 """
 
 import argparse
@@ -23,36 +24,39 @@ _VOCABULARY = [f"{random.Random(number).getrandbits(40):x}"[: 2 + number % 9] fo
 # the exit code, seconds, peak memory and /proc/self/io of a phase, as its last line
 _MEASURED = """
 import resource, sys, time
+import datasketch, scipy.sparse.csgraph
 from corpus.dedup.__main__ import main
-started = time.monotonic()
+def io():
+    return [int(line.split(": ")[1]) for line in open("/proc/self/io").read().splitlines()[:2]]
+before, started = io(), time.monotonic()
 main(sys.argv[1:])
-io = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
-print(time.monotonic() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, io["rchar"], io["wchar"])
+seconds = time.monotonic() - started
+print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, *(now - then for now, then in zip(io(), before)))
 """
 
 
-def _text(number: int) -> str:
+def _text(number: int, words: int) -> str:
     rng = random.Random(number)
-    return " ".join(rng.choices(_VOCABULARY, k=rng.randint(60, 120)))
+    return " ".join(rng.choices(_VOCABULARY, k=rng.randint(words * 2 // 3, words * 4 // 3)))
 
 
-def documents(start: int, end: int) -> Iterator[Document]:
+def documents(start: int, end: int, words: int) -> Iterator[Document]:
     """The documents of these numbers; every tenth is a near duplicate of one with a smaller number."""
     for number in range(start, end):
-        text = _text(number)
+        text = _text(number, words)
         if number % 10 == 9:
-            words = _text(random.Random(-number).randrange(number) // 10 * 10).split()
-            words[number % len(words)] = f"changed{number}"
-            text = " ".join(words)
+            parts = _text(random.Random(-number).randrange(number) // 10 * 10, words).split()
+            parts[number % len(parts)] = f"changed{number}"
+            text = " ".join(parts)
         yield {"id": short_hash(str(number)), "text": text}
 
 
-def _write(folder: Path, start: int, end: int) -> list[Path]:
+def _write(folder: Path, start: int, end: int, words: int) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = shard_paths(folder, -(-(end - start) // _SHARD), ".jsonl.zst")
     for first, path in zip(range(start, end, _SHARD), paths, strict=True):
         with document_writer(path) as write:
-            for document in documents(first, min(end, first + _SHARD)):
+            for document in documents(first, min(end, first + _SHARD), words):
                 write(document)
     return paths
 
@@ -86,18 +90,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser("benchmarks.dedup_scale", description=__doc__)
     parser.add_argument("--count", type=cli.positive_int, default=100_000, help="documents")
+    parser.add_argument("--words", type=cli.positive_int, default=90, help="mean words of a document")
     parser.add_argument("--grow", type=float, default=0.0, help="share of further documents, deduplicated alone")
     parser.add_argument("--work", type=Path, required=True, help="folder for shards and phases")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
     more = int(arguments.count * arguments.grow)
-    runs = [("documents", 0, arguments.count, [])]
+    runs: list[tuple[str, int, int, list[str]]] = [("documents", 0, arguments.count, [])]
     if more:
         against = f"dedup.against=[{arguments.work / 'documents/work'}]"
         runs += [("more", arguments.count, arguments.count + more, [against])]
         runs += [("whole", 0, arguments.count + more, [])]
     for name, start, end, overrides in runs:
-        shards = _write(arguments.work / name / "in", start, end)
+        shards = _write(arguments.work / name / "in", start, end, arguments.words)
         rows = _phases(shards, arguments.work / name / "work", [*arguments.overrides, *overrides])
         print(f"{name}: {end - start:,} documents in {len(shards)} shards")
         print(text_table([["phase", "s", "MB read", "MB written", "MB of memory"], *rows], "lrrrr"))

@@ -87,7 +87,9 @@ def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = No
 
 def _texts(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """The chunks of a text. Raises EncodingError for another encoding or format."""
-    head = next(chunks, b"")
+    head = b""
+    while len(head) < len(_MARK) and (chunk := next(chunks, b"")):  # a frame may be shorter than a byte-order mark
+        head += chunk
     if found := foreign(head):
         raise EncodingError(f"{path}: {found}")
     yield head

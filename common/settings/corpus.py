@@ -1,5 +1,6 @@
 """The configuration sections of the corpus steps."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -200,16 +201,18 @@ class DedupSettings(Section):
         recall = _recall(self.threshold, self.bands, self.rows)
         if recall >= _RECALL:
             return ""
-        hashes = self.bands * self.rows
-        better = [(rows, hashes // rows) for rows in range(1, self.rows)]
-        rows, bands = next(
-            (both for both in reversed(better) if _recall(self.threshold, *both[::-1]) >= _RECALL), (1, hashes)
-        )
+        fitting = (rows for rows in range(self.rows, 0, -1) if self._bands(rows) * rows <= self.bands * self.rows)
+        rows = next(fitting, 1)  # more rows propose fewer pairs that are no duplicates
+        bands = self._bands(rows)
         return (
             f"dedup: {self.bands} bands of {self.rows} rows find {recall:.0%} of the pairs at Jaccard "
             f"{self.threshold:g}, the threshold; dedup.bands={bands} dedup.rows={rows} find "
-            f"{_recall(self.threshold, bands, rows):.0%} with as many hashes"
+            f"{_recall(self.threshold, bands, rows):.0%}"
         )
+
+    def _bands(self, rows: int) -> int:
+        """The number of bands of so many rows that find 90 % of the pairs at the threshold."""
+        return math.ceil(math.log(1 - _RECALL) / math.log(1 - self.threshold**rows))
 
     @property
     def memory_bytes(self) -> int:

@@ -97,17 +97,18 @@ class Segments:
     def _index(self) -> dict[str, Any]:
         size = os.fstat(self._descriptor).st_size
         if size < len(_MAGIC) + _TRAILER.size or self._bytes_at(0, len(_MAGIC)) != _MAGIC:
-            raise self._damaged("not a file of corpus.dedup, or cut short")
+            raise self.damaged("not a file of corpus.dedup, or cut short")
         end = size - _TRAILER.size
         length, checksum = _TRAILER.unpack(self._bytes_at(end, _TRAILER.size))
         index = self._bytes_at(end - length, length) if length <= end else b""
         if xxhash.xxh3_64_intdigest(index) != checksum or self.checksum not in (None, checksum):
-            raise self._damaged("cut short or changed")
+            raise self.damaged("cut short or changed")
         self.checksum = checksum
         content: dict[str, Any] = orjson.loads(index)
         return content
 
-    def _damaged(self, how: str) -> InputError:
+    def damaged(self, how: str) -> InputError:
+        """The error for a file that cannot be used."""
         return InputError(f"{self.path}: {how}; delete it and run the phase that writes it again")
 
     def count(self, name: str) -> int:
@@ -133,19 +134,19 @@ class Segments:
         dtype = dtype or np.dtype(kind)
         size = dtype.itemsize
         if not 0 <= start <= end <= length // size:
-            raise self._damaged("changed")
+            raise self.damaged("changed")
         return np.frombuffer(self._bytes_at(offset + start * size, (end - start) * size), dtype=dtype)
 
     def verify(self, data: bytes, checksum: int) -> None:
         """Raise InputError unless the data has this checksum."""
         if xxhash.xxh3_64_intdigest(data) != checksum:
-            raise self._damaged("changed")
+            raise self.damaged("changed")
 
     def _bytes_at(self, offset: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, offset)
         while len(data) < length:  # one call reads 2 GiB at most
             more = os.pread(self._descriptor, length - len(data), offset + len(data))
             if not more:
-                raise self._damaged("cut short")
+                raise self.damaged("cut short")
             data += more
         return data

@@ -26,8 +26,9 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
+from common.config import read_yaml
 from common.errors import InputError
-from common.files import BadLines, Document, Frames, lines_at, located_documents, short_hash
+from common.files import BadLines, Document, Frames, lines_at, located_documents, shard_paths, short_hash
 from common.progress import Meter
 from common.settings import DedupSettings
 from common.workers import Workers, batched
@@ -113,13 +114,15 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         inside = folder / "dedup/work" if (folder / "dedup").is_dir() else folder
         paths = sorted(inside.glob("*.signatures"))
-        if not paths:
+        if (folder / "config.yaml").is_file():  # an earlier configuration of that run may have had more shards
+            paths = shard_paths(inside, read_yaml(folder / "config.yaml")["shards"], ".signatures")
+        if not paths or not all(map(Path.exists, paths)):
             raise InputError(
-                f"{folder}: dedup.against names it, but no *.signatures are in {inside}; "
+                f"{folder}: dedup.against names it, but its signatures are not in {inside}; "
                 f"run `python -m corpus.dedup signatures --input SHARD --work {inside}` for each of its clean shards"
             )
         found += paths
-    return found
+    return list(dict.fromkeys(found))
 
 
 def content_of(folders: Sequence[Path]) -> str:
@@ -135,6 +138,9 @@ class Signatures:
 
     def __init__(self, paths: Sequence[Path], settings: DedupSettings) -> None:
         earlier = [Segments(path) for path in earlier_signatures(settings.against)]
+        for path in paths:
+            if any(path.samefile(other.path) for other in earlier if other.path.name == path.name):
+                raise InputError(f"{path}: dedup.against names this run itself; name earlier ones")
         self.own = [Segments(path) for path in sorted(paths, key=lambda path: path.name)]
         self.shards = [*earlier, *self.own]
         for shard in self.shards:
@@ -209,7 +215,7 @@ class Signatures:
                     if _key(document["id"], document["text"]) != key:
                         raise ValueError
                     yield document
-            except (FileNotFoundError, ValueError, KeyError, TypeError):
+            except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(
                     f"{path}: not the file that {shard.path} was made from; make the signatures again"
                 ) from None

@@ -68,10 +68,13 @@ def test_what_does_not_fit_the_signatures_is_named(tmp_path: Path) -> None:
     new = write_shard(tmp_path / "0000.jsonl.zst", [document(3, prose(1) + " more"), document(4, prose(4))])
     for rules, message in (
         (DedupSettings(against=[earlier], bands=10), r"0000\.signatures: .*bands 20, here 10"),
-        (DedupSettings(against=[tmp_path / "none"]), r"none: .*corpus\.dedup signatures"),
+        (DedupSettings(against=[tmp_path / "none", earlier]), r"none: .*corpus\.dedup signatures"),
     ):
         with pytest.raises(InputError, match=message):
             dedup([new], tmp_path / "out", rules)
+    own = sorted(earlier.rglob("*.signatures"))
+    with pytest.raises(InputError, match="names this run itself"):
+        Signatures(own, DedupSettings(against=[earlier, earlier]))
     for documents in ([document(1, prose(1) + "."), document(2, prose(2))], [document(2, prose(2))], None):
         shard = earlier / "clean/0000.jsonl.zst"
         shard.unlink()

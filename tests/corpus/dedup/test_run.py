@@ -110,7 +110,9 @@ def test_a_threshold_that_the_bands_do_not_fit_is_named_with_bands_and_rows_that
         recall, bands, rows = map(int, found.groups())
         assert recall == round(100 * (1 - (1 - threshold**6) ** 20)) < 90
         assert bands * rows <= 120 and not message(threshold, bands, rows)
+        assert message(threshold, bands - 1, rows), "no band more than needed"
         assert message(threshold, 120 // (rows + 1), rows + 1), "fewer rows than needed propose more pairs"
+    assert "bands=22 dedup.rows=1 find 90%" in message(0.1, 5, 2), "more hashes where these cannot be enough"
 
 
 def message(threshold: float, bands: int = 20, rows: int = 6) -> str:
