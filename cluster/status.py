@@ -92,7 +92,8 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     for run in runs:
         own = settings[run]
         corpus = steps_table(own, tasks[run], known["slurm"]) if own else ""
-        blocks.append("\n\n".join(filter(None, [f"{run}:", corpus, trainings(of_run[run], "model")])))
+        grown = f" grows {', '.join(map(str, own.base))}" if own and own.base else ""
+        blocks.append("\n\n".join(filter(None, [f"{run}{grown}:", corpus, trainings(of_run[run], "model")])))
     existing = [status for path, status in statuses.items() if path.is_dir()]
     return "\n\n\n".join(filter(None, blocks)), existing, remark
 

@@ -208,6 +208,11 @@ def add_input(parser: argparse.ArgumentParser, kind: _Inputs = shards, *, requir
     )
 
 
+def add_known(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add `--known` for what earlier runs have read."""
+    parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=meaning)
+
+
 def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str) -> None:
     """Add `--output FILE`, or `--output-dir DIR --shards N`; see `output_shards`."""
     output = parser.add_mutually_exclusive_group(required=True)

@@ -5,7 +5,8 @@
 
 Inputs are files, folders, globs or `-` (stdin), plain or .gz/.bz2/.xz/.zst: one URL per line, or Pushshift submission
 dumps (JSON lines). The first reason wins: malformed, scheme, short, private_host, domain, extension, pattern,
-duplicate. URLs keep their order. A registered domain lies in one shard, so that only one job fetches from a host.
+known (to an earlier run), duplicate. URLs keep their order. A registered domain lies in one shard, so that only one job
+fetches from a host.
 """
 
 import sys
@@ -132,19 +133,27 @@ def blacklist(
     rejects: Path | None = None,
     workers: int = 1,
     allow_empty: bool = False,
+    known: Sequence[Path] = (),
 ) -> Stats:
     """Filter URL lists into one text file per shard, all of them or none. Remembers 8 bytes per URL that it keeps.
+
+    URLs of the lists `known` are dropped, and take 8 bytes, too.
 
     Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
     domains can match.
     """
     step, seen = Step("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
-    stats = step.stats
+    stats, earlier, check = step.stats, SeenUrls(), partial(_check, settings.model_dump_json(), len(outputs))
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in step.noted(inputs) for block in read_blocks(path))
     _report_lists(_rules(settings.model_dump_json(), len(outputs))[1].domains.lists, stats)
+    if known:
+        known_blocks = (block for path in known for block in read_blocks(path))
+        with process_map(check, known_blocks, workers) as blocks_checked:
+            for checked in blocks_checked:
+                earlier.add(np.array(checked.hashes, dtype=np.uint64))
     with (
-        process_map(partial(_check, settings.model_dump_json(), len(outputs)), blocks, workers) as blocks_checked,
+        process_map(check, blocks, workers) as blocks_checked,
         output_files(outputs) as files,
         step.results() as results,
     ):
@@ -159,12 +168,17 @@ def blacklist(
                 urls.clear()
 
         for checked in blocks_checked:
-            new = iter(seen.add(np.array(checked.hashes, dtype=np.uint64)).tolist())
+            hashes = np.array(checked.hashes, dtype=np.uint64)
+            repeats = zip(earlier.holds(hashes).tolist(), seen.add(hashes).tolist(), strict=True)
             for url, verdict in zip(checked.urls, checked.verdicts, strict=True):
-                if isinstance(verdict, int) and next(new):
+                if isinstance(verdict, str):
+                    drop({"url": url}, verdict)
+                    continue
+                is_known, is_new = next(repeats)
+                if is_new and not is_known:
                     pending[verdict].append(url)
                 else:
-                    drop({"url": url}, "duplicate" if isinstance(verdict, int) else verdict)
+                    drop({"url": url}, "known" if is_known else "duplicate")
             stats.documents_in += len(checked.urls)
             stats.bytes_in += len("".join(checked.urls).encode())
             results.meter.advance(len(checked.urls))
@@ -193,14 +207,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.blacklist", __doc__)
     cli.add_input(parser, cli.lists)
+    cli.add_known(parser, "lists or folders of URLs to drop as `known`, such as the `urls` of an earlier run")
     cli.add_output_shards(parser, "the URLs that are kept", ".txt")
     cli.add_step_options(parser, "blacklist")
     arguments = parser.parse_args(argv)
     outputs = cli.output_shards(arguments, ".txt")
     settings = cli.read_settings(arguments).blacklist
     inputs = expand_inputs(arguments.input, "lists")
-    check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
-    stats = blacklist(inputs, outputs, settings, arguments.rejects, arguments.workers, arguments.allow_empty)
+    known = expand_inputs(map(str, arguments.known), "lists")
+    check_outputs([*outputs, arguments.rejects, arguments.stats], [*inputs, *known])
+    options = (arguments.rejects, arguments.workers, arguments.allow_empty)
+    stats = blacklist(inputs, outputs, settings, *options, known)
     stats.finish(arguments.stats)
     return 0
 

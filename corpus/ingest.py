@@ -17,9 +17,10 @@ becomes `source_id`, and all other keys (date, license, language, …) go under 
 """
 
 import html
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
@@ -35,6 +36,7 @@ from common.files import (
     check_outputs,
     expand_inputs,
     find_inputs,
+    read_json,
     read_json_lines,
     read_lines,
     read_object,
@@ -145,13 +147,16 @@ def format_of(path: Path) -> str:
     return "text" if name.endswith(".txt") else "jsonl"
 
 
-def read_sources(sources: Sequence[SourceSettings], step: Step) -> Iterator[Document]:
+def read_sources(sources: Sequence[SourceSettings], step: Step, known: Iterable[Path] = ()) -> Iterator[Document]:
     """The documents of the sources, still without ids; files in the order of their names.
 
-    Raises InputError for a source that does not exist and for a damaged file.
+    Files that are inputs in some `known` statistics are left out. Raises InputError for a source that does not exist,
+    for a damaged file, and for a known file that has changed.
     """
+    read = [read_json(path)["inputs"].items() for path in known]
+    earlier = {os.path.abspath(name): found for files in read for name, found in files}
     for source in sources:
-        for path in step.noted(expand_inputs([source.path], "lists")):
+        for path in step.noted(expand_inputs([source.path], "lists"), earlier):
             for document in _READERS[source.format or format_of(path)](path, source, step.bad):
                 if source.name:
                     document["meta"] = {"source": source.name, **document.get("meta", {})}
@@ -175,7 +180,12 @@ def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable
         yield lambda document: write(int(document["id"], 16) % len(outputs), document)
 
 
-def ingest(sources: Sequence[SourceSettings], outputs: Sequence[Path], **options: Unpack[StepOptions]) -> Stats:
+def ingest(
+    sources: Sequence[SourceSettings],
+    outputs: Sequence[Path],
+    known: Sequence[Path] = (),
+    **options: Unpack[StepOptions],
+) -> Stats:
     """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
 
     Workers are threads that compress: sending a document to a process takes longer than reading it. Raises InputError
@@ -183,7 +193,7 @@ def ingest(sources: Sequence[SourceSettings], outputs: Sequence[Path], **options
     """
     threads = options.pop("workers", 1)
     step = Step("ingest", [source.path for source in sources], **options)
-    return step.run(identify, shards_by_id(outputs, threads), step.stats.counted(read_sources(sources, step)))
+    return step.run(identify, shards_by_id(outputs, threads), step.stats.counted(read_sources(sources, step, known)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--text-key", default="text", metavar="KEY", help="key of JSON objects with the text (text)")
     parser.add_argument("--skip-keys", nargs="+", default=[], metavar="KEY", help="keys of JSON objects to leave out")
     parser.add_argument("--name", default="", metavar="NAME", help="the `meta.source` of documents that have none")
+    cli.add_known(parser, "statistics of earlier runs of this step, whose inputs are left out")
     cli.add_output_shards(parser, "shard of documents", ".jsonl.zst")
     cli.add_step_options(parser, "sources")
     arguments = parser.parse_args(argv)
@@ -205,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("nothing to ingest: name --input, or a --config with `sources`")
     inputs = (path for source in sources for path in find_inputs(source.path, "lists")[0])
     check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
-    ingest(sources, outputs, **step_options(arguments, settings)).finish(arguments.stats)
+    ingest(sources, outputs, arguments.known, **step_options(arguments, settings)).finish(arguments.stats)
     return 0
 
 

@@ -11,7 +11,8 @@ Results keep the order of the documents, so the output is byte-identical for any
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from common.errors import EmptyResultError
-from common.files import BadLines, Document, document_writer, fingerprint, read_shards
+from common.errors import EmptyResultError, InputError
+from common.files import BadLines, Document, Fingerprint, document_writer, fingerprint, first_change, read_shards
 from common.progress import Meter
 from common.settings import Settings
 from common.stats import Stats
@@ -124,10 +125,23 @@ class Step:
         """The documents of the inputs in order, counted; bad lines are skipped and counted."""
         return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
 
-    def noted(self, paths: Iterable[Path]) -> Iterator[Path]:
-        """The paths, each put into the statistics with its hash when its turn to be read has come; pipes are not."""
+    def noted(self, paths: Iterable[Path], known: Mapping[str, Fingerprint] | None = None) -> Iterator[Path]:
+        """The paths, each put into the statistics with its hash when its turn to be read has come; pipes are not.
+
+        Leaves out those that are in `known` by their absolute path, but counts them. Raises InputError for one of them
+        that has changed since.
+        """
         read = self.stats.extra.setdefault("inputs", {})
         for path in paths:
+            if known and (then := known.get(os.path.abspath(path))):
+                if change := first_change({str(path): then}, [path]):
+                    raise InputError(
+                        f"{change} by a run that this one grows, which holds its old documents; restore it, and put "
+                        "new documents into a file of another name"
+                    )
+                read[str(path)] = then
+                self.stats.extra["known_files"] = self.stats.extra.get("known_files", 0) + 1
+                continue
             if path.is_file():
                 read[str(path)] = fingerprint(path)
             yield path

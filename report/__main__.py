@@ -37,12 +37,13 @@ def render(run: Path, settings: Settings | None = None) -> str:
     works = timeline(run, models, settings.shards if settings else None)
     known = settings or settings_of(run / "config.yaml")
     card_file, names = run / "run.json", ", ".join(model.name for model in models)
+    grown = f" It grows {', '.join(map(str, known.base))}." if known and known.base else ""
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
         "report",
         "template.html",
         title=run.name or str(run),
-        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.",
+        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{grown}",
         finished=datetime.fromtimestamp(max(work.ended for work in works), UTC) if works else None,
         steps=steps,
         documents_chart=documents_chart(steps) if steps else None,

@@ -1,8 +1,9 @@
-"""Three places where this workflow needs another behaviour of Snakemake, which has no options for them.
+"""Four places where this workflow needs another behaviour of Snakemake, which has no options for them.
 
 - Records of what each result was made with are kept in RUN/records, with paths below the run, so that a run may be
   copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. See `RunRecords`.
 - Results of an earlier run stay until a job replaces them: our commands write them whole or not at all.
+- Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
 """
 
@@ -25,7 +26,7 @@ from common.console import note
 from common.errors import USER_ERROR
 from common.files import find_inputs, first_change, lock, read_json
 from common.settings import Settings
-from workflow import steps
+from workflow import redone, steps
 
 _RECORDS = "records"
 
@@ -33,10 +34,12 @@ _RECORDS = "records"
 def install(settings: Settings) -> None:
     """Replace the methods; call it when the Snakefile is parsed."""
     import snakemake.workflow
+    from snakemake.dag import DAG
     from snakemake.executors.local import Executor
     from snakemake.jobs import Job
 
     remove, finish, report = Job.remove_existing_output, Job.postprocess, Executor._callback
+    count, announced = DAG.stats, cache(partial(redone.announce, settings))
 
     async def remove_existing_output(job: Any) -> None:
         if job.rule.name == "train":  # done.json says that it ended
@@ -52,6 +55,11 @@ def install(settings: Settings) -> None:
             give_up(info.job)
         report(executor, info, future)
 
+    def stats(dag: Any) -> Any:
+        announced(dag)  # the DAG is complete, and no job has started
+        return count(dag)
+
+    DAG.stats = stats
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
     Executor._callback = callback

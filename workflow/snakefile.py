@@ -32,7 +32,7 @@ from common.console import fail, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import find_inputs, read_json, write_json
 from common.settings import Settings
-from workflow import patches, steps
+from workflow import growing, patches, steps
 
 _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
 parsed: tuple[Any, Settings] | None = None
@@ -101,6 +101,7 @@ def read_settings(workflow: Any) -> Settings:
     files = workflow.overwrite_configfiles or [Path("config.yaml")]
     settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
     check_crawl(settings)
+    growing.check(settings)
     patches.install(settings)
     global parsed
     parsed = (workflow, settings)

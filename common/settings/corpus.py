@@ -283,6 +283,9 @@ class CorpusSettings(Section):
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
     """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key, skip_keys, name}."""
+    base: list[Path] = []
+    """Finished runs that this one grows, one folder or all of them, the oldest first: URLs and files of `sources` that
+    they have read are left out, and models also train on their datasets (docs/corpus.md)."""
     site: Path | None = None
     """Folder of a recorded site (see demo/), from which every URL is fetched. Leave it out to use the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
@@ -295,7 +298,7 @@ class CorpusSettings(Section):
     """Fetching and extraction."""
     clean: CleanSettings = CleanSettings()
     """Text repair and filters."""
-    dedup: DedupSettings = DedupSettings()
+    dedup: DedupSettings = Field(default=DedupSettings(), validate_default=True)
     """Deduplication."""
     decontaminate: DecontaminateSettings = DecontaminateSettings()
     """Removal of overlaps with evaluation sets."""
@@ -303,6 +306,17 @@ class CorpusSettings(Section):
     """Training of a vocabulary on the corpus."""
     tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
     """BPE encoding."""
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _one_base(cls, base: object) -> object:
+        return [base] if isinstance(base, str | Path) else base
+
+    @field_validator("dedup")
+    @classmethod
+    def _earlier_documents_win(cls, dedup: DedupSettings, info: ValidationInfo) -> DedupSettings:
+        """Put the runs that this one grows before those of `against`."""
+        return dedup.model_copy(update={"against": list(dict.fromkeys([*info.data.get("base", []), *dedup.against]))})
 
     @field_validator("tokenize")
     @classmethod

@@ -14,6 +14,8 @@ from common.settings.corpus import CorpusSettings
 from common.settings.experiment import DataSettings, Experiment
 from common.settings.training import EvaluateSettings, GenerateSettings
 
+_DATASET = Path("dataset/corpus_text_document")
+
 
 def closest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'clean'?)`, or the empty string if no known name is close."""
@@ -82,11 +84,19 @@ class Settings(CorpusSettings):
     @property
     def dataset_prefix(self) -> Path:
         """PREFIX of the corpus' `.bin/.idx`, which merge_index writes and training reads."""
-        return self.run / "dataset" / "corpus_text_document"
+        return self.run / _DATASET
 
     def datasets(self, name: str) -> list[DataSettings]:
-        """The datasets that a model is trained on: its own blend, or this run's corpus."""
-        return self.experiment(name).data or [DataSettings(prefix=self.dataset_prefix, weight=1)]
+        """The datasets that a model is trained on: its own blend, or the corpora of this run and those that it grows.
+
+        The weights of these are their shares of all tokens, in ten-thousandths; equal until this run has a dataset.
+        """
+        prefixes = [run / _DATASET for run in (*self.base, self.run)]
+        files = [prefix.with_name(f"{prefix.name}.bin") for prefix in prefixes]
+        sizes = [file.stat().st_size for file in files] if all(map(Path.is_file, files)) else [1] * len(files)
+        weights = [max(1, round(10_000 * size / (sum(sizes) or 1))) if self.base else 1 for size in sizes]
+        own = [DataSettings(prefix=prefix, weight=each) for prefix, each in zip(prefixes, weights, strict=True)]
+        return self.experiment(name).data or own
 
     def check_inputs(self) -> None:
         """Raise ValueError for an input that does not exist and that this run does not build."""

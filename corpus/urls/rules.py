@@ -161,11 +161,7 @@ class SeenUrls:
     def add(self, hashes: _Hashes) -> NDArray[np.bool_]:
         """Add a batch; returns, for each hash, whether it is new: in no earlier batch and not earlier in this one."""
         unique, first_index = np.unique(hashes, return_index=True)
-        new = np.ones(len(unique), dtype=np.bool_)
-        for run in self._runs:
-            index = np.searchsorted(run, unique)
-            index[index == len(run)] = 0  # larger than every hash of the run: compare with any other one
-            new &= run[index] != unique
+        new = ~self.holds(unique)
         if new.any():
             self._runs.append(unique[new])
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
@@ -175,3 +171,12 @@ class SeenUrls:
         result = np.zeros(len(hashes), dtype=np.bool_)
         result[first_index[new]] = True
         return result
+
+    def holds(self, hashes: _Hashes) -> NDArray[np.bool_]:
+        """For each hash, whether it is in a batch that was added."""
+        found = np.zeros(len(hashes), dtype=np.bool_)
+        for run in self._runs:
+            index = np.searchsorted(run, hashes)
+            index[index == len(run)] = 0  # larger than every hash of the run: compare with any other one
+            found |= run[index] == hashes
+        return found

@@ -52,7 +52,7 @@ CHANGES = {
     "evaluate": r"evaluate\..+",
     "generate": r"generate\..+",
     # how a run is executed, and keys whose value is a part of every path or a list of files, which Snakemake compares
-    "": r"run|urls|site|shards|max_bad_share|train_models|decontaminate\.files|tokenize\.(encoder_json|vocab_bpe)"
+    "": r"run|base|urls|site|shards|max_bad_share|train_models|decontaminate\.files|tokenize\.(encoder_json|vocab_bpe)"
     r"|dedup\.(jobs|ranges|memory_gb)|cluster\..+|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
     r"|scrape\.(user_agent|robot_name|contact|resolve|concurrency|host_\w+|\w+_timeout|retries|retry_delay"
     r"|extract_memory_mb|archive)|models\.tiny\.train\.(micro_batch_size|accumulation|recompute|compile|attention|loss"

@@ -4,10 +4,11 @@
 # that an output depends on, as plain data, which Snakemake compares to decide what to run again. A param that must not
 # cause a rerun is a Path or a function of `output`, because Snakemake records neither. Every path is quoted (:q).
 
+import shlex
 from functools import cache
 from pathlib import Path
 
-from workflow import snakefile
+from workflow import growing, snakefile
 from corpus.index import content_of
 from common.files import find_inputs, sha256, shard_name
 from training.planning.fit import prepare
@@ -41,6 +42,12 @@ def stats(step):
 def rejects(step):
     """The pattern of the documents that a step drops."""
     return str(RUN / steps.named(step).rejects)
+
+
+def earlier(step):
+    """The options that leave out what the runs that this one grows have read; they may leave nothing."""
+    paths = growing.known(step, settings)
+    return f"--allow-empty --known {shlex.join(map(str, paths))}" if paths else ""
 
 
 def runtime(rule, minutes):

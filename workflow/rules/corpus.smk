@@ -34,10 +34,11 @@ rule blacklist:
         urls=settings.urls,
         folder=RUN / "urls",
         shards=settings.shards,
+        known=earlier("blacklist"),
     shell:
         'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {params.urls:q} '
         "--output-dir {params.folder:q} --shards {params.shards} --rejects {output.rejects:q} "
-        "--stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
+        "--stats {output.stats:q} --workers {threads} {params.known} > {log:q} 2>&1"
 
 
 rule scrape:
@@ -95,9 +96,10 @@ rule ingest:
         settings=keys("ingest"),
         folder=RUN / "ingest",
         shards=settings.shards,
+        known=earlier("ingest"),
     shell:
         'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {params.folder:q} '
-        "--shards {params.shards} --stats {output.stats:q} > {log:q} 2>&1"
+        "--shards {params.shards} --stats {output.stats:q} {params.known} > {log:q} 2>&1"
 
 
 rule clean:

@@ -1,0 +1,153 @@
+"""A run that grows a finished one: what it leaves out, what must be equal, and what it never touches."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from common.config import load_settings, write_settings
+from common.errors import ConfigError, InputError
+from common.files import fingerprint, read_lines, write_json
+from common.settings import BlacklistSettings, Settings, SourceSettings
+from corpus.blacklist import blacklist
+from corpus.ingest import ingest
+from report.funnel import funnel
+from tests.helpers import document, prose, read_rejects, read_shard, write_shard
+from tests.workflow.pipeline import DATASET, configure, finish, planned, snakemake
+from workflow import growing, redone
+
+
+def test_urls_of_earlier_runs_are_known_in_any_spelling(tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_text("http://example.org/a\nhttp://example.org/b\n")
+    (tmp_path / "list.txt").write_text(
+        "https://www.example.org/b#x\nhttp://example.org/c\n" * 2 + "http://x.example/a.jpg"
+    )
+    rejects = tmp_path / "rejects.jsonl"
+    known = [tmp_path / "old.txt"]
+    stats = blacklist([tmp_path / "list.txt"], [tmp_path / "out.txt"], BlacklistSettings(), rejects, known=known)
+    assert (tmp_path / "out.txt").read_text() == "http://example.org/c\n"
+    assert [orjson.loads(line)["reason"] for line in read_lines(rejects)] == [
+        "known",
+        "known",
+        "duplicate",
+        "extension",
+    ]
+    assert stats.documents_in == 5 and dict(stats.reasons) == {"known": 2, "duplicate": 1, "extension": 1}
+
+
+def test_files_of_earlier_runs_are_left_out_and_one_that_has_changed_is_an_error(tmp_path: Path) -> None:
+    sources = [SourceSettings(path=str(tmp_path / "texts"))]
+    old = write_shard(tmp_path / "texts/a.jsonl", [document(1, "old")])
+    write_json(tmp_path / "stats.json", {"inputs": {str(old): fingerprint(old)}})
+    write_shard(tmp_path / "texts/b.jsonl", [document(2, "new")])
+    stats = ingest(sources, [tmp_path / "out.jsonl"], [tmp_path / "stats.json"])
+    assert [found["text"] for found in read_shard(tmp_path / "out.jsonl")] == ["new"]
+    assert stats.extra["known_files"] == 1 and list(stats.extra["inputs"]) == [
+        str(old),
+        str(tmp_path / "texts/b.jsonl"),
+    ]
+    write_shard(old, [document(1, "newer")])
+    with pytest.raises(InputError, match=r"a\.jsonl: changed since .*another name"):
+        ingest(sources, [tmp_path / "out.jsonl"], [tmp_path / "stats.json"])
+
+
+def finished(run: Path, **more: object) -> Settings:
+    """The settings of a run that seems finished."""
+    settings = Settings.model_validate({"run": run, "sources": [{"path": "x"}], **more})
+    write_settings(settings, run / "config.yaml")
+    for name in ("ingest", "dataset"):
+        write_json(run / name / "stats.json", {})
+    return settings
+
+
+def test_what_cannot_be_grown_is_refused_before_any_job(tmp_path: Path) -> None:
+    first, second, new = (tmp_path / name for name in ("first", "second", "new"))
+    finished(first)
+    finished(second, base=first)
+    growing.check(finished(new, base=[first, second]))
+    vocabulary = tmp_path / "encoder.json"
+    vocabulary.write_text("{}")
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"base": new}, "this run itself"),
+        ({"base": tmp_path / "none"}, "no run there"),
+        ({"base": second}, f"grows {first}; name that run"),
+        ({"base": first, "dedup": {"bands": 21}}, f"dedup.bands is 21, but {first}.*has 20"),
+        ({"base": first, "tokenize": {"append_eod": False}}, "append_eod is False.*has True"),
+        ({"base": first, "tokenize": {"encoder_json": vocabulary}}, "encoder_json is .*has GPT-2's"),
+    ]
+    for more, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            growing.check(finished(new, **more))
+    (first / "dataset/stats.json").unlink()
+    with pytest.raises(ConfigError, match=r"first: dataset/stats\.json is missing; finish that run"):
+        growing.check(finished(new, base=first))
+
+
+def test_a_model_is_trained_on_all_parts_by_their_size_unless_it_names_its_data(tmp_path: Path) -> None:
+    models = {"tiny": {"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": {"iterations": 1}}}
+    settings = finished(tmp_path / "new", base=tmp_path / "old", models=models)
+    prefixes = [tmp_path / run / "dataset/corpus_text_document" for run in ("old", "new")]
+    assert [data.prefix for data in settings.datasets("tiny")] == prefixes
+    for prefix, size in zip(prefixes, (9_000_000, 1_000_000), strict=True):
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        prefix.with_name("corpus_text_document.bin").write_bytes(bytes(size))
+    assert [data.weight for data in settings.datasets("tiny")] == [9000, 1000]
+    alone = finished(tmp_path / "new", models=models)
+    assert [(data.prefix, data.weight) for data in alone.datasets("tiny")] == [(prefixes[1], 1)]
+
+
+def test_a_changed_setting_is_told_with_what_runs_again_and_what_stays(tmp_path: Path) -> None:
+    before = finished(tmp_path)
+    assert redone.describe(before, ["clean"]) == ""
+    for name in ("pages/0000.jsonl.zst.journal", "models/tiny/iter_0000010/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    now = Settings.model_validate({**before.model_dump(), "clean": {"min_characters": 600}})
+    assert redone.describe(now, ["clean", "clean", "dedup_bands_0", "dedup_clusters", "merge_index"]) == (
+        f"{tmp_path}: settings changed since it was started last\n"
+        "  clean.min_characters 512 -> 600\n"
+        "runs again: clean (2 jobs), dedup_clusters (2 jobs), merge_index\n"
+        "stays: 1 journals of fetched pages, checkpoints of tiny"
+    )
+
+
+def state(run: Path) -> dict[Path, tuple[int, bytes]]:
+    """Time and content of every file of a run."""
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow  # two runs of Snakemake take 10 s of CPU
+def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    texts = {"a.jsonl": range(20), "b.jsonl": range(20, 30)}
+    near = f"{prose(3)} And a last sentence that the old page had not."
+    lines = {
+        name: [orjson.dumps(document(number, prose(number))) for number in numbers] for name, numbers in texts.items()
+    }
+    lines["b.jsonl"] += [orjson.dumps(document(900, near)), orjson.dumps(document(901, prose(4)))]
+    common = {"urls": [], "site": None, "sources": [{"path": "texts"}], "models": {}, "train_models": []}
+    (tmp_path / "texts/a.jsonl").write_bytes(b"\n".join(lines["a.jsonl"]))
+    configure(tmp_path, **common)
+    finish(DATASET, tmp_path)
+    old = state(tmp_path / "results/x")
+    (tmp_path / "texts/b.jsonl").write_bytes(b"\n".join(lines["b.jsonl"]))
+    grown = {
+        **yaml.safe_load((tmp_path / "config.yaml").read_text()),
+        "run": "results/y",
+        "base": "results/x",
+        "shards": 3,
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grown))
+    finish(DATASET, tmp_path)
+    assert state(tmp_path / "results/x") == old
+    steps = {step.name: step.documents_out for step in funnel(tmp_path / "results/y")}
+    assert steps == {"ingest": 12, "clean": 12, "dedup": 10, "tokenize": 10, "merge_index": 10}
+    removed = [each for path in tmp_path.glob("results/y/dedup/removed/*") for each in read_rejects(path)]
+    assert {each["url"][-3:] for each in removed} == {"900", "901"}
+    assert load_settings(tmp_path / "results/y/config.yaml").base == [Path("results/x")]
+    assert "Nothing to be done" in planned(tmp_path, "dataset")[1]
+    result = snakemake(tmp_path, "dataset", "-n", "--config", "dedup={bands: 21}")
+    assert result.returncode == 2 and "dedup.bands" in result.stdout + result.stderr
+    _, said = planned(tmp_path, "dataset", "--config", "clean={min_characters: 600}")
+    assert "clean.min_characters 512 -> 600" in said and "runs again: clean (3 jobs), dedup_signatures (3 jobs)" in said

@@ -1,0 +1,56 @@
+"""Says, before a run starts or is planned, what a changed setting makes it do again, and what it keeps.
+
+results/x: settings changed since it was started last
+  clean.min_characters 512 -> 600
+runs again: clean (2 jobs), dedup (2), tokenize (2), merge_index
+stays: 2 journals of fetched pages, checkpoints of tiny
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.config import settings_text
+from common.console import note
+from common.settings import Settings
+from common.settings.section import changes
+from workflow import steps
+
+_LONGEST = 100  # characters of a changed key
+
+
+def describe(settings: Settings, again: Iterable[str]) -> str:
+    """The text above; empty if the settings are those of the last start. `again`: the rules of jobs that run again."""
+    last, run = settings.run / "config.yaml", settings.run
+    if not last.is_file():
+        return ""
+    now, then = (yaml.safe_load(text) for text in (settings_text(settings), last.read_text(encoding="utf-8")))
+    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now)]
+    if not changed:
+        return ""
+    jobs = Counter(steps.of_rule(rule) for rule in again)
+    done = [name if count == 1 else f"{name} ({count} jobs)" for name, count in jobs.items()]
+    lines = [f"{run}: settings changed since it was started last", *(f"  {line}" for line in changed)]
+    lines.append(f"runs again: {', '.join(done) or 'nothing'}")
+    pages = len(list((run / steps.named("scrape").folder).glob("*.journal")))
+    trained = sorted({path.parent.name for path in (run / steps.named("train").folder).glob("*/iter_*")})
+    kept = [f"{pages} journals of fetched pages"] * bool(pages)
+    kept += [f"checkpoints of {', '.join(trained)}"] * bool(trained)
+    return "\n".join([*lines, f"stays: {', '.join(kept)}"] if kept else lines)
+
+
+def announce(settings: Settings, dag: Any) -> None:
+    """Print it for the jobs of Snakemake's DAG: one that has a record, or whose result exists, has run before."""
+    records = dag.workflow.persistence
+    order = [step.name for step in (*steps.CORPUS, *steps.MODELS)]
+    rules = [
+        job.rule.name
+        for job in dag.needrun_jobs()
+        if steps.of_rule(job.rule.name) in order
+        and any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
+    ]
+    if text := describe(settings, sorted(rules, key=lambda rule: order.index(steps.of_rule(rule)))):
+        note(text)
