@@ -115,7 +115,7 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
         inside = folder / "dedup/work" if (folder / "dedup").is_dir() else folder
         paths = sorted(inside.glob("*.signatures"))
         if (folder / "config.yaml").is_file():  # an earlier configuration of that run may have had more shards
-            paths = shard_paths(inside, read_yaml(folder / "config.yaml")["shards"], ".signatures")
+            paths = shard_paths(inside, int(read_yaml(folder / "config.yaml")["shards"]), ".signatures")
         if not paths or not all(map(Path.exists, paths)):
             raise InputError(
                 f"{folder}: dedup.against names it, but its signatures are not in {inside}; "
