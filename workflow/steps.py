@@ -91,6 +91,17 @@ CORPUS = (
     ),
     Step("dedup", "dedup", _DOCUMENTS, "documents"),
     Step(
+        *("repeats_count", "repeats/work", "{shard}.units"),
+        keys=("repeats.units", "repeats.min_bytes"),
+        needs="repeats.units",
+    ),
+    Step("repeats_sum", "repeats", "all.repeats", keys=("repeats.max_count",), needs="repeats.units"),
+    Step(
+        *("repeats", "repeats", _DOCUMENTS, "documents"),
+        keys=("repeats.keep_first", "repeats.min_characters"),
+        needs="repeats.units",
+    ),
+    Step(
         *("decontaminate_count", "decontaminate", "{shard}.counts.json"),
         keys=("decontaminate.min_words", "decontaminate.max_words"),
         needs="decontaminate.files",

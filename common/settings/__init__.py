@@ -6,6 +6,7 @@ from common.settings.corpus import (
     CleanSettings,
     DecontaminateSettings,
     DedupSettings,
+    RepeatsSettings,
     ScrapeSettings,
     SourceSettings,
     TokenizeSettings,

@@ -220,6 +220,23 @@ class DedupSettings(Section):
         return int(self.memory_gb * 1e9)
 
 
+class RepeatsSettings(Section):
+    """Removal of lines and paragraphs that repeat over the corpus (`python -m corpus.repeats`); off without units."""
+
+    units: list[Literal["lines", "paragraphs"]] = []
+    """What is compared: `lines`, `paragraphs` (lines without a blank one between them), or both."""
+    min_bytes: PositiveInt = 50
+    """Minimum UTF-8 length of a unit, in normalised form; a GPT-2 token has a byte or more."""
+    max_count: PositiveInt = 1
+    """Units that occur at most this often in the corpus are not cut."""
+    keep_first: bool = True
+    """Keep one copy of each unit, as C4 and Lee et al. (2022) do; false cuts all."""
+    min_characters: Annotated[int, Field(ge=0)] = 200
+    """Minimum length of what is left of a document that was cut, in characters; shorter ones are dropped."""
+    memory_gb: PositiveFloat = 1.0
+    """Memory limit of `sum` for data that grows with the corpus, in GB; with less it reads the units more often."""
+
+
 class DecontaminateSettings(Section):
     """Removal of overlaps with evaluation sets (`python -m corpus.decontaminate`); off unless files are named."""
 
@@ -300,6 +317,8 @@ class CorpusSettings(Section):
     """Text repair and filters."""
     dedup: DedupSettings = Field(default=DedupSettings(), validate_default=True)
     """Deduplication."""
+    repeats: RepeatsSettings = RepeatsSettings()
+    """Removal of repeated lines and paragraphs."""
     decontaminate: DecontaminateSettings = DecontaminateSettings()
     """Removal of overlaps with evaluation sets."""
     train_tokenizer: TrainTokenizerSettings = TrainTokenizerSettings()

@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
     "urls": ["urls.txt"],
     "scrape": {"contact": "you@site.example"},
     "sources": [{"path": "texts"}],
+    "repeats": {"units": ["lines"]},
     "decontaminate": {"files": ["set.txt"]},
     "train_tokenizer": {"vocab_size": 300},
     "train_models": ["tiny"],
@@ -41,6 +42,9 @@ CHANGES = {
     "clean": r"clean\..+",
     "dedup_signatures": r"dedup\.(shingle_characters|shingle_words|bands|rows|seed)",
     "dedup_clusters": r"dedup\.(threshold|against)",
+    "repeats_count": r"repeats\.(units|min_bytes)",
+    "repeats_sum": r"repeats\.max_count",
+    "repeats": r"repeats\.(keep_first|min_characters)",
     "decontaminate_count decontaminate": r"decontaminate\.(min|max)_words",
     "decontaminate": r"decontaminate\.(max_count|cut_characters|min_characters|max_pieces)",
     "train_tokenizer": r"train_tokenizer\..+",
@@ -53,7 +57,8 @@ CHANGES = {
     "generate": r"generate\..+",
     # how a run is executed, and keys whose value is a part of every path or a list of files, which Snakemake compares
     "": r"run|base|urls|site|shards|max_bad_share|train_models|decontaminate\.files|tokenize\.(encoder_json|vocab_bpe)"
-    r"|dedup\.(jobs|ranges|memory_gb)|cluster\..+|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
+    r"|dedup\.(jobs|ranges|memory_gb)|repeats\.memory_gb|cluster\..+"
+    r"|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
     r"|scrape\.(user_agent|robot_name|contact|resolve|concurrency|host_\w+|\w+_timeout|retries|retry_delay"
     r"|extract_memory_mb|archive)|models\.tiny\.train\.(micro_batch_size|accumulation|recompute|compile|attention|loss"
     r"|kernels|deterministic|readers|log_interval|eval_\w+|save_interval|async_save|keep_\w+|allow_\w+)",
@@ -164,7 +169,8 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
 
 AFTER_DATASET = {"train", "merge", "evaluate", "generate", "report", "all"}
 AFTER_SIGNATURES = {
-    *("dedup_signed", "dedup_clusters", "dedup", "decontaminate_count"),
+    *("dedup_signed", "dedup_clusters", "dedup", "repeats_count"),
+    *("repeats_sum", "repeats", "decontaminate_count"),
     *("decontaminate_sum", "decontaminate", "train_tokenizer", "tokenize", "merge_index"),
     *(f"dedup_{phase}_{job}" for phase in ("bands", "verify") for job in range(3)),
 }

@@ -23,12 +23,13 @@ def test_existing_text_becomes_tokens_whatever_the_names_of_run_and_inputs(tmp_p
     (texts / "contaminated.txt").write_text(f"{prose(90, 800)} {ITEM}. {prose(91, 800)}")
     (tmp_path / "set [z] $t.txt").write_text(ITEM)
     names = {"sources": [{"path": texts.name}], "decontaminate": {"files": ["set [z] $t.txt"]}}
+    names |= {"repeats": {"units": ["lines", "paragraphs"]}}
     configure(tmp_path, run=run, shards=1, urls=[], site=None, dedup={"jobs": 2}, **names)
     before = {path.name for path in tmp_path.iterdir()}
     finish(DATASET, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == before | {".snakemake", ODD}, "nothing beside it"
     steps = {step.name: step.documents_out for step in funnel(tmp_path / run)}
-    order = ["ingest", "clean", "dedup", "decontaminate", "tokenize", "merge_index"]
+    order = ["ingest", "clean", "dedup", "repeats", "decontaminate", "tokenize", "merge_index"]
     assert list(steps.items()) == [(step, 12) for step in order]
     dataset = IndexedDataset(tmp_path / run / "dataset/corpus_text_document")
     dataset.verify()

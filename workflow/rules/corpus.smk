@@ -1,4 +1,5 @@
-# blacklist -> scrape, ingest -> clean -> dedup (its phases are in dedup.smk) -> decontaminate -> tokenize -> merge_index.
+# blacklist -> scrape, ingest -> clean -> dedup (its phases are in dedup.smk) -> repeats -> decontaminate -> tokenize
+# -> merge_index.
 # One job per shard, except for steps that need all shards.
 #
 # Planning 10,000 shards must be cheap, so a file is declared only if another rule reads it: every declared file costs a
@@ -126,15 +127,73 @@ rule clean:
         "--rejects {params.rejects:q} --stats {params.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
 
 
+if settings.repeats.units:
+
+    rule repeats_count:
+        input:
+            documents=result("dedup"),
+        output:
+            units=result("repeats_count"),
+        log:
+            RUN / "logs/repeats_count/{shard}.log",
+        resources:
+            mem_mb=2000,
+            runtime=runtime("repeats_count", 240),
+        params:
+            settings=keys("repeats_count"),
+        shell:
+            'python -m corpus.repeats count --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
+            "--output {output.units:q} --workers {threads} > {log:q} 2>&1"
+
+    rule repeats_sum:
+        input:
+            expand(rules.repeats_count.output.units, shard=SHARDS),
+        output:
+            repeats=result("repeats_sum"),
+        log:
+            RUN / "logs/repeats_sum.log",
+        resources:
+            mem_mb=1000 + int(1000 * settings.repeats.memory_gb),
+            runtime=runtime("repeats_sum", 24 * 60),
+        params:
+            settings=keys("repeats_sum"),
+            folder=RUN / "repeats/work",
+            shards=len(SHARDS),
+        shell:
+            'python -m corpus.repeats sum --config "$URLS_TO_GPT2_SETTINGS" --units {params.folder:q} '
+            "--shards {params.shards} --output {output.repeats:q} > {log:q} 2>&1"
+
+    rule repeats:
+        input:
+            documents=result("dedup"),
+            repeats=result("repeats_sum"),
+        output:
+            documents=result("repeats"),
+        log:
+            RUN / "logs/repeats/{shard}.log",
+        resources:
+            mem_mb=2000,
+            runtime=runtime("repeats", 240),
+        params:
+            settings=keys("repeats"),
+            rejects=rejects("repeats"),
+            stats=stats("repeats"),
+        shell:
+            'python -m corpus.repeats cut --config "$URLS_TO_GPT2_SETTINGS" --input {input.documents:q} '
+            "--repeats {input.repeats:q} --output {output.documents:q} --rejects {params.rejects:q} "
+            "--stats {params.stats:q} --workers {threads} --allow-empty > {log:q} 2>&1"
+
+
+WITHOUT_REPEATS = result("repeats" if settings.repeats.units else "dedup")
 # The final documents.
-DOCUMENTS = result("decontaminate" if settings.decontaminate.files else "dedup")
+DOCUMENTS = result("decontaminate") if settings.decontaminate.files else WITHOUT_REPEATS
 
 if settings.decontaminate.files:
     EVALUATION_FILES = hashes(settings.decontaminate.files)
 
     rule decontaminate_count:
         input:
-            documents=result("dedup"),
+            documents=WITHOUT_REPEATS,
         output:
             counts=result("decontaminate_count"),
         log:
@@ -169,7 +228,7 @@ if settings.decontaminate.files:
 
     rule decontaminate:
         input:
-            documents=result("dedup"),
+            documents=WITHOUT_REPEATS,
             counts=RUN / "decontaminate/counts.json",
         output:
             documents=result("decontaminate"),

@@ -1,0 +1,226 @@
+"""Cut the lines and paragraphs that repeat over the corpus; the first copy of each stays.
+
+    python -m corpus.repeats run --input dedup/*.jsonl.zst --output-dir repeats 'repeats.units=[lines]'
+    python -m corpus.repeats count --input dedup/0000.jsonl.zst --output work/0000.units 'repeats.units=[lines]'
+    python -m corpus.repeats sum --units work --shards 1 --output all.repeats 'repeats.units=[lines]'
+    python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats --output repeats/0000.jsonl.zst \\
+        --rejects repeats/rejects/0000.jsonl.zst 'repeats.units=[lines]'
+
+`count` hashes the lines or paragraphs of a shard, `sum` finds those that occur more than `repeats.max_count` times in
+all shards, `cut` removes them from a shard; `run` does it all on one machine. Texts of `repeats.min_bytes` or more are
+compared in normalised form (NFKC, case and white space folded). Which copy is the first depends on ids and texts, never
+on shards. Rejects hold what was cut from each document and how often it occurs. See docs/repeats.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Unpack
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from common import cli
+from common.errors import InputError
+from common.files import (
+    Document,
+    check_outputs,
+    document_writer,
+    expand_inputs,
+    require_distinct_stems,
+    require_regular,
+    shard_paths,
+    shard_stem,
+)
+from common.settings import RepeatsSettings, Settings
+from common.stats import Stats
+from corpus.dedup.segments import write_segments
+from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.text.repeats import CHUNK, RANGES, UNIT, find_units, fingerprint, read_repeats, write_repeats
+
+_EXAMPLES = 10  # most frequent units, in the statistics
+
+Removed = list[tuple[int, str]]
+"""(occurrences in the corpus, text) of units that were cut."""
+
+
+def hash_units(settings: RepeatsSettings, item: tuple[int, Document]) -> NDArray[Any]:
+    """The units of a document, given its index in the shard: shape (units,) of UNIT."""
+    index, document = item
+    hashes = [unit.hash for unit in find_units(document["text"].split("\n"), settings)]
+    units = np.empty(len(hashes), dtype=UNIT)
+    units["hash"], units["document"] = hashes, index
+    units["key"] = xxhash.xxh3_64_intdigest(f"{document['id']}\0{document['text']}".encode())
+    return units
+
+
+def _chunk(found: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Some of the arrays, CHUNK units together."""
+    size = 0
+    while size < CHUNK and (units := next(found, None)) is not None:
+        yield units
+        size += 1 + len(units)
+
+
+def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> None:
+    """Write the units of a shard. Raises InputError for unreadable input."""
+    step = Step("repeats count", [shard], **options | {"allow_empty": True})
+    info: dict[str, Any] = {"settings": fingerprint(settings), "units": 0}
+    with (
+        step.map(partial(hash_units, settings), enumerate(step.documents())) as found,
+        step.results() as results,
+        write_segments(output, info) as file,
+    ):
+        while chunk := list(_chunk(found)):
+            units = np.concatenate(chunk)
+            first_byte = (units["hash"] >> np.uint64(56)).astype(np.int64)
+            units = units[np.argsort(first_byte, kind="stable")]
+            ends = np.cumsum(np.bincount(first_byte, minlength=RANGES))
+            for name, part in enumerate(np.split(units, ends[:-1])):
+                file.append(str(name), part)
+            info["units"] += len(units)
+            results.meter.advance(len(chunk))
+        info["documents"] = step.stats.documents_in
+
+
+_repeats_of = lru_cache(1)(read_repeats)  # read before the workers are forked
+
+
+def cut_document(
+    settings: RepeatsSettings, repeats: Path, shard: str, item: tuple[int, Document]
+) -> tuple[Outcome, Removed]:
+    """A document without the units that repeat, given its index in the shard, and what they were."""
+    (index, document), known = item, _repeats_of(repeats, shard)
+    lines, removed, kept, gone = document["text"].split("\n"), Removed(), set[int](), set[int]()
+    units = find_units(lines, settings) if len(known.hash) else []
+    hashes = np.array([unit.hash for unit in units], dtype=np.uint64)
+    nearest = np.minimum(np.searchsorted(known.hash, hashes), len(known.hash) - 1)
+    for place in np.flatnonzero(known.hash[nearest] == hashes).tolist():
+        start, end, found = units[place]
+        if settings.keep_first and known.first[nearest[place]] == known.number << 32 | index and found not in kept:
+            kept.add(found)
+        else:
+            removed.append((int(known.times[nearest[place]]), "\n".join(lines[start:end])))
+            gone.update(range(start, end))
+    if not removed:
+        return document, removed
+    text = without(lines, gone)
+    if len(text) < max(1, settings.min_characters):
+        return Drop(document, "short", f"{len(text)} of {len(document['text'])} characters left"), removed
+    return {**document, "text": text}, removed
+
+
+def without(lines: Sequence[str], gone: set[int]) -> str:
+    """The lines that stay, and of the blank lines before and after those that go at most one."""
+    left, after_cut = list[str](), False
+    for index, line in enumerate(lines):
+        blank = not line.strip()
+        if index not in gone and not (blank and after_cut and not (left and left[-1].strip())):
+            left.append(line)
+        after_cut = index in gone or (after_cut and blank)
+    while after_cut and left and not left[-1].strip():
+        left.pop()
+    return "\n".join(left)
+
+
+def cut(shard: Path, repeats: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> Stats:
+    """Cut the repeats out of a shard.
+
+    Raises InputError if the shard has changed since it was counted, EmptyResultError when nothing is left (unless
+    `allow_empty`).
+    """
+    step = Step("repeats", [shard], **options, cure="relax `repeats` in the configuration")
+    figures, top = {"units": 0, "characters": 0, "documents": 0}, Removed()
+    of_document = partial(cut_document, settings, repeats, shard_stem(shard))
+    with (
+        step.map(of_document, enumerate(step.documents())) as outcomes,
+        step.results(document_writer(output)) as results,
+    ):
+        for outcome, removed in outcomes:
+            results.record(outcome)
+            if removed:
+                figures["units"] += len(removed)
+                figures["characters"] += sum(len(text) for _, text in removed)
+                figures["documents"] += 1
+                examples = {*top, *((times, text[:200]) for times, text in removed)}
+                top = sorted(examples, key=lambda example: (-example[0], example[1]))[:_EXAMPLES]
+                if not isinstance(outcome, Drop):
+                    pieces = [{"count": times, "text": text} for times, text in removed]
+                    results.reject({"id": outcome["id"], "url": outcome.get("url"), "reason": "cut", "cut": pieces})
+        if step.stats.documents_in != _repeats_of(repeats, shard_stem(shard)).documents:
+            raise InputError(f"{shard}: has changed since it was counted; run `corpus.repeats count` again")
+    step.stats.extra["cut"] = {**figures, "most_frequent": [{"count": times, "text": text} for times, text in top]}
+    return step.stats
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.parser("corpus.repeats", __doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    counting = verbs.add_parser("count", help="first phase: the lines or paragraphs of a shard, hashed")
+    adding = verbs.add_parser("sum", help="second phase: those that repeat, given those of all shards")
+    cutting = verbs.add_parser("cut", help="third phase: a shard without them")
+    running = verbs.add_parser("run", help="all phases over all shards, on this machine")
+    for one in (counting, cutting):
+        one.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents")
+    cli.add_input(running)
+    adding.add_argument("--units", type=cli.input_path, required=True, metavar="DIR", help="NNNN.units inside")
+    adding.add_argument("--shards", type=cli.positive_int, required=True, metavar="N", help="shards 0000 to N - 1")
+    cutting.add_argument("--repeats", type=cli.input_path, required=True, metavar="FILE", help="what `sum` wrote")
+    for one in (counting, adding, cutting):
+        one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="hashes, or a shard")
+    running.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, stats")
+    for one in (counting, running):
+        cli.add_workers(one)
+    for one in (counting, adding, running):
+        cli.add_settings(one, "repeats")
+    cli.add_step_options(cutting, "repeats")
+    return parser
+
+
+def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
+    """All phases over all shards; `folder` gets shards, rejects and statistics."""
+    require_distinct_stems(inputs)
+    require_regular(inputs, "corpus.repeats run")
+    names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}
+    check_outputs([path for name in names.values() for path in (folder / name, folder / "rejects" / name)], inputs)
+    options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix="work.") as work:
+        units, repeats = [Path(work, f"{shard_stem(path)}.units") for path in inputs], Path(work, "all.repeats")
+        for path, output in zip(inputs, units, strict=True):
+            count(path, output, settings.repeats, **options)
+        write_repeats(units, repeats, settings.repeats)
+        for path, name in names.items():
+            options["rejects"] = folder / "rejects" / name
+            stats = cut(path, repeats, folder / name, settings.repeats, **options)
+            stats.finish(folder / f"{shard_stem(path)}.stats.json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    settings = cli.read_settings(arguments)
+    if not settings.repeats.units:
+        raise InputError("no units: give 'repeats.units=[lines]' or [paragraphs], or a --config that has them")
+    match arguments.verb:
+        case "run":
+            _run(expand_inputs(arguments.input, "shards"), arguments.output_dir, settings, arguments.workers)
+        case "count":
+            options: StepOptions = {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
+            count(arguments.input, arguments.output, settings.repeats, **options)
+        case "sum":
+            files = shard_paths(arguments.units, arguments.shards, ".units")
+            write_repeats(files, arguments.output, settings.repeats)
+        case "cut":
+            options = step_options(arguments, settings)
+            stats = cut(arguments.input, arguments.repeats, arguments.output, settings.repeats, **options)
+            stats.finish(arguments.stats)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,167 @@
+"""Lines and paragraphs that repeat over the corpus: the units of a text, and those of all shards that occur too often.
+
+Units are equal if their normalised texts are (dedup's form). Files are segments (corpus/dedup/segments.py):
+
+| file | segments | content |
+|---|---|---|
+| units of a shard | 0 … 255 | UNIT, whose hash begins with this byte; many segments of each name |
+| repeats of all shards | repeats | REPEAT, each segment sorted by shard |
+
+Info of the repeats: the shards by number, the documents of each, and the length of each segment, in which the part of a
+shard is found by binary search.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from common.errors import InputError
+from common.progress import Meter
+from common.settings import RepeatsSettings
+from corpus.dedup.segments import Segments, write_segments
+from corpus.dedup.signatures import normalised
+
+UNIT = np.dtype([("hash", "<u8"), ("key", "<u8"), ("document", "<u4")])
+"""Hash of a unit, hash of its document's id and text, index of the document in the shard."""
+REPEAT = np.dtype([("shard", "<u8"), ("hash", "<u8"), ("first", "<u8"), ("times", "<u8")])
+"""A hash that a shard has; `shard << 32 | document` of its first occurrence, and its occurrences in all shards."""
+CHUNK = 1 << 20  # units sorted and written at a time: 20 MB
+RANGES = 256
+_BYTES_PER_UNIT = 250  # if none repeats: two tables of 32 bytes, their concatenation, sorted copies, masks
+
+
+class Unit(NamedTuple):
+    """A line or a paragraph: lines `start` to `end` - 1 of its document."""
+
+    start: int
+    end: int
+    hash: int
+
+
+def find_units(lines: Sequence[str], settings: RepeatsSettings) -> list[Unit]:
+    """The units of a document that have `min_bytes`, in order; a paragraph comes before its lines."""
+    spans, start = list[tuple[int, int]](), 0
+    for index, line in enumerate([*lines, ""]):
+        if line and not line.isspace():
+            continue
+        if "paragraphs" in settings.units and (index > start + 1 or (index > start and "lines" not in settings.units)):
+            spans.append((start, index))
+        if "lines" in settings.units:
+            spans += ((number, number + 1) for number in range(start, index))
+        start = index + 1
+    texts = [normalised("\n".join(lines[start:end])).encode() for start, end in spans]
+    hashed = ((*span, xxhash.xxh3_64_intdigest(text), len(text)) for span, text in zip(spans, texts, strict=True))
+    return [Unit(*unit) for *unit, size in hashed if size >= settings.min_bytes]
+
+
+class _Table(NamedTuple):
+    """Distinct hashes in ascending order; key and row of each one's first occurrence, and how many there are."""
+
+    hash: NDArray[np.uint64]
+    key: NDArray[np.uint64]
+    row: NDArray[np.uint64]
+    times: NDArray[np.uint64]
+
+
+def _merged(tables: Sequence[_Table]) -> _Table:
+    hashes, key, row, times = (np.concatenate(columns) for columns in zip(*tables, strict=True))
+    order = np.argsort(hashes)
+    hashes, key, row = hashes[order], key[order], row[order]
+    first = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    smallest = np.minimum.reduceat(key, first)
+    row[key != np.repeat(smallest, np.diff(first, append=len(key)))] = np.iinfo(np.uint64).max
+    return _Table(hashes[first], smallest, np.minimum.reduceat(row, first), np.add.reduceat(times[order], first))
+
+
+def _read(files: Sequence[Path], part: int, parts: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(shard, units) with hashes in part `part` of their range."""
+    names = range(part * RANGES // parts, ((part + 1) * RANGES - 1) // parts + 1)
+    for shard, path in enumerate(files):
+        with Segments(path) as file:
+            found = [array.view(UNIT) for name in names for array in file.each(str(name))]
+        units = np.concatenate([np.empty(0, dtype=UNIT), *found])
+        # the high bits of a hash choose its part
+        yield shard, units[(units["hash"] >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part]
+
+
+def _repeated(files: Sequence[Path], part: int, parts: int, max_count: int) -> _Table:
+    """The hashes of one part that occur more than `max_count` times."""
+    waiting, size = [_Table(*np.empty((4, 0), dtype=np.uint64))], 0
+    for shard, units in _read(files, part, parts):
+        row = np.uint64(shard << 32) + units["document"]
+        waiting.append(_Table(units["hash"], units["key"], row, np.ones_like(row)))
+        size += len(row)
+        if size > max(CHUNK, len(waiting[0].hash)):  # at most as much as the table
+            waiting, size = [_merged(waiting)], 0
+    table = _merged(waiting) if size else waiting[0]
+    return _Table(*(column[table.times > max_count] for column in table))
+
+
+def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings) -> None:
+    """Write the repeats of all shards, given their units. Raises InputError for units of other settings."""
+    files, units = sorted(files, key=lambda path: path.name), 0
+    info: dict[str, Any] = {"shards": [path.stem for path in files], "documents": [], "lengths": []}
+    for path in files:
+        with Segments(path) as file:
+            if file.info.get("settings") != fingerprint(settings):
+                raise InputError(f"{path}: made with other settings of repeats; run `corpus.repeats count` again")
+            units += file.info["units"]
+            info["documents"].append(file.info["documents"])
+    parts = 1 + units * _BYTES_PER_UNIT // int(settings.memory_gb * 1e9)
+    with write_segments(output, info) as written, Meter("repeats sum", "parts", parts) as meter:
+        for part in range(parts):
+            table = _repeated(files, part, parts, settings.max_count)
+            waiting = list[NDArray[Any]]()
+            for shard, found in _read(files, part, parts) if len(table.hash) else ():
+                nearest = np.minimum(np.searchsorted(table.hash, found["hash"]), len(table.hash) - 1)
+                place = np.unique(nearest[table.hash[nearest] == found["hash"]])
+                repeats = np.empty(len(place), dtype=REPEAT)
+                repeats["shard"], repeats["hash"] = shard, table.hash[place]
+                repeats["first"], repeats["times"] = table.row[place], table.times[place]
+                waiting.append(repeats)
+                if shard == len(files) - 1 or sum(map(len, waiting)) > CHUNK:
+                    info["lengths"].append(sum(map(len, waiting)))
+                    written.append("repeats", np.concatenate(waiting))
+                    waiting.clear()
+            meter.advance()
+
+
+def fingerprint(settings: RepeatsSettings) -> dict[str, Any]:
+    """The settings that decide what a unit is: files of all phases must agree in them."""
+    return {"units": sorted(set(settings.units)), "min_bytes": settings.min_bytes}
+
+
+class Repeats(NamedTuple):
+    """The repeats of a shard, sorted by hash."""
+
+    number: int
+    """Of the shard."""
+    documents: int
+    hash: NDArray[np.uint64]
+    first: NDArray[np.uint64]
+    times: NDArray[np.uint64]
+
+
+def _shard_at(items: Callable[[int, int], NDArray[Any]], index: int) -> int:
+    return int(items(index, index + 1)["shard"][0])
+
+
+def read_repeats(path: Path, shard: str) -> Repeats:
+    """The repeats of a shard; reads no other shard's. Raises InputError if it was not counted."""
+    with Segments(path) as file:
+        if shard not in file.info["shards"]:
+            raise InputError(f"{path}: made without the shard {shard}; run `corpus.repeats sum` again")
+        number, found = file.info["shards"].index(shard), [np.empty(0, dtype=REPEAT)]
+        for segment, length in enumerate(filter(None, file.info["lengths"])):
+            items = partial(file.items, "repeats", segment, dtype=REPEAT)
+            key = partial(_shard_at, items)
+            found.append(items(*(bisect_left(range(length), wanted, key=key) for wanted in (number, number + 1))))
+        repeats = np.sort(np.concatenate(found), order="hash")
+        columns = (np.ascontiguousarray(repeats[name]) for name in ("hash", "first", "times"))
+        return Repeats(number, file.info["documents"][number], *columns)
