@@ -9,9 +9,10 @@ be killed. A new extractor is a loader below, an entry in `_LOADERS`, and its na
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
-from common.errors import PageError
+from common.errors import InputError, PageError
 from corpus.extract.charset import decode
 
 # htmldate: only the page's metadata (the extensive search takes a quarter of the extraction time), and no clock
@@ -116,7 +117,34 @@ def _load_newspaper() -> Extractor:
     return run
 
 
-_LOADERS: Mapping[str, Callable[[], Extractor]] = {"trafilatura": _load_trafilatura, "newspaper3k": _load_newspaper}
+def _load_resiliparse() -> Extractor:
+    from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.parse.html import HTMLTree
+
+    # F1 .934 on 181 real pages; .898 with comments, the texts of images and the lines of author and date
+    options: dict[str, Any] = {"main_content": True, "alt_texts": False, "comments": False, "post_meta": False}
+
+    def run(page: HtmlPage) -> Extracted | None:
+        tree = HTMLTree.parse(page.html)
+        # lxml takes longer for the whole page than resiliparse for everything: it gets the head alone
+        head = HtmlPage(f"<html>{tree.head.html if tree.head else ''}<body><p></p></body></html>", page.url)
+        text, title = extract_plain_text(tree, **options), " ".join((tree.title or "").split())
+        return Extracted(_clean(text), _clean(title), head.date, "resiliparse")
+
+    return run
+
+
+_LOADERS: Mapping[str, Callable[[], Extractor]] = {
+    "trafilatura": _load_trafilatura,
+    "newspaper3k": _load_newspaper,
+    "resiliparse": _load_resiliparse,
+}
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raise InputError if the library of a named extractor is an extra that is not installed."""
+    if "resiliparse" in names and not find_spec("resiliparse"):
+        raise InputError("scrape.extractors: needs resiliparse; pip install '.[resiliparse]', or leave it out")
 
 
 def load_extractors(names: Sequence[str]) -> list[Extractor]:
@@ -151,7 +179,7 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
         if found is None or not found.text.strip() or (best is not None and len(found.text) <= len(best.text)):
             continue
         best = found
-        if contains_article(best.text, page.tree):
+        if extractor is extractors[-1] or contains_article(best.text, page.tree):
             break
     if best is None:
         raise PageError(reason)
