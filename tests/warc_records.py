@@ -1,7 +1,10 @@
 """Records of WARC files byte by byte, as crawlers write them, right or wrong."""
 
 import gzip
+from functools import partial
 from pathlib import Path
+
+import zstandard
 
 
 def http(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
@@ -20,6 +23,10 @@ def record(url: str, block: bytes, kind: str = "response", **headers: str) -> by
 
 
 def write_warc(path: Path, *records: bytes) -> Path:
-    """A WARC file: a gzip member a record where its name ends in .gz, plain otherwise."""
-    path.write_bytes(b"".join(gzip.compress(each, mtime=0) if path.suffix == ".gz" else each for each in records))
+    """A WARC file: a gzip member or a zstd frame per record where its name ends in .gz or .zst, plain otherwise."""
+    packed = {
+        ".gz": partial(gzip.compress, mtime=0),
+        ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    }.get(path.suffix, bytes)
+    path.write_bytes(b"".join(map(packed, records)))
     return path

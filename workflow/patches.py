@@ -133,8 +133,9 @@ def _tell(run: Path) -> bool:
 
 def read_by(rule: str, settings: Settings) -> list[Path]:
     """The files from outside of the run that `blacklist` or `ingest` reads; none for other rules."""
-    patterns = {"blacklist": settings.urls, "ingest": [source.path for source in settings.sources]}.get(rule, [])
-    found = (path for pattern in patterns for path in find_inputs(pattern, "lists")[0])
+    lists = settings.urls if rule == "blacklist" else []
+    found = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
+    found += [path for source in settings.sources if rule == "ingest" for path in source.files]
     return [path for path in found if not path.is_relative_to(settings.run)]
 
 

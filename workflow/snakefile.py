@@ -140,9 +140,10 @@ def prepare_run(settings: Settings) -> None:
 
 def _inputs(settings: Settings) -> Iterable[Path]:
     """Every file that the configuration names and the run does not make itself."""
-    sources = [source.path for source in settings.sources]
-    for pattern in (*settings.urls, *sources, *settings.decontaminate.files):
+    for pattern in (*settings.urls, *settings.decontaminate.files):
         yield from find_inputs(pattern, "lists")[0] or [Path(pattern)]
+    for source in settings.sources:
+        yield from source.files or [Path(source.path)]
     yield from map(Path, settings.blacklist.domain_lists)
     for name, model in settings.models.items():
         if model.finetune is not None:

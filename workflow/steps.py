@@ -168,6 +168,8 @@ def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
         found[key.rpartition(".")[2]] = value
+    if name == "ingest" and settings.has_pages:
+        found |= keys("scrape", settings)
     return found
 
 

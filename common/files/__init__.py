@@ -19,7 +19,18 @@ from common.files.documents import (
 from common.files.fingerprints import Fingerprint, digest, fingerprint, first_change, sha256
 from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
 from common.files.lookup import lines_at
-from common.files.reading import Frames, foreign, is_readable, read_blocks, read_json, read_lines, read_rows, read_text
+from common.files.reading import (
+    COMPRESSED,
+    Frames,
+    is_readable,
+    kind_of,
+    read_blocks,
+    read_head,
+    read_json,
+    read_lines,
+    read_rows,
+    read_text,
+)
 from common.files.shards import (
     MAX_SHARDS,
     document_writer,

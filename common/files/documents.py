@@ -126,8 +126,10 @@ def _has_large_integer(line: bytes) -> bool:
     return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
 
 
-def _located_lines(path: Path, frames: Frames | None) -> Iterator[tuple[int, bytes]]:
-    for number, (position, block) in enumerate(located_blocks(path, longest=LONGEST_LINE, frames=frames)):
+def _located_lines(path: Path, frames: Frames | None, encoding: str = "utf-8") -> Iterator[tuple[int, bytes]]:
+    for number, (position, block) in enumerate(
+        located_blocks(path, longest=LONGEST_LINE, frames=frames, encoding=encoding)
+    ):
         if number == 0 and block.strip() and b"\n{" not in b"\n" + block:
             raise InputError(f"{path}: not JSON lines, one object per line; python -m corpus.ingest reads texts")
         for line in block.removesuffix(b"\n").split(b"\n"):
@@ -135,12 +137,12 @@ def _located_lines(path: Path, frames: Frames | None) -> Iterator[tuple[int, byt
             position += len(line) + 1
 
 
-def read_json_lines(path: Path) -> Iterator[bytes]:
+def read_json_lines(path: Path, encoding: str = "utf-8") -> Iterator[bytes]:
     """The lines of a file of JSON objects; one of more than LONGEST_LINE bytes is cut, but stays longer than that.
 
     Raises InputError for a file that begins with a megabyte of something else.
     """
-    return (line for _, line in _located_lines(path, None))
+    return (line for _, line in _located_lines(path, None, encoding))
 
 
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:

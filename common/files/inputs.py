@@ -14,16 +14,21 @@ from typing import Literal, NoReturn
 from common.console import note
 from common.errors import InputError
 from common.files.documents import first_line, is_marked
-from common.files.reading import COMPRESSED, is_readable
+from common.files.reading import COMPRESSED, is_readable, read_json, read_lines
 
-Kind = Literal["shards", "lists", "files"]
-"""What an option reads: shards of documents; URL lists and texts; any files (WARC files, counts)."""
+Kind = Literal["shards", "lists", "sources", "files"]
+"""What an option reads: shards of documents; URL lists; existing text; any files (WARC files, counts)."""
 
 _SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
 _UNFINISHED = (".tmp", ".journal")
 _FIGURES = re.compile(r"(.*\.)?(stats|counts)\.json|clusters\.json")
 _REJECTS_FOLDERS = ("rejects", "removed")
-_NOUNS: dict[Kind, str] = {"shards": "shards of documents", "lists": "lists or texts", "files": "files"}
+_NOUNS: dict[Kind, str] = {
+    "shards": "shards of documents",
+    "lists": "lists or texts",
+    "sources": "texts",
+    "files": "files",
+}
 _NAMED = 3  # files that a note names
 
 
@@ -74,14 +79,45 @@ def _matches(pattern: str) -> dict[Path, bool]:
     return found
 
 
+_PATHS = re.compile(r".*\.paths(\.gz)?")
+_TRAIN = re.compile(r"(.*[-_./])?train([-_./].*)?")
+
+
+def _split(folder: Path, files: Iterable[Path]) -> set[Path]:
+    """The files of the train split, or of all, if a folder is a dataset of Parquet or Arrow files; none otherwise."""
+    tables = {path for path in files if path.suffix in (".parquet", ".arrow") and not path.name.startswith("cache-")}
+    for state in {path for path in files if path.name == "state.json" and path.with_name("dataset_info.json").exists()}:
+        # of Dataset.save_to_disk; a file that it lists may be lost
+        tables |= {state.with_name(each["filename"]) for each in read_json(state)["_data_files"]}
+    return {path for path in tables if _TRAIN.fullmatch(path.relative_to(folder).as_posix())} or tables
+
+
+def _listed(path: Path) -> list[Path]:
+    """The files beside one of Common Crawl's lists of paths, such as warc.paths.gz, or below its folder.
+
+    Raises InputError if some are missing.
+    """
+    names = [name for line in read_lines(path) if (name := line.decode("utf-8", "replace").strip())]
+    found = [path.parent / name if (path.parent / name).exists() else path.with_name(Path(name).name) for name in names]
+    missing = [name for name, file in zip(names, found, strict=True) if not file.is_file()]
+    if missing:
+        raise InputError(
+            f"{path}: {len(missing):,} of its {len(names):,} files are missing below {path.parent}, such as "
+            f"{missing[0]}; nothing is downloaded: put them there, or shorten the list"
+        )
+    return found
+
+
 def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
     """The files that a pattern matches, and those that are left out; see `expand_inputs`."""
     path = Path(pattern)
     if is_readable(path):
         if _is_other(path, kind):
             raise InputError(f"{path}: rejects, statistics or a temporary file, not an input; name the step's shards")
-        return [path], []
+        return _listed(path) if kind == "sources" and _PATHS.fullmatch(path.name) else [path], []
     found = dict.fromkeys(_walk(path), True) if path.is_dir() else _matches(pattern)
+    if kind == "sources" and path.is_dir() and (split := _split(path, found)):
+        return sorted(split), sorted(found.keys() - split)
     left_out = set()
     for file, in_folder in found.items():
         is_shard = kind != "shards" or not in_folder or _SHARD.fullmatch(file.name)

@@ -4,12 +4,15 @@ Regular files, pipes (`<(zcat …)`) and `-` (stdin) are all read once, in order
 """
 
 import bz2
+import codecs
 import csv
 import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from common.errors import EncodingError, InputError
 from common.files.writing import naming
 
 _CHUNK = 1 << 20  # bytes of text read at a time, and four times the compressed ones
+_HEAD = 1 << 13  # bytes by which a format is recognised; they may be compressed
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
 
 _NEW_FRAME: dict[str, Callable[[], Any]] = {
@@ -32,24 +36,55 @@ _NEW_FRAME: dict[str, Callable[[], Any]] = {
 """By suffix, a decompressor of one gzip member, zstd frame, bzip2 or xz stream; all have the same three members."""
 COMPRESSED = tuple(_NEW_FRAME)
 """Suffixes of compressed files that can be read."""
-_PACKED = "{}-compressed; decompress it, or end its name in {} if it is text"
-_UTF16 = "UTF-16 text; convert it to UTF-8"
+_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2"}
+_TABLE = "python -m corpus.ingest reads it"
+_UTF16 = ("UTF-16 text", "convert it to UTF-8, or give a source the encoding utf-16")
+_IMAGE = ("an image", "leave it out")
+_ARCHIVE = "unpack it, and name its files"
 _FOREIGN = {
-    b"PAR1": "Parquet; convert it to JSON lines",
+    b"PAR1": ("Parquet", _TABLE),
+    b"ARROW1": ("Arrow", _TABLE),
+    b"\xff\xff\xff\xff": ("Arrow", _TABLE),  # a stream: the mark before each message
+    b"WARC/": ("WARC", "python -m corpus.scrape --warc extracts its pages"),
     b"\xff\xfe": _UTF16,
     b"\xfe\xff": _UTF16,
-    b"\x1f\x8b\x08": _PACKED.format("gzip", ".gz"),
-    b"\x28\xb5\x2f\xfd": _PACKED.format("zstd", ".zst"),
-    b"\xfd7zXZ\0": _PACKED.format("xz", ".xz"),
-    b"BZh91AY&SY": _PACKED.format("bzip2", ".bz2"),
-    b"PK\x03\x04": "a zip archive; unpack it",
-    b"WARC/": "WARC; python -m corpus.scrape --warc extracts its pages",
-}
+    b"PK\x03\x04": ("a zip archive", _ARCHIVE),
+    b"7z\xbc\xaf": ("a 7z archive", _ARCHIVE),
+    b"Rar!": ("a RAR archive", _ARCHIVE),
+    b"%PDF-": ("PDF", "extract its text first, with pdftotext"),
+    b"\x89PNG": _IMAGE,
+    b"\xff\xd8\xff": _IMAGE,
+    b"GIF8": _IMAGE,
+    b"SQLite format 3": ("an SQLite database", "export a table as CSV"),
+    b"ORC": ("ORC", "convert it to Parquet"),
+    b"Obj\x01": ("Avro", "convert it to Parquet"),
+    b"FEA1": ("Feather of version 1", "convert it to Parquet"),
+    b"\x93NUMPY": ("a NumPy array", "give the text that it was made from"),
+    b"\x89HDF": ("HDF5", "convert it to Parquet"),
+    b"version https://git-lfs": ("a pointer of Git LFS", "get the file itself with git lfs pull"),
+} | {magic: (f"{suffix}-compressed", f"decompress it, or end its name in {suffix}") for magic, suffix in _MAGIC.items()}
+_TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 
-def foreign(head: bytes) -> str:
+def kind_of(head: bytes) -> tuple[str, str]:
     """What a file that begins with `head` is, and the cure; empty if it may be text."""
-    return next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), "")
+    if head[_TAR] == b"ustar":
+        return "a tar archive", _ARCHIVE
+    return next((kind for magic, kind in _FOREIGN.items() if head.startswith(magic)), ("", ""))
+
+
+def read_head(path: Path) -> tuple[str, bytes]:
+    """How a regular file is compressed, as a suffix or "", and how its content begins, as far as it can be read."""
+    with open(path, "rb") as file, naming(path):
+        head = file.read(_HEAD)
+        packed = next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), "")
+        if packed:
+            frame, found = _NEW_FRAME[packed](), b""
+            with suppress(zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError, EOFError):
+                while head and not found:
+                    found, head = frame.decompress(head), file.read(_HEAD)
+            head = found
+    return packed, head
 
 
 Frames = list[tuple[int, int]]
@@ -78,22 +113,36 @@ def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = No
     except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # bz2 reports damage as a bare OSError
             raise
-        found = foreign(head)
+        kind, cure = kind_of(head)
         damaged = f"damaged {path.suffix} file ({error}); create it again"
-        raise InputError(f"{path}: {damaged if not found or path.suffix in found else found}") from None
+        raise InputError(f"{path}: {f'{kind}; {cure}' if kind and path.suffix not in kind else damaged}") from None
     if frame is not None or not head:
         raise InputError(f"{path}: truncated {path.suffix} file; create it again")
 
 
-def _texts(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The chunks of a text. Raises EncodingError for another encoding or format."""
+def _as_utf8(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes]:
+    """The chunks of a text of another encoding. Raises EncodingError where it has yet another one."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        for chunk in chain(chunks, [b""]):
+            yield decoder.decode(chunk, not chunk).encode()
+    except UnicodeDecodeError as error:
+        raise EncodingError(f"{path}: not {encoding} ({error.reason}); give its encoding, or create it again") from None
+
+
+def _texts(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes]:
+    """The chunks of a text as UTF-8. Raises EncodingError for another encoding or format."""
+    texts = chunks if encoding == "utf-8" else _as_utf8(chunks, encoding, path)
     head = b""
-    while len(head) < len(_MARK) and (chunk := next(chunks, b"")):  # a frame may be shorter than a byte-order mark
+    for chunk in texts:
         head += chunk
-    if found := foreign(head):
-        raise EncodingError(f"{path}: {found}")
+        if len(head) >= len(_MARK):  # a frame may be shorter than a byte-order mark
+            break
+    kind, cure = kind_of(head)
+    if kind:
+        raise EncodingError(f"{path}: {kind}; {cure}")
     yield head
-    yield from chunks
+    yield from texts
 
 
 def is_readable(path: Path) -> bool:
@@ -101,28 +150,32 @@ def is_readable(path: Path) -> bool:
     return str(path) == "-" or (path.exists() and not path.is_dir())
 
 
-def _chunks(path: Path, size: int, frames: Frames | None) -> Iterator[bytes]:
-    """The decompressed text of a file, about `size` bytes at a time."""
+def _chunks(path: Path, size: int, frames: Frames | None, encoding: str) -> Iterator[bytes]:
+    """The decompressed text of a file as UTF-8, about `size` bytes at a time."""
     if str(path) == "-":
         # read1 returns what a pipe has, so that a signal is handled before the next wait
-        yield from _texts(iter(partial(sys.stdin.buffer.read1, size), b""), path)  # type: ignore[union-attr]
+        yield from _texts(iter(partial(sys.stdin.buffer.read1, size), b""), encoding, path)  # type: ignore[union-attr]
         return
     if not is_readable(path):
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     is_packed = path.suffix in _NEW_FRAME
     with open(path, "rb") as file, naming(path):
         blocks = iter(partial(file.read, size // 4 if is_packed else size), b"")
-        yield from _texts(decompressed(blocks, path, frames) if is_packed else blocks, path)
+        yield from _texts(decompressed(blocks, path, frames) if is_packed else blocks, encoding, path)
 
 
 def located_blocks(
-    path: Path, size: int | None = None, longest: int | None = None, frames: Frames | None = None
+    path: Path,
+    size: int | None = None,
+    longest: int | None = None,
+    frames: Frames | None = None,
+    encoding: str = "utf-8",
 ) -> Iterator[tuple[int, bytes]]:
     """`read_blocks` with the offset of each block in the decompressed file, whose table fills `frames` meanwhile."""
     rest: list[bytes] = []  # parts of a line that spans chunks
     held = 0  # their bytes
     start = read = 0  # where the line in `rest` and the chunk begin
-    for chunk in _chunks(path, size or _CHUNK, frames):
+    for chunk in _chunks(path, size or _CHUNK, frames, encoding):
         if read == 0 and chunk.startswith(_MARK):
             chunk, start, read = chunk[len(_MARK) :], len(_MARK), len(_MARK)
         read += len(chunk)
@@ -142,13 +195,15 @@ def located_blocks(
         yield start, last
 
 
-def read_blocks(path: Path, size: int | None = None, longest: int | None = None) -> Iterator[bytes]:
-    """Blocks of complete lines, about `size` bytes (default 1 MB) each, decompressed by suffix. `-` is stdin.
+def read_blocks(
+    path: Path, size: int | None = None, longest: int | None = None, encoding: str = "utf-8"
+) -> Iterator[bytes]:
+    """Blocks of complete lines, about `size` bytes (default 1 MB) each, decompressed by suffix, as UTF-8. `-` is stdin.
 
     A line of more than `longest` bytes is cut, but stays longer than that. Raises InputError if the file is missing,
     truncated, damaged, or compressed and empty; EncodingError for another encoding or format.
     """
-    return (block for _, block in located_blocks(path, size, longest))
+    return (block for _, block in located_blocks(path, size, longest, encoding=encoding))
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -161,13 +216,13 @@ def split_lines(block: bytes) -> Iterator[bytes]:
     return (line.rstrip(b"\r") for line in block.removesuffix(b"\n").split(b"\n"))
 
 
-def read_text(path: Path, longest: int | None = None) -> str:
+def read_text(path: Path, longest: int | None = None, encoding: str = "utf-8") -> str:
     """A whole text file with its line ends. Errors as in `read_blocks`.
 
-    Raises EncodingError if it is not UTF-8, or has more than `longest` bytes.
+    Raises EncodingError if it has another encoding, or more than `longest` bytes.
     """
     blocks, size = [], 0
-    for block in read_blocks(path, longest=longest):
+    for block in read_blocks(path, longest=longest, encoding=encoding):
         blocks.append(block)
         size += len(block)
         if longest is not None and size > longest:

@@ -2,6 +2,7 @@
 
 from common.settings.cluster import ClusterSettings, CorpusJobSettings, GpuSettings, SiteSettings
 from common.settings.corpus import (
+    WARC_NAME,
     BlacklistSettings,
     CleanSettings,
     DecontaminateSettings,

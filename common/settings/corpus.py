@@ -1,16 +1,20 @@
 """The configuration sections of the corpus steps."""
 
+import codecs
 import math
 import re
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.files import MAX_SHARDS
+from common.files import MAX_SHARDS, find_inputs
 from common.settings.section import PositiveFloat, PositiveInt, Section, Share
 
 _ROBOT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # a name in robots.txt
+WARC_NAME = re.compile(r"\.(warc|wet)(\.|$)")
+"""In the names of WARC files, WET files included."""
 
 
 class BlacklistSettings(Section):
@@ -119,15 +123,46 @@ class SourceSettings(Section):
     """A source of existing text (`python -m corpus.ingest`)."""
 
     path: str
-    """File, folder or glob."""
-    format: Literal["jsonl", "text", "wikiextractor"] | None = None
-    """Format of the files. Left out: *.txt is text, wiki_00 is wikiextractor, everything else is jsonl."""
+    """File, folder or glob. A dataset folder of Parquet or Arrow files stands for its train split if it has one, and
+    one of Common Crawl's lists of paths for the files that it lists, which must be there."""
+    glob: list[str] = []
+    """Patterns below the folder `path`, such as `**/*.md`: only the files that match one are read."""
+    format: Literal["auto", "jsonl", "text", "wikiextractor", "csv", "parquet", "arrow", "warc"] = "auto"
+    """Format of the files. auto: what content and name of each file say; a file where they differ is an error."""
+    encoding: str = "utf-8"
+    """Encoding of text, CSV and JSON lines, such as latin-1 or cp1252. A byte-order mark of UTF-16 is recognised."""
     text_key: str = "text"
-    """Key of the JSON objects that holds the text."""
+    """Key of the JSON objects, or name of the column, that holds the text."""
     skip_keys: list[str] = []
-    """Keys of the JSON objects to leave out; the others travel with the document under `meta`."""
+    """Keys of the JSON objects, or columns, to leave out; the others travel with the document under `meta`."""
     name: str = ""
     """Written as `meta.source` into documents that have none; empty writes nothing."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_is_known(cls, encoding: str) -> str:
+        try:
+            "".encode(encoding)
+        except LookupError:
+            raise ValueError(f"{encoding!r} is not an encoding that Python knows, such as latin-1 or utf-16") from None
+        return codecs.lookup(encoding).name.removesuffix("-sig")  # a mark is skipped anyway
+
+    @property
+    def patterns(self) -> list[str]:
+        """The paths and globs of the files, for `find_inputs`."""
+        return [f"{escape(self.path)}/{pattern}" for pattern in self.glob] or [self.path]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that there are now."""
+        return [path for pattern in self.patterns for path in find_inputs(pattern, "sources")[0]]
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether some of its files may be WARC files, by which other settings count: their format or name says so."""
+        return self.format == "warc" or (
+            self.format == "auto" and any(WARC_NAME.search(path.name) for path in self.files)
+        )
 
 
 class CleanSettings(Section):
@@ -299,7 +334,8 @@ class CorpusSettings(Section):
     urls: list[str] = []
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
-    """Existing text, in addition to URLs or instead of them: a list of {path, format, text_key, skip_keys, name}."""
+    """Existing text, in addition to URLs or instead of them: a list of {path, glob, format, encoding,
+    text_key, skip_keys, name}."""
     base: list[Path] = []
     """Finished runs that this one grows, one folder or all of them, the oldest first: URLs and files of `sources` that
     they have read are left out, and models also train on their datasets (docs/corpus.md)."""
@@ -325,6 +361,11 @@ class CorpusSettings(Section):
     """Training of a vocabulary on the corpus."""
     tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
     """BPE encoding."""
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a source may be WARC files, by whose pages the keys of `scrape` count for `ingest`."""
+        return any(source.has_pages for source in self.sources)
 
     @field_validator("base", mode="before")
     @classmethod

@@ -100,7 +100,7 @@ class Settings(CorpusSettings):
 
     def check_inputs(self) -> None:
         """Raise ValueError for an input that does not exist and that this run does not build."""
-        sources = [source.path for source in self.sources]
+        sources = [pattern for source in self.sources for pattern in source.patterns]
         named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
         for key, patterns in named.items():
             for pattern in patterns:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -24,16 +24,19 @@ _MAX_WAITING = 1024  # outcomes that wait for a slower page before them
 
 
 def checked_pages(
-    paths: Iterable[Path], settings: ScrapeSettings, blacklist: BlacklistSettings
-) -> Iterator[tuple[str, FetchedPage | str]]:
+    paths: Iterable[Path], settings: ScrapeSettings, blacklist: BlacklistSettings, texts: bool = False
+) -> Iterator[tuple[str, FetchedPage | Outcome]]:
     """Yield every response of the files in order: its URL, and its page or the first reason to drop it.
 
-    The first of several pages with equal URLs is kept; this takes 8 bytes of memory per URL.
+    The first of several pages with equal URLs is kept; this takes 8 bytes of memory per URL. With `texts`, the
+    documents of WET files are yielded as well, as they are.
     """
     rules, seen = UrlRules(blacklist), SeenUrls()
     for path in paths:
-        for url, page in read_pages(path, settings.max_bytes):
-            yield url, page if isinstance(page, str) else _drop_reason(page, rules, seen) or page
+        for url, page in read_pages(path, settings.max_bytes, texts):
+            if isinstance(page, FetchedPage):
+                page = _drop_reason(page, rules, seen) or page
+            yield url, {"reason": page} if isinstance(page, str) else page
 
 
 def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenUrls) -> str | None:
@@ -47,19 +50,16 @@ def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenUrls) -> str | No
 
 
 async def _extract_all(
-    pages: Iterable[tuple[str, FetchedPage | str]],
-    settings: ScrapeSettings,
-    workers: int,
-    write: Callable[[str, Outcome], None],
-) -> None:
-    """Call `write` with each URL and its outcome, in order, while later pages are extracted."""
+    pages: Iterable[tuple[str, FetchedPage | Outcome]], settings: ScrapeSettings, workers: int
+) -> AsyncGenerator[tuple[str, Outcome], None]:
+    """Each URL and its outcome, in order, while later pages are extracted."""
     slots = asyncio.Semaphore(_PAGES_PER_WORKER * workers)
     waiting: deque[tuple[str, asyncio.Task[Outcome]]] = deque()
 
-    async def extract(page: FetchedPage | str) -> Outcome:
+    async def extract(page: FetchedPage | Outcome) -> Outcome:
         try:
-            if isinstance(page, str):
-                return {"reason": page}
+            if not isinstance(page, FetchedPage):
+                return page
             if settings.opt_outs == "obey":
                 page = judged_by_headers(page, settings)
             found = await pool.extract(page.body, page.content_type, page.url, page.reserved_by or "")
@@ -69,24 +69,38 @@ async def _extract_all(
         finally:
             slots.release()
 
-    async def write_first() -> None:
-        url, task = waiting[0]
-        write(url, await task)
-        waiting.popleft()
-
     async with ExtractPool(settings, workers) as pool:
         try:
             for url, page in pages:
                 await slots.acquire()
                 waiting.append((url, asyncio.create_task(extract(page))))
                 while waiting and (waiting[0][1].done() or len(waiting) > _MAX_WAITING):
-                    await write_first()
+                    yield waiting[0][0], await waiting[0][1]
+                    waiting.popleft()
             while waiting:
-                await write_first()
+                yield waiting[0][0], await waiting[0][1]
+                waiting.popleft()
         finally:
             for _, task in waiting:
                 task.cancel()
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+
+def extracted(
+    pages: Iterable[tuple[str, FetchedPage | Outcome]], settings: ScrapeSettings, workers: int
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield each URL and its outcome, in order, while worker processes extract later pages."""
+    outcomes = _extract_all(pages, settings, workers)
+
+    async def following() -> tuple[str, Outcome] | None:
+        return await anext(outcomes, None)
+
+    with asyncio.Runner() as runner:
+        try:
+            while (found := runner.run(following())) is not None:
+                yield found
+        finally:
+            runner.run(outcomes.aclose())
 
 
 def extract_archives(
@@ -103,7 +117,8 @@ def extract_archives(
     step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
     try:
         with outcome_writer(output, step) as write:
-            asyncio.run(_extract_all(checked_pages(paths, settings, blacklist), settings, step.workers, write))
+            for url, outcome in extracted(checked_pages(paths, settings, blacklist), settings, step.workers):
+                write(url, outcome)
     except EmptyResultError as error:
         cause = str(error) if step.stats.documents_in else "no response records inside; are these WET or WAT files?"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None

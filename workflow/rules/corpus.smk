@@ -90,17 +90,20 @@ rule ingest:
         stats=result("ingest"),
     log:
         RUN / "logs/ingest.log",
+    threads: 2 if settings.has_pages else 1
     resources:
-        mem_mb=2000,
+        mem_mb=4000 if settings.has_pages else 2000,
         runtime=runtime("ingest", 24 * 60),
     params:
         settings=keys("ingest"),
         folder=RUN / "ingest",
         shards=settings.shards,
+        rejects=rejects("ingest"),
         known=earlier("ingest"),
     shell:
         'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {params.folder:q} '
-        "--shards {params.shards} --stats {output.stats:q} {params.known} > {log:q} 2>&1"
+        "--shards {params.shards} --rejects {params.rejects:q} --stats {output.stats:q} --workers {threads} "
+        "{params.known} > {log:q} 2>&1"
 
 
 rule clean:

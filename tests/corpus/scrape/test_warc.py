@@ -1,7 +1,10 @@
 import gzip
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,14 +50,15 @@ def test_a_response_without_a_page_has_a_reason_and_other_records_are_skipped(tm
 RECORDS = [record(f"https://one.example/{n}", http(HTML + bytes(str(n), "ascii") * 900)) for n in range(5)]
 
 
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_costs_only_its_record_and_is_located(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, data: st.DataObject
 ) -> None:
-    path = write_warc(tmp_path / "five.warc.gz", *RECORDS)
+    path = write_warc(tmp_path / f"five.warc.{suffix}", *RECORDS)
     good = dict(read_pages(path, LIMIT))
-    starts = [len(b"".join(gzip.compress(each, mtime=0) for each in RECORDS[:n])) for n in range(6)]
+    starts = [write_warc(tmp_path / f"part.{suffix}", *RECORDS[:n]).stat().st_size for n in range(6)]
     number = data.draw(st.integers(0, 4))
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(starts[number], starts[number + 1] - 1))
@@ -67,7 +71,22 @@ def test_damage_costs_only_its_record_and_is_located(
         return
     assert sum(url in good and good[url] == answer for url, answer in found) >= 4
     assert all(answer == "damaged" or good[url] == answer for url, answer in found)
-    assert ("", "damaged") not in found or f"{path}: the record at byte {starts[number]} " in capsys.readouterr().err
+    located = [int(offset) for offset in re.findall(r": the record at byte (\d+) ", capsys.readouterr().err)]
+    assert len(located) == found.count(("", "damaged"))
+    assert all(starts[number] <= offset < starts[number + 1] for offset in located)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor(write_checksum=True).compress])
+def test_records_that_share_a_member_are_read_and_damage_there_stops_the_file(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    path, packed = tmp_path / "five.warc.packed", pack(b"".join(RECORDS))
+    path.write_bytes(packed + pack(RECORDS[0]))
+    assert names(path) == [f"https://one.example/{n % 5}" for n in range(6)]
+    for cut in (packed[:-5], packed[: len(packed) * 4 // 5]):
+        path.write_bytes(cut)
+        with pytest.raises(InputError, match=r"five\.warc\.packed: (ends inside|damaged after)"):
+            names(path)
 
 
 def test_a_truncated_file_is_refused_with_the_offset(tmp_path: Path) -> None:

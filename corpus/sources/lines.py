@@ -1,0 +1,99 @@
+"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV."""
+
+import csv
+import html
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from common.errors import EncodingError, InputError
+from common.files import LONGEST_LINE, BadLines, Document, read_blocks, read_json_lines, read_lines
+from common.files import read_text as file_text
+from common.settings import SourceSettings
+from corpus.sources.records import read_record
+
+# titles may contain quotes; some versions add a revision
+_WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
+
+
+def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
+    """The one document of a text file."""
+    bad.lines += 1
+    try:
+        yield {"text": file_text(path, LONGEST_LINE, source.encoding)}
+    except EncodingError as error:
+        bad.add(str(error))
+
+
+def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
+    """The objects of a file of JSON lines; blank lines are skipped."""
+    for number, line in enumerate(read_json_lines(path, source.encoding), start=1):
+        if line.strip():
+            yield from read_record(line, f"{path}:{number}", source, bad)
+
+
+def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
+    """The rows of a file of values with a header, separated by what the header has most of: comma, semicolon or tab.
+
+    Raises InputError for a header without the text's column, and where the quotes do not match.
+    """
+    csv.field_size_limit(LONGEST_LINE)  # the default is 131,072 characters
+    blocks = read_blocks(path, longest=LONGEST_LINE, encoding=source.encoding)
+    lines = (line for block in blocks for line in io.StringIO(block.decode(), newline="\n"))
+    try:
+        first = next(lines, "")
+        rows = csv.reader(
+            (line for part in ([first], lines) for line in part), strict=True, delimiter=max(",;\t", key=first.count)
+        )
+        header = next(rows, [])
+        if source.text_key not in header:
+            raise InputError(f"{path}: no column {source.text_key!r}, but {', '.join(header)}; set text_key")
+        start = rows.line_num + 1
+        for row in rows:
+            where, start = f"{path}:{start}", rows.line_num + 1
+            if row and len(row) != len(header):
+                bad.lines += 1
+                bad.add(f"{where}: {len(row)} cells, but {len(header)} in the header")
+            elif row:
+                yield from read_record(orjson.dumps(dict(zip(header, row, strict=True))), where, source, bad)
+    except UnicodeDecodeError as error:
+        raise EncodingError(f"{path}: not UTF-8 ({error.reason}); set encoding") from None
+    except csv.Error as error:
+        raise InputError(f"{path}:{rows.line_num}: not CSV ({error}); repair its quotes, or create it again") from None
+
+
+def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
+    """The articles of a WikiExtractor file in either of its formats, without the line that repeats the title."""
+    head: tuple[str, Document] | None = None
+    lines: list[bytes] = []
+    for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}:{number}"
+        if head is None and line.startswith(b"{"):
+            yield from read_record(line, where, source, bad)
+        elif line.startswith(b"<doc "):
+            bad.lines += 1
+            if head is not None:
+                bad.add(f"{head[0]}: <doc> without </doc>")
+            match = _WIKI_HEAD.match(line)
+            if match is None:
+                bad.add(f"{where}: not the first line of a WikiExtractor article")
+            fields = [html.unescape(field.decode("utf-8", "replace")) for field in match.groups()] if match else []
+            head = (where, dict(zip(("source_id", "url", "title"), fields, strict=True))) if match else None
+            lines.clear()
+        elif head is not None and line.strip() == b"</doc>":
+            try:
+                text = b"\n".join(lines).decode()
+                yield {**head[1], "text": text.strip().removeprefix(head[1]["title"] + "\n").strip()}
+            except UnicodeDecodeError:
+                bad.add(f"{head[0]}: not UTF-8")
+            head = None
+        elif head is not None:
+            lines.append(line)
+        elif line.strip():
+            bad.lines += 1
+            bad.add(f"{where}: text outside of <doc> … </doc>")
+    if head is not None:
+        bad.add(f"{head[0]}: <doc> without </doc>")
