@@ -6,12 +6,14 @@ import orjson
 import pytest
 import yaml
 
+from cluster.status import overview
 from common.config import load_settings, write_settings
 from common.errors import ConfigError, InputError
 from common.files import fingerprint, read_lines, write_json
 from common.settings import BlacklistSettings, Settings, SourceSettings
 from corpus.blacklist import blacklist
 from corpus.ingest import ingest
+from report.__main__ import render
 from report.funnel import funnel
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 from tests.workflow.pipeline import DATASET, configure, finish, planned, snakemake
@@ -146,6 +148,8 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
     removed = [each for path in tmp_path.glob("results/y/dedup/removed/*") for each in read_rejects(path)]
     assert {each["url"][-3:] for each in removed} == {"900", "901"}
     assert load_settings(tmp_path / "results/y/config.yaml").base == [Path("results/x")]
+    assert "It grows results/x." in render(tmp_path / "results/y")
+    assert "results/y grows results/x:" in overview([tmp_path / "results/y"], [])[0]
     assert "Nothing to be done" in planned(tmp_path, "dataset")[1]
     result = snakemake(tmp_path, "dataset", "-n", "--config", "dedup={bands: 21}")
     assert result.returncode == 2 and "dedup.bands" in result.stdout + result.stderr
