@@ -120,6 +120,13 @@ def test_a_changed_key_changes_the_params_of_the_rules_that_depend_on_it_and_of_
         assert params(Settings.model_validate(with_overrides(BASE, [change]))) == before, change
 
 
+def test_warc_files_as_sources_are_read_again_when_the_rules_for_pages_change(tmp_path: Path) -> None:
+    for name, format, depends in (("a.txt", "auto", False), ("a.warc.gz", "auto", True), ("a", "warc", True)):
+        (tmp_path / name).write_text("x")
+        settings = Settings.model_validate(BASE | {"sources": [{"path": str(tmp_path / name), "format": format}]})
+        assert ("blacklist" in steps.keys("ingest", settings)) == depends, name
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that Snakemake considers finished: every output with its metadata, and no temporary file."""

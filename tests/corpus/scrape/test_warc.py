@@ -1,4 +1,5 @@
 import gzip
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -80,11 +81,13 @@ def test_damage_costs_only_its_record_and_is_located(
 def test_records_that_share_a_member_are_read_and_damage_there_stops_the_file(
     tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
-    path, packed = tmp_path / "five.warc.packed", pack(b"".join(RECORDS))
+    long = [record(f"https://one.example/{n}", http(random.Random(n).randbytes(90_000))) for n in range(5)]
+    path, packed = tmp_path / "five.warc.packed", pack(b"".join(long))
+    flipped = packed[:300_000] + bytes([packed[300_000] ^ 1]) + packed[300_001:]
     path.write_bytes(packed + pack(RECORDS[0]))
     assert names(path) == [f"https://one.example/{n % 5}" for n in range(6)]
-    for cut in (packed[:-5], packed[: len(packed) * 4 // 5]):
-        path.write_bytes(cut)
+    for damaged in (packed[:-5], packed[:300_000], flipped):
+        path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"five\.warc\.packed: (ends inside|damaged after)"):
             names(path)
 
