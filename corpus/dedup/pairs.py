@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from common.progress import Meter
 from common.settings import DedupSettings
 from corpus.dedup.segments import Segments, write_segments
-from corpus.dedup.shingles import Shingles, jaccard, shingles
+from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
 
 Pairs = NDArray[np.int64]
 """Rows of two documents, shape (pairs, 2), the smaller row first."""
 
 _BYTES_PER_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
-_BYTES_PER_CHARACTER = 24  # a text, its shingles, and their sorted copy
-_PIECE = 1 << 16  # pairs whose lines are looked up at a time
+_BYTES_PER_TEXT = 200  # Python's objects for a text, beside its bytes
+_PIECE = 1 << 20  # pairs whose lines are looked up at a time
 
 
 def pairs_in_groups(group: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
@@ -122,10 +122,10 @@ def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: 
 
 
 def _chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
-    """Split pairs into runs whose texts have at most `limit` characters together, or that are a single pair."""
+    """Split pairs into runs whose texts have at most `limit` bytes together, or that are a single pair."""
     for piece in np.split(pairs, range(_PIECE, len(pairs), _PIECE)):
         rows, index = np.unique(piece, return_inverse=True)
-        sizes = signatures.lines(rows)[:, 1][index.reshape(-1, 2)]  # bytes of the line: more than characters
+        sizes = (signatures.lines(rows)[:, 1] + _BYTES_PER_TEXT)[index.reshape(-1, 2)]
         start = total = 0
         for number, (first, second) in enumerate(sizes.tolist()):
             new = second + (first if number == start or piece[number, 0] != piece[number - 1, 0] else 0)
@@ -138,13 +138,21 @@ def _chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]
 
 
 def similarities(pairs: Pairs, signatures: Signatures, settings: DedupSettings) -> NDArray[np.float64]:
-    """The true Jaccard similarity of each pair, shape (pairs,)."""
+    """The true Jaccard similarity of each pair, shape (pairs,).
+
+    Texts are held, not their shingles, which take 24 times as much: reading fewer frames twice is worth hashing a text
+    again.
+    """
     rows = np.unique(pairs)
-    sets: dict[int, Shingles] = {
-        row: shingles(document["text"], settings)
-        for row, document in zip(rows.tolist(), signatures.documents(rows), strict=True)
+    texts = {
+        row: document["text"].encode() for row, document in zip(rows.tolist(), signatures.documents(rows), strict=True)
     }
-    return np.array([jaccard(sets[first], sets[second]) for first, second in pairs.tolist()])
+    found, last, one = np.empty(len(pairs)), -1, shingles("", settings)
+    for index, (first, second) in enumerate(pairs.tolist()):
+        if first != last:
+            last, one = first, shingles(texts[first].decode(), settings)
+        found[index] = jaccard(one, shingles(texts[second].decode(), settings))
+    return found
 
 
 def write_edges(
@@ -153,12 +161,11 @@ def write_edges(
     """Verify the candidates of a block; returns how many there were, and how many reach the threshold."""
     pairs = read_pairs(pair_files, signatures, "near", block)
     edges = 0
-    limit = settings.memory_bytes // _BYTES_PER_CHARACTER
     with (
         write_segments(output, {"candidates": len(pairs), "signatures": signatures.digest}) as file,
         Meter("dedup verify", "pairs", len(pairs)) as meter,
     ):
-        for chunk in _chunks(pairs, signatures, limit):
+        for chunk in _chunks(pairs, signatures, settings.memory_bytes):
             similarity = similarities(chunk, signatures, settings)
             duplicate = similarity >= settings.threshold
             file.append("edges", chunk[duplicate].ravel())
