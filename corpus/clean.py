@@ -23,7 +23,8 @@ from common.files import Document, document_writer, expand_inputs, read_document
 from common.settings import CleanSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
-from corpus.text.filters import Filter, Text, filters
+from corpus.text.filters import filters
+from corpus.text.verdicts import Filter, Text, Verdict
 
 _EXPLAINED = 20  # documents that --explain shows
 _PLAIN = r"\t\n\f -%'-~–—…"  # ASCII from space to tilde without &
@@ -33,20 +34,22 @@ _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
-def clean_document(rules: Sequence[Filter], settings: CleanSettings, document: Document) -> Outcome:
-    """The document with its text repaired and its language in `meta`, dropped by the first filter that finds something.
-
-    `meta.language` is the source's: what is detected has its own keys.
-    """
-    repaired = {**document, "text": repair(document["text"], settings.fold_whitespace)}
-    text = Text(repaired["text"])
+def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> tuple[Outcome, Counter[str]]:
+    """The document repaired, and changed or dropped by the filters; and what they changed."""
+    counts, document = Counter[str](), {**document, "text": repair(document["text"], fold)}
+    text = Text(document["text"])
     for rule in rules:
-        if (detail := rule.detail(text)) is not None:
-            return Drop(repaired, rule.name, detail)
-    if settings.languages:
-        code, score = text.language
-        repaired["meta"] = {**document.get("meta", {}), "detected_language": code, "detected_score": score}
-    return repaired
+        verdict = rule.judge(text)
+        if isinstance(verdict, str):
+            return Drop(document, rule.name, verdict), counts
+        if verdict is not None and verdict.text is not None:
+            text = Text(verdict.text)
+            document["text"] = verdict.text
+        if verdict is not None:
+            counts.update(verdict.counts)
+            if verdict.meta:
+                document["meta"] = {**document.get("meta", {}), **verdict.meta}
+    return document, counts
 
 
 def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **options: Unpack[StepOptions]) -> Stats:
@@ -55,15 +58,19 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
     step = Step("clean", inputs, **options, cure="relax `clean` in the configuration")
-    languages = Counter[str]()
+    languages, changes = Counter[str](), Counter[str]()
     with (
-        step.map(partial(clean_document, filters(settings), settings)) as outcomes,
+        step.map(partial(clean_document, filters(settings), settings.fold_whitespace)) as outcomes,
         step.results(document_writer(output)) as results,
     ):
-        for outcome in outcomes:
+        for outcome, counts in outcomes:
             results.record(outcome)
-            if isinstance(outcome, Drop) and outcome.reason == "language":
+            if not isinstance(outcome, Drop):
+                changes.update(counts)
+            elif outcome.reason == "language":
                 languages[outcome.detail] += 1
+    if changes:
+        step.stats.extra["changes"] = dict(sorted(changes.items()))
     if settings.languages:
         kept = step.stats.kept_by.get("detected_language", {})
         languages.update({code: documents for code, (documents, _) in kept.items()})
@@ -77,12 +84,26 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
         text = Text(repair(document["text"], settings.fold_whitespace))
-        details = [(rule.name, rule.detail(text)) for rule in rules]
-        verdict = next((f"drop ({name})" for name, detail in details if detail is not None), "keep")
+        lines, verdict = [f"  {'repair':<{width}}  {len(document['text'])} -> {len(text)} characters: "], "keep"
+        lines[0] += repr(" ".join(text[:60].split()))
+        for rule in rules:
+            found = rule.judge(text)
+            if isinstance(found, str):
+                verdict = f"drop ({rule.name})" if verdict == "keep" else verdict
+            elif found is not None and found.text is not None:
+                text = Text(found.text)
+            lines.append(f"  {rule.name:<{width}}  {_said(found)}")
         yield f"{document['id']} {document.get('url') or ''}: {verdict}"
-        start = " ".join(text[:60].split())
-        yield f"  {'repair':<{width}}  {len(document['text'])} -> {len(text)} characters: {start!r}"
-        yield from (f"  {name:<{width}}  {'keep' if found is None else 'drop: ' + found}" for name, found in details)
+        yield from lines
+
+
+def _said(verdict: Verdict) -> str:
+    if isinstance(verdict, str):
+        return f"drop: {verdict}"
+    if verdict is None:
+        return "keep"
+    facts = [*(f"{count} {kind}" for kind, count in verdict.counts.items())]
+    return ", ".join(["keep", *facts, *(f"{key} {value}" for key, value in verdict.meta.items())])
 
 
 # ------------------------------------------------------------------------------------------------ repair

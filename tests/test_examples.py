@@ -31,7 +31,7 @@ from tests.test_commands import COMMANDS
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "workflow")
 SKIPPED = {
-    r".*(max_repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
+    r".*(filters=\[repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
     r"python -m tests\.training\.parity": "takes minutes; tests/training/test_parity.py runs it",
     r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",

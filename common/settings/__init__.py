@@ -7,6 +7,7 @@ from common.settings.corpus import (
     CleanSettings,
     DecontaminateSettings,
     DedupSettings,
+    FastTextModel,
     RepeatsSettings,
     ScrapeSettings,
     SourceSettings,

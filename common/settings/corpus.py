@@ -165,6 +165,19 @@ class SourceSettings(Section):
         )
 
 
+class FastTextModel(Section):
+    """A fastText model by which `python -m corpus.clean` filters."""
+
+    path: Path
+    """A `.bin` or `.ftz` file."""
+    label: str
+    """Label of the documents to keep, without `__label__`."""
+    least: Share = 0.5
+    """Minimum probability of the label."""
+    name: str = "fasttext"
+    """The reason of dropped documents; kept ones have their probability under `meta` by this name."""
+
+
 class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
@@ -176,8 +189,10 @@ class CleanSettings(Section):
     """Minimum length of a document, in characters (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256
     """Documents with fewer characters that mention "javascript" are dropped as browser notices."""
-    gopher: bool = False
-    """Drop documents that break one of Gopher's quality rules for English (Rae et al. 2021, table A1)."""
+    filters: list[str] = []
+    """Further filters by name, in this order: gopher, gopher_repetition, c4, fineweb, pii, digits (docs/corpus.md)."""
+    fasttext: list[FastTextModel] = []
+    """fastText models to filter by: a list of {path, label, least, name}."""
 
     @field_validator("language")
     @classmethod

@@ -28,10 +28,10 @@ def parse(*words: str) -> Settings:
 
 def test_an_override_wins_over_the_file_and_the_file_over_the_default() -> None:
     config = ("--config", "config.yaml")
-    assert parse("count").clean.language == "en" and not parse("count").clean.gopher
+    assert parse("count").clean.language == "en" and not parse("count").clean.filters
     assert parse("count", *config).clean.language == "de"
-    clean = parse("count", "clean.language=it", *config, "clean.gopher=true").clean
-    assert (clean.language, clean.min_characters, clean.gopher) == ("it", 10, True)
+    clean = parse("count", "clean.language=it", *config, "clean.filters=[gopher]").clean
+    assert (clean.language, clean.min_characters, clean.filters) == ("it", 10, ["gopher"])
 
 
 def test_a_wrong_key_or_value_is_named_with_the_closest_one(capsys: pytest.CaptureFixture[str]) -> None:

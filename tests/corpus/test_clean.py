@@ -66,7 +66,7 @@ def test_a_truncated_shard_is_one_line_and_leaves_nothing(tmp_path: Path, comman
 
 def test_the_command_writes_its_statistics(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", [document(1, "wording # " * 200), document(2, "Too short.")])
-    (tmp_path / "c.yaml").write_text("run: x\nurls: [x]\nclean: {gopher: true}\n")
+    (tmp_path / "c.yaml").write_text("run: x\nurls: [x]\nclean: {filters: [gopher]}\n")
     options = ("--output", tmp_path / "out.zst", "--stats", tmp_path / "s.json", "--config", tmp_path / "c.yaml")
     assert_one_line_error(called("corpus.clean", "--input", source, *options), "in.jsonl.zst")
     assert not (tmp_path / "out.zst").exists()

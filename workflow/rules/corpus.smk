@@ -9,6 +9,8 @@
 
 from shlex import quote
 
+from corpus.text.filters import filters
+
 
 # Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. What blacklist and ingest
 # read is compared by content (workflow/patches.py); the hashes of smaller files are params.
@@ -106,6 +108,9 @@ rule ingest:
         "{params.known} > {log:q} 2>&1"
 
 
+snakefile.or_exit(filters)(settings.clean)  # a name that does not exist is an error before any job
+
+
 rule clean:
     input:
         [result("scrape")] if settings.urls else [],
@@ -119,6 +124,7 @@ rule clean:
         runtime=runtime("clean", 240),
     params:
         settings=keys("clean"),
+        models=hashes(model.path for model in settings.clean.fasttext),
         rejects=rejects("clean"),
         stats=stats("clean"),
         documents=[

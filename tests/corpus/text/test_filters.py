@@ -1,7 +1,12 @@
+import sys
+from pathlib import Path
+
 import pytest
 
-from common.settings import CleanSettings
-from corpus.text.filters import Text, filters
+from common.errors import ConfigError
+from common.settings import CleanSettings, FastTextModel
+from corpus.text.filters import filters
+from corpus.text.verdicts import Change, Text
 from tests.helpers import prose
 
 GERMAN = (
@@ -11,8 +16,8 @@ GERMAN = (
 
 
 def details(text: str, settings: CleanSettings | None = None) -> dict[str, str]:
-    found = ((rule.name, rule.detail(Text(text))) for rule in filters(settings or CleanSettings()))
-    return {name: detail for name, detail in found if detail is not None}
+    found = ((rule.name, rule.judge(Text(text))) for rule in filters(settings or CleanSettings()))
+    return {name: verdict for name, verdict in found if isinstance(verdict, str)}
 
 
 def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() -> None:
@@ -27,30 +32,23 @@ def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() ->
     assert details(GERMAN, CleanSettings(language="de")) == details(GERMAN, CleanSettings(language="")) == {}
 
 
-# A text at the threshold of a rule, which is kept, and one beyond it.
-EDGES = [
-    ("words", "the of " + "word " * 48, "the of " + "word " * 47),  # 50 at least
-    ("words", "the of " + "word " * 99_998, "the of " + "word " * 99_999),  # 100,000 at most
-    ("word_length", "the of word " + "abc " * 60, "the of " + "abc " * 60),
-    ("word_length", f"the of {'a' * 25} " + f"{'b' * 10} " * 60, f"the of {'a' * 26} " + f"{'b' * 10} " * 60),
-    (
-        "symbols",
-        "the of word word word word word word word # " * 6,
-        "the of word word word word word word word ## " * 6,
-    ),
-    ("bullets", "- words of the words\n" * 9 + "the words of the words", "- words of the words\n" * 10),
-    (
-        "ellipsis",
-        "the words of all days…\n" * 3 + "the words of all days\n" * 7,
-        "the words of days…\n" * 4 + "the words of days\n" * 9,
-    ),
-    ("alphabetic", "the of word word 1234 " * 12, "the of word word 1234 " * 12 + "1234 "),
-    ("stop_words", "the of " + "word " * 50, "the " + "word " * 51),
-]
+def test_a_name_that_is_no_filter_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(ConfigError, match=r"clean\.filters: 'fine_web' is none of .*; fineweb\?"):
+        filters(CleanSettings(filters=["c4", "fine_web"]))
 
 
-@pytest.mark.parametrize(("rule", "kept", "dropped"), EDGES)
-def test_each_of_gophers_rules_has_its_threshold(rule: str, kept: str, dropped: str) -> None:
-    settings = CleanSettings(language="", min_characters=0, gopher=True)
-    assert details(kept, settings) == {}
-    assert details(dropped, settings).keys() == {f"gopher_{rule}"}
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="fasttext-predict has no wheel for Python 3.14")
+def test_a_fasttext_model_drops_by_the_probability_of_a_label_and_leaves_it_in_meta(tmp_path: Path) -> None:
+    """The model knows 22 words: those of history are good, those of shops are bad."""
+    good, bad = "the history of the village\nand its river", "buy cheap now\nclick this offer"
+    model = FastTextModel(path=Path(__file__).with_name("quality.bin"), label="good", name="quality")
+    settings = CleanSettings(language="", min_characters=0, fasttext=[model])
+    *_, rule = filters(settings)
+    assert rule.judge(Text(good)) == Change(meta={"quality": 1.0})
+    assert details(bad, settings) == {"quality": "good 0"}
+    lenient = model.model_copy(update={"least": 0.0})
+    assert not details(bad, settings.model_copy(update={"fasttext": [lenient]}))
+    for wrong, message in (({"label": "fine"}, "no label 'fine', but bad, good"), ({"path": tmp_path}, str(tmp_path))):
+        *_, rule = filters(settings.model_copy(update={"fasttext": [model.model_copy(update=wrong)]}))
+        with pytest.raises(ConfigError, match=message):
+            rule.judge(Text(good))

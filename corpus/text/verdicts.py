@@ -1,0 +1,77 @@
+"""What filters look at, and what they say about it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from common.errors import ConfigError
+from corpus.text.language import Language, language_of
+
+
+class Text(str):
+    """A text that is split once, however many filters look at its words or lines."""
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What stands between white space, as in Gopher's paper."""
+        return self.split()
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """Words and punctuation, as spaCy's English tokenizer splits them."""
+        with (english := _english()).memory_zone():  # frees the words that it has not seen before
+            return [token for found in english.tokenizer(str(self)) if (token := found.text.strip())]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines that are not blank, stripped."""
+        return [stripped for line in self.split("\n") if (stripped := line.strip())]
+
+    @cached_property
+    def language(self) -> Language:
+        """What the detector says about it."""
+        return language_of(self)
+
+
+@cache
+def _english() -> Any:
+    try:
+        import spacy
+    except ImportError:
+        raise ConfigError("clean.filters: this filter needs spaCy; pip install 'urls-to-gpt2[filters]'") from None
+    english = spacy.blank("en")
+    english.add_pipe("sentencizer")
+    english.max_length = 1 << 31  # characters
+    return english
+
+
+def sentences(line: str) -> int:
+    """The number of sentences of a line, as spaCy's sentencizer splits them."""
+    with (english := _english()).memory_zone():
+        return max(1, sum(bool(sentence.text.strip()) for sentence in english(line).sents))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a filter changes of a document that it keeps."""
+
+    text: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What was changed: lines cut, addresses replaced. Added up in the statistics."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Keys for the document's `meta`."""
+
+
+Verdict = str | Change | None
+"""What is wrong with a text, for people ("312 characters"), so that it is dropped; or what to change; None keeps it."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A named reason to drop a document, or to change it."""
+
+    name: str
+    """The reason, as rejects and statistics show it."""
+    judge: Callable[[Text], Verdict]
+    """Picklable: it is sent to workers."""
