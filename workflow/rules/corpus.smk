@@ -108,7 +108,8 @@ rule ingest:
         "{params.known} > {log:q} 2>&1"
 
 
-snakefile.or_exit(filters)(settings.clean)  # a name that does not exist is an error before any job
+# A name that does not exist is an error before any job.
+snakefile.or_exit(filters)(settings.clean)
 
 
 rule clean:

@@ -13,7 +13,9 @@ localrules:
 WORK = RUN / "dedup/work"
 # One file per part of a column, and as many blocks of pairs. The number of jobs is in no file name, input or param, so
 # that changing it repeats no work.
-PARTS = [str(part) for part in range((1 + settings.dedup.bands) * settings.dedup.ranges)]
+PARTS = [
+    str(part) for part in range((1 + settings.dedup.bands) * settings.dedup.ranges)
+]
 EARLIER = snakefile.or_exit(content_of_earlier)(settings.dedup.against)
 JOBS = min(settings.dedup.jobs, len(PARTS))
 # 1,000 MB for Python and its libraries, plus the data that grows with the corpus
