@@ -33,7 +33,7 @@ from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from common.workers import Workers
 from corpus.extract.charset import decode
-from corpus.extract.extractors import Extracted, Extractor, check_installed, extract, load_extractors
+from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
 from corpus.scrape.opt_outs import meta_opt_out
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
@@ -52,7 +52,6 @@ class ExtractPool:
     """Extracts up to `workers` pages at once. Raises InputError if the library of an extractor is missing."""
 
     def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        check_installed(settings.extractors)
         self._function = partial(extract_in_child, settings)
         self._pool = Workers(workers)
 

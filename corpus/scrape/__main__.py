@@ -77,7 +77,8 @@ def scrape(
     queues = sort_into_queues(listed, rules)
     step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
     stats = step.stats
-    stats.extra["libraries"] = {name: version(name) for name in ("trafilatura", "newspaper3k", "lxml", "turbohtml")}
+    libraries = ("trafilatura", "newspaper3k", "resiliparse", "lxml", "turbohtml")
+    stats.extra["libraries"] = {name: version(name) for name in libraries}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
     with (
         Journal(output, today) as journal,

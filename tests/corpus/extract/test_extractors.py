@@ -1,5 +1,3 @@
-import sys
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,7 +7,7 @@ from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import MAX_TAGS, Extracted, Extractor, HtmlPage, extract, load_extractors
 from demo.pages import Host, page_html
-from tests.helpers import assert_one_line_error, called, prose
+from tests.helpers import prose
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "blog")
 (CHOICE,) = get_args(ScrapeSettings.model_fields["extractors"].annotation)
@@ -64,17 +62,6 @@ def test_the_first_result_with_the_article_wins_else_the_longest() -> None:
         extract(b"<p>" + b"<" * MAX_TAGS, "text/html", URL, [answer(0, article)])
     plain = extract(b"  <b>not HTML</b>\r\n\x00", "text/plain; charset=utf-8", URL, [])
     assert (plain.text, plain.extractor) == ("  <b>not HTML</b>\r\n", "plain")
-
-
-def test_an_extractor_whose_library_is_missing_is_one_line_that_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "urls").write_text(URL)
-    monkeypatch.setitem(sys.modules, "resiliparse", None)
-    arguments = ("--urls", tmp_path / "urls", "--output", tmp_path / "out.jsonl.zst", "scrape.extractors=[resiliparse]")
-    arguments = (*arguments, "scrape.contact=me@one.example")
-    assert_one_line_error(called("corpus.scrape", *arguments), "scrape.extractors", "'.[resiliparse]'")
-    assert not (tmp_path / "out.jsonl.zst").exists()
 
 
 def test_text_and_title_that_resiliparse_finds_are_those_of_the_page_without_comments_and_texts_of_images() -> None:

@@ -4,7 +4,15 @@ from typing import Any
 import pytest
 from trafilatura import load_html
 
-from corpus.extract.extractors import contains_article, extract, load_extractors, without_boilerplate
+from common.settings import ScrapeSettings
+from corpus.extract.extractors import (
+    Extracted,
+    HtmlPage,
+    contains_article,
+    extract,
+    load_extractors,
+    without_boilerplate,
+)
 from tests.helpers import prose
 
 SENTENCES = [prose(seed, 40) for seed in range(12)]  # of 200 characters or so each
@@ -29,16 +37,23 @@ def tree(body: str) -> Any:
     return load_html(page(body))
 
 
-def test_a_result_needs_a_tenth_of_the_prose_of_its_page() -> None:
-    parsed = tree(f"<p>{'x' * 79}</p><p>{'y' * 80} </p>" + f"<p>{'z' * 120}</p>" * 11)  # prose is 80 or longer: 1400
-    assert contains_article("x" * 140, parsed) and not contains_article("x" * 139, parsed)
-    for around in (
-        f'<div id="comments">{paragraphs(*range(12))}</div>',
-        "".join(f'<a href="/x">{text}</a>' for text in SENTENCES),
-        f"<script>{' '.join(SENTENCES)}</script>",
-    ):
-        assert contains_article("A short note.", tree(f"<article><p>A short note.</p></article>{around}")), around
-    assert contains_article("x", tree("<p>A note.</p>")) and contains_article("x", None)  # no prose, no HTML
+def test_a_result_that_is_half_as_long_as_the_second_opinion_is_enough_for_a_page() -> None:
+    parsed = HtmlPage(page(f"<article>{paragraphs(*range(6))}</article>"), "https://daily.example/a")
+    assert parsed.second_opinion.count("\n") <= 12 and SENTENCES[5] in parsed.second_opinion
+    half = -(-len(parsed.second_opinion) // 2)
+    assert contains_article("x" * half, parsed) and not contains_article("x" * (half - 1), parsed)
+
+
+def test_where_the_first_extractor_finds_a_teaser_the_second_opinion_is_taken() -> None:
+    body = "".join(f"<div><section><div>{text}</div></section></div>" for text in SENTENCES)
+    html = page(f'<div class="content">{body}</div>').encode()
+
+    def teaser(found: HtmlPage) -> Extracted:
+        return Extracted(SENTENCES[0], HEADLINE, "", "teaser")
+
+    (resiliparse,) = load_extractors(["resiliparse"])
+    found = extract(html, "text/html", "https://daily.example/a", [teaser, resiliparse])
+    assert found.extractor == "resiliparse" and all(text in found.text for text in SENTENCES)
 
 
 def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept() -> None:
@@ -71,7 +86,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_default_extractors_keep_the_article_of_every_layout_and_nothing_else(layout: str) -> None:
-    extractors = load_extractors(["trafilatura", "newspaper3k"])
+    extractors = load_extractors(ScrapeSettings().extractors)
     html = page(LAYOUTS[layout]).encode()
     found = extract(html, "text/html; charset=utf-8", "https://daily.example/a", extractors)
     assert all(sentence in " ".join(found.text.split()) for sentence in SENTENCES[:4])
