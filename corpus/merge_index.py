@@ -18,7 +18,8 @@ from common.errors import EmptyResultError, InputError
 from common.files import check_outputs, shard_paths
 from common.progress import Meter
 from common.stats import Stats
-from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
+from corpus.index import DocumentTable, IndexedDataset, IndexWriter, read_meta, suffixed
+from corpus.index.documents import SUFFIX
 
 
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
@@ -28,15 +29,21 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     EmptyResultError if there is no document at all.
     """
     stats = Stats("merge_index")
-    files = [[suffixed(prefix, suffix) for suffix in (".bin", ".idx", ".json")] for prefix in (output_prefix, *inputs)]
+    files = [
+        [suffixed(prefix, suffix) for suffix in (".bin", ".idx", ".json", SUFFIX)]
+        for prefix in (output_prefix, *inputs)
+    ]
     check_outputs(files[0], chain.from_iterable(files[1:]))
     first = IndexedDataset(inputs[0])
-    with IndexWriter(output_prefix, first.dtype, read_meta(inputs[0])) as index:
+    table = all(suffixed(prefix, SUFFIX).is_file() for prefix in inputs)  # not those of other tools
+    with IndexWriter(output_prefix, first.dtype, read_meta(inputs[0]), table) as index:
         with Meter("merge_index", "shards", len(inputs)) as meter:
             for prefix in inputs:
                 shard = IndexedDataset(prefix)
                 _require_alike(shard, first)
                 index.add_index(shard, meter)
+                if index.table is not None:
+                    index.table.add_table(DocumentTable(prefix))
                 stats.documents_in += shard.n_documents
                 stats.bytes_in += shard.tokens.nbytes
                 meter.advance(note=f"{index.tokens:,} tokens")
@@ -90,7 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1 of a folder"
     )
     parser.add_argument(
-        "--output-prefix", type=cli.output_prefix(), required=True, metavar="P", help="writes P.bin, P.idx, P.json"
+        "--output-prefix",
+        type=cli.output_prefix(),
+        required=True,
+        metavar="P",
+        help="writes P.bin, P.idx, P.json, P.docs",
     )
     cli.add_stats(parser)
     arguments = parser.parse_args(argv)

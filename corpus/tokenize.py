@@ -3,8 +3,8 @@
     python -m corpus.tokenize --input dedup/0000.jsonl.zst --output-prefix tokens/0000
     python -m corpus.tokenize --input dedup/*.jsonl.zst --output-prefix tokens/all tokenize.min_tokens=64
 
-`--output-prefix P` writes P_text_document.bin, .idx and .json. `<|endoftext|>` closes each document; min_tokens does
-not count it. Documents keep their order, and the worker count changes no byte.
+`--output-prefix P` writes P_text_document.bin, .idx, .json and .docs (where each document comes from). `<|endoftext|>`
+closes each document; min_tokens does not count it. Documents keep their order, and the worker count changes no byte.
 """
 
 import sys
@@ -37,8 +37,10 @@ class Encoded:
     """Ids of the documents that are kept, end to end, each with its end-of-text; in the dtype of the index."""
     lengths: Lengths
     """Tokens per document."""
+    kept: list[Document]
+    """The documents, without their texts."""
     short: list[Document]
-    """The documents that are dropped, without their texts."""
+    """Those that are dropped, without their texts."""
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -58,18 +60,20 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def encode_documents(tokenizer: Tokenizer, settings: TokenizeSettings, documents: list[Document]) -> Encoded:
     """Encode a batch; set aside the documents under `min_tokens`."""
     ids, lengths = tokenizer.encode_batch([document["text"] for document in documents])
-    kept = lengths >= settings.min_tokens
-    short = [
-        {**{key: value for key, value in document.items() if key != "text"}, "tokens": int(length)}
-        for document, length, keep in zip(documents, lengths, kept, strict=True)
-        if not keep
-    ]
+    long_enough = lengths >= settings.min_tokens
+    kept, short = list[Document](), list[Document]()
+    for document, length, enough in zip(documents, lengths.tolist(), long_enough.tolist(), strict=True):
+        rest = {key: value for key, value in document.items() if key != "text"}
+        if enough:
+            kept.append(rest)
+        else:
+            short.append({**rest, "tokens": length})
     tokens = ids.astype(token_dtype(tokenizer.vocab_size))
     if short:
-        tokens, lengths = tokens[np.repeat(kept, lengths)], lengths[kept]
+        tokens, lengths = tokens[np.repeat(long_enough, lengths)], lengths[long_enough]
     if settings.append_eod:
         tokens, lengths = np.insert(tokens, np.cumsum(lengths), tokenizer.end_of_text), lengths + 1
-    return Encoded(tokens, lengths, short)
+    return Encoded(tokens, lengths, kept, short)
 
 
 def tokenize(
@@ -85,9 +89,12 @@ def tokenize(
     meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
     # threads: the encoder releases the GIL
     encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
-    with IndexWriter(prefix, token_dtype(meta.vocab_size), meta) as index, step.results(unit="tokens") as results:
+    writer = IndexWriter(prefix, token_dtype(meta.vocab_size), meta, table=True)
+    with writer as index, step.results(unit="tokens") as results:
+        assert index.table is not None
         for batch in encoded:
             index.add_documents(batch.tokens, batch.lengths)
+            index.table.add(batch.kept, output_prefix.name)
             for document in batch.short:
                 results.drop(document, "short")
             step.stats.documents_out += len(batch.lengths)

@@ -1,10 +1,21 @@
 """Megatron's indexed dataset, PREFIX.bin and PREFIX.idx; `python -m corpus.index` inspects one.
 
-`layout` shows the bytes (docs/formats.md explains them), `writer` writes them, `dataset` reads them.
+`layout` shows the bytes (docs/formats.md explains them), `writer` writes them, `dataset` reads them. `documents` is the
+table beside them that says where each document comes from, PREFIX.docs.
 """
 
 from corpus.index.dataset import IndexedDataset
+from corpus.index.documents import DocumentTable
 from corpus.index.layout import Meta, content_of, read_meta, suffixed, token_dtype
 from corpus.index.writer import IndexWriter
 
-__all__ = ["IndexWriter", "IndexedDataset", "Meta", "content_of", "read_meta", "suffixed", "token_dtype"]
+__all__ = [
+    "DocumentTable",
+    "IndexWriter",
+    "IndexedDataset",
+    "Meta",
+    "content_of",
+    "read_meta",
+    "suffixed",
+    "token_dtype",
+]

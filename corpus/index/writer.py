@@ -16,6 +16,7 @@ from common.errors import InputError
 from common.files import output_files
 from common.progress import Meter
 from corpus.index.dataset import IndexedDataset
+from corpus.index.documents import SUFFIX, DocumentWriter
 from corpus.index.layout import (
     CODES,
     ENTRIES,
@@ -32,26 +33,32 @@ from corpus.index.layout import (
 class IndexWriter:
     """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last, so a dataset with one is whole.
 
+    With `table`, PREFIX.docs is written, too: every document must then be added with its row.
+
     Lengths go straight into the index, after space for its header. The document index, whose offset is known at the
     end, waits in an unnamed file, which vanishes with the process. Memory does not grow.
 
     documents, sequences, tokens    written so far
     """
 
-    def __init__(self, prefix: Path, dtype: npt.DTypeLike, meta: Meta | None = None) -> None:
+    def __init__(self, prefix: Path, dtype: npt.DTypeLike, meta: Meta | None = None, table: bool = False) -> None:
         self.prefix = prefix
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta
+        self.table = DocumentWriter(prefix.parent) if table else None
         self.documents = self.sequences = self.tokens = 0
         self._digest = xxhash.xxh3_64()
 
     def __enter__(self) -> "IndexWriter":
-        suffixes = [".idx", ".bin"] if self.meta is None else [".idx", ".json", ".bin"]
+        suffixes = [".idx", *[".json"] * (self.meta is not None), *[SUFFIX] * (self.table is not None), ".bin"]
         with ExitStack() as stack:
-            self._files = stack.enter_context(output_files([suffixed(self.prefix, suffix) for suffix in suffixes]))
-            self._index_path = self._files[0].temporary
-            self._bin = stack.enter_context(self._files[-1].open())
-            self._idx = stack.enter_context(self._files[0].open())
+            files = stack.enter_context(output_files([suffixed(self.prefix, suffix) for suffix in suffixes]))
+            self._files = dict(zip(suffixes, files, strict=True))
+            self._index_path = self._files[".idx"].temporary
+            self._bin = stack.enter_context(self._files[".bin"].open())
+            self._idx = stack.enter_context(self._files[".idx"].open())
+            if self.table is not None:
+                stack.enter_context(self.table)
             self._documents = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
             self._idx.write(bytes(HEADER.size))
             self._documents.write(bytes(8))  # the first document begins at sequence 0
@@ -122,10 +129,16 @@ class IndexWriter:
         if self.meta is not None:
             meta = replace(self.meta, bin=self._digest.hexdigest())
             meta = replace(meta, checksum=index_checksum(self._index_path, meta))
-            self._files[1].append(orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            self._files[".json"].append(
+                orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+            )
+        if self.table is not None:
+            assert self.table.documents == self.documents
+            with self._files[SUFFIX].open() as file:
+                self.table.finish(file, self._digest.hexdigest())
         # the index and vocabulary of an older dataset must never lie beside the new tokens
-        for path in (self._files[0].target, suffixed(self.prefix, ".json").resolve()):
-            path.unlink(missing_ok=True)
+        for suffix in (".idx", ".json", SUFFIX):
+            suffixed(self.prefix, suffix).resolve().unlink(missing_ok=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,244 @@
+"""PREFIX.docs says which document each row of a dataset is: id, URL, domain, where it was read, shard.
+
+    rows = DocumentTable(prefix)
+    rows[17].url, rows.of_url("https://example.com/page")
+
+Row n describes document n of PREFIX.idx, which holds its tokens. Nothing of a dataset needs this file but
+`training.trace` and what is built on it; other programs ignore it.
+"""
+
+# PREFIX.docs, little-endian, 24 bytes per document, then the texts:
+#
+#   offset  type        content
+#        0  9 bytes     URLDOCS\0\0
+#        9  u64         D, number of documents
+#       17  u64         B, bytes of texts
+#       25  u64[D]      id: the 16 hex digits of a document's `id` as a number
+#           u64[D]      end of its text, counted from the beginning of the texts
+#           u32[D]      first 4 bytes of sha256 of the registered domain of its URL; 0 without a URL
+#           u32[D]      number of the file in `files` that it was read from; 0 if its step keeps no such record
+#           B bytes     texts, UTF-8: URL, then a tab and where in that file it was (byte of a WARC record, or number)
+#           the rest    JSON: {"bin": checksum of PREFIX.bin, "files": [names, the first empty],
+#                              "shards": [[name, documents], …]}
+
+import hashlib
+import shutil
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import cached_property, lru_cache
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from common.errors import InputError
+from common.files import Document
+from corpus.index.layout import ENTRIES, read_meta, suffixed
+from corpus.urls.hosts import registered_domain
+from corpus.urls.url import document_id, parse_url
+
+SUFFIX = ".docs"
+_MAGIC = b"URLDOCS\0\0"
+_HEADER = struct.Struct("<9sQQ")
+_COLUMNS = ("<u8", "<u8", "<u4", "<u4")
+_SIZES = [np.dtype(kind).itemsize for kind in _COLUMNS]
+_HEX = struct.Struct(">I")
+
+
+class Row(NamedTuple):
+    """One document of a dataset."""
+
+    number: int
+    """Its number in the dataset."""
+    id: str
+    """16 hex digits."""
+    url: str
+    """Empty if it has none."""
+    shard: str
+    """Shard of the run that made it, "0003"."""
+    origin: str
+    """FILE:BYTE of a WARC record, FILE:NUMBER of a document in another file; empty for a page of this run's crawl."""
+
+
+@lru_cache(1 << 16)
+def _domain_of_host(host: str) -> int:
+    return int(_HEX.unpack(hashlib.sha256(registered_domain(host).encode()).digest()[:4])[0])
+
+
+def _host(url: str) -> str:
+    """The ASCII host of a URL, or "" if it has none."""
+    try:
+        return parse_url(url).host
+    except ValueError:
+        return ""
+
+
+class DocumentWriter:
+    """Streams rows into a file that another writer renames; memory does not grow with them, only with `files`.
+
+    A context manager; `finish` writes the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.documents = self._end = 0
+        self._files: dict[str, int] = {"": 0}
+        self._shards: list[tuple[str, int]] = []
+        self._folder = folder
+
+    def __enter__(self) -> "DocumentWriter":
+        with ExitStack() as stack:
+            self._parts = [stack.enter_context(TemporaryFile(dir=self._folder)) for _ in range(len(_COLUMNS) + 1)]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def add(self, documents: Sequence[Document], shard: str) -> None:
+        """Append documents of a shard. An `id` of another form than ours counts as 0."""
+        texts, hosts, files = [], [], []
+        for document in documents:
+            url = str(document.get("url") or "")
+            file, _, place = str(document.get("origin") or "").rpartition(":")
+            texts.append(f"{url}\t{place}".rstrip("\t").encode("utf-8", "surrogatepass"))
+            host = _host(url)
+            hosts.append(_domain_of_host(host) if host else 0)
+            files.append(self._files.setdefault(file, len(self._files)))
+        ends = self._end + np.cumsum([len(text) for text in texts], dtype=np.int64)
+        ids = [_number(document.get("id")) for document in documents]
+        self._write(
+            [np.asarray(column, kind) for column, kind in zip((ids, ends, hosts, files), _COLUMNS, strict=True)]
+        )
+        self._parts[-1].write(b"".join(texts))
+        self._count(shard, len(documents), int(ends[-1]) if len(ends) else self._end)
+
+    def add_table(self, other: "DocumentTable") -> None:
+        """Append all rows of another table, a few megabytes at a time."""
+        numbers = np.array([self._files.setdefault(name, len(self._files)) for name in other.files], "<u4")
+        for start in range(0, len(other), ENTRIES):
+            ids, ends, domains, files = (column[start : start + ENTRIES] for column in other.columns)
+            self._write([ids, ends + np.uint64(self._end), domains, numbers[files]])
+        for start in range(0, len(other.texts), 8 * ENTRIES):
+            self._parts[-1].write(other.texts[start : start + 8 * ENTRIES])
+        end = self._end + len(other.texts)
+        for name, documents in other.shards:
+            self._count(name, documents, end)
+
+    def _write(self, columns: Sequence[npt.NDArray[Any]]) -> None:
+        for part, column in zip(self._parts, columns, strict=False):
+            part.write(np.ascontiguousarray(column).data)
+
+    def _count(self, shard: str, documents: int, end: int) -> None:
+        self.documents, self._end = self.documents + documents, end
+        if self._shards and self._shards[-1][0] == shard:
+            self._shards[-1] = (shard, self._shards[-1][1] + documents)
+        else:
+            self._shards.append((shard, documents))
+
+    def finish(self, file: Any, checksum: str) -> None:
+        """Write the whole table; `checksum` is that of the dataset's PREFIX.bin."""
+        file.write(_HEADER.pack(_MAGIC, self.documents, self._end))
+        for part in self._parts:
+            part.seek(0)
+            shutil.copyfileobj(part, file, 8 * ENTRIES)
+        file.write(orjson.dumps({"bin": checksum, "files": list(self._files), "shards": self._shards}))
+
+
+def _number(name: object) -> int:
+    try:
+        return int(str(name), 16) & (2**64 - 1)
+    except ValueError:
+        return 0
+
+
+class DocumentTable:
+    """Reads PREFIX.docs through a memory map: opening costs the same for any number of documents.
+
+    columns     ids u64 (D,), ends u64 (D,), domains u32 (D,), files u32 (D,)
+    texts       bytes of all texts, a view into the file
+    files       names of the files that documents were read from; the first is empty
+    shards      (name, documents) in order
+
+    Raises InputError if the file is missing, damaged, or belongs to another dataset.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.path = path = suffixed(prefix, SUFFIX)
+        if not path.is_file():
+            raise InputError(
+                f"{path}: no such file: the dataset is from another tool, or older; tokenize its documents again"
+            )
+        try:
+            with path.open("rb") as file:
+                found = mmap(file.fileno(), 0, access=ACCESS_READ)
+            magic, documents, size = _HEADER.unpack_from(found)
+            *offsets, begin = (_HEADER.size + np.cumsum([0, *_SIZES]) * documents).tolist()
+            self.columns = [
+                np.frombuffer(found, kind, documents, offset) for kind, offset in zip(_COLUMNS, offsets, strict=True)
+            ]
+            self.ids, self.ends, self.domains, self._files = self.columns
+            self.texts = memoryview(found)[begin : begin + size]
+            more = orjson.loads(found[begin + size :])
+            self.files: list[str] = more["files"]
+            self.shards: list[tuple[str, int]] = [(name, count) for name, count in more["shards"]]
+            whole = magic == _MAGIC and size == (self.ends[-1] if documents else 0)
+        except (ValueError, LookupError, TypeError, OverflowError, struct.error):  # mmap: an empty file
+            whole = False
+        if not whole:
+            raise InputError(f"{path}: damaged; remove it and make it again")
+        meta = read_meta(prefix)
+        if meta is not None and meta.bin not in ("", more["bin"]):
+            raise InputError(f"{path}: belongs to another dataset than {prefix.name}.bin; remove it and make it again")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _shard_ends(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([documents for _, documents in self.shards], dtype=np.int64)
+
+    def __getitem__(self, number: int) -> Row:
+        begin = int(self.ends[number - 1]) if number else 0
+        text = bytes(self.texts[begin : int(self.ends[number])]).decode("utf-8", "surrogatepass")
+        url, _, place = text.partition("\t")
+        file = self.files[self._files[number]]
+        shard = self.shards[int(np.searchsorted(self._shard_ends, number, side="right"))][0]
+        return Row(number, f"{int(self.ids[number]):016x}", url, shard, f"{file}:{place}" if file else "")
+
+    def of_ids(self, ids: Iterable[str]) -> list[int]:
+        """The numbers of the documents with these ids, ascending."""
+        wanted = np.unique(np.array([_number(name) for name in ids], np.uint64))
+        return _where(self.ids, wanted)
+
+    def of_url(self, url: str) -> list[int]:
+        """The numbers of the documents of a URL, however it is spelled. Raises InputError if it is none."""
+        try:
+            return self.of_ids([document_id(url)])
+        except ValueError as error:
+            raise InputError(f"{url}: not a URL ({error})") from None
+
+    def of_domain(self, domain: str) -> list[int]:
+        """The numbers of the documents whose host is `domain` or lies below it."""
+        host = _host(f"http://{domain}/")
+        if not host:
+            raise InputError(f"{domain}: not the name of a host")
+        found = _where(self.domains, np.array([_domain_of_host(host)], np.uint32))
+        return [number for number in found if f".{_host(self[number].url)}".endswith(f".{host}")]
+
+
+def _where(column: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> list[int]:
+    """The positions of some values, in constant memory besides the answer."""
+    found: list[int] = []
+    for start in range(0, len(column), ENTRIES):
+        part = column[start : start + ENTRIES]
+        hits = part == wanted[0] if len(wanted) == 1 else np.isin(part, wanted)
+        found.extend((np.flatnonzero(hits) + start).tolist())
+    return found
