@@ -29,6 +29,7 @@ def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
         "title": found.title,
         "text": found.text,
         **({"date": found.date} if found.date else {}),
+        **({"origin": page.origin} if page.origin else {}),
         "extractor": found.extractor,
         "content_hash": f"sha1:{b32encode(sha1(page.body).digest()).decode()}",
     }

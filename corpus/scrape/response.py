@@ -52,6 +52,8 @@ class FetchedPage:
     """What reserves text and data mining, "" if it is expressly free, None if nothing is said or nobody asked."""
     archived: bool = False
     """Whether the page comes from a WARC file."""
+    origin: str = ""
+    """FILE:BYTE of its record in a WARC file that is an input."""
 
 
 async def read_response(

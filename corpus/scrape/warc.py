@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -152,7 +153,12 @@ def read_pages(path: Path, max_bytes: int, texts: bool = False) -> Iterator[tupl
                 warn(f"{path}: the record at byte {start} is damaged and left out")
                 yield "", "damaged"
             elif response is not None:
-                yield response
+                url, found = response
+                if isinstance(found, FetchedPage):
+                    found = replace(found, origin=f"{path}:{start}")
+                elif not isinstance(found, str):
+                    found["record"]["origin"] = f"{path}:{start}"
+                yield url, found
 
 
 def parse_text(record: Any) -> tuple[str, Outcome | str]:

@@ -23,7 +23,7 @@ def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Doc
     """The one document of a text file."""
     bad.lines += 1
     try:
-        yield {"text": file_text(path, LONGEST_LINE, source.encoding)}
+        yield {"text": file_text(path, LONGEST_LINE, source.encoding), "origin": f"{path}:1"}
     except EncodingError as error:
         bad.add(str(error))
 
@@ -86,7 +86,8 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
         elif head is not None and line.strip() == b"</doc>":
             try:
                 text = b"\n".join(lines).decode()
-                yield {**head[1], "text": text.strip().removeprefix(head[1]["title"] + "\n").strip()}
+                text = text.strip().removeprefix(head[1]["title"] + "\n").strip()
+                yield {**head[1], "text": text, "origin": head[0]}
             except UnicodeDecodeError:
                 bad.add(f"{head[0]}: not UTF-8")
             head = None

@@ -27,6 +27,7 @@ def read_record(line: bytes, where: str, source: SourceSettings, bad: BadLines) 
     named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
     document = {
         "text": found[source.text_key],
+        "origin": where,
         **{key: str(value) for key, value in named.items() if value is not None},
     }
     meta = further.pop("meta") if isinstance(further.get("meta"), dict) else {}
