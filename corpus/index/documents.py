@@ -17,7 +17,7 @@ Row n describes document n of PREFIX.idx, which holds its tokens. Nothing of a d
 #           u64[D]      end of its text, counted from the beginning of the texts
 #           u32[D]      first 4 bytes of sha256 of the registered domain of its URL; 0 without a URL
 #           u32[D]      number of the file in `files` that it was read from; 0 if its step keeps no such record
-#           B bytes     texts, UTF-8: URL, then a tab and where in that file it was (byte of a WARC record, or number)
+#           B bytes     texts, UTF-8: URL, then a tab and where in that file it was (byte of a WARC record, or line)
 #           the rest    JSON: {"bin": checksum of PREFIX.bin, "files": [names, the first empty],
 #                              "shards": [[name, documents], …]}
 
@@ -63,7 +63,7 @@ class Row(NamedTuple):
     shard: str
     """Shard of the run that made it, "0003"."""
     origin: str
-    """FILE:BYTE of a WARC record, FILE:NUMBER of a document in another file; empty for a page of this run's crawl."""
+    """FILE:BYTE of a WARC record, FILE:LINE in another file; empty for a page of this run's crawl."""
 
 
 @lru_cache(1 << 16)

@@ -43,8 +43,15 @@ def test_loose_json_lines_keep_url_title_and_their_own_id(tmp_path: Path) -> Non
     lines = [{"content": "One.", "url": url, "id": 7, "title": "T", "meta": {}}, {"content": "Two.", "url": "::"}]
     (tmp_path / "dump.json.gz").write_bytes(gzip.compress(b"\n\n".join(map(orjson.dumps, lines))))
     assert take(tmp_path, tmp_path / "dump.json.gz", text_key="content") == [
-        {"id": document_id("http://example.org/a"), "text": "One.", "source_id": "7", "url": url, "title": "T"},
-        {"id": short_hash("Two."), "text": "Two.", "url": "::"},
+        {
+            "id": document_id("http://example.org/a"),
+            "text": "One.",
+            "origin": f"{tmp_path / 'dump.json.gz'}:1",
+            "source_id": "7",
+            "url": url,
+            "title": "T",
+        },
+        {"id": short_hash("Two."), "text": "Two.", "origin": f"{tmp_path / 'dump.json.gz'}:3", "url": "::"},
     ]
 
 
@@ -97,7 +104,8 @@ def test_a_folder_of_text_files_is_a_document_a_file_in_the_order_of_their_names
     (folder / "b.txt.gz").write_bytes(gzip.compress(b"Second."))
     found = take(tmp_path, folder)
     assert [d["text"] for d in found] == ["First é.", "Third.\r\nLine.", "Second."]  # as paths sort
-    assert all(d == {"id": short_hash(d["text"]), "text": d["text"]} for d in found)
+    assert [d["id"] for d in found] == [short_hash(d["text"]) for d in found]
+    assert [d["origin"] for d in found] == [f"{folder / name}:1" for name in ("a.txt", "b/1.txt", "b.txt.gz")]
 
 
 def test_both_forms_of_wikiextractor_are_read_and_titles_are_no_text(tmp_path: Path) -> None:
@@ -141,19 +149,22 @@ def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_b
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines[:100], b"not json"]))
     (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines[100:]))
     (tmp_path / "all.jsonl").write_bytes(b"\n".join([*lines[:100], b"not json", *lines[100:]]))
-    limits, written = resource.getrlimit(resource.RLIMIT_NOFILE), {}
-    for workers, files in ((1, ["all.jsonl"]), (2, ["all.jsonl"]), (3, ["a.jsonl", "b.jsonl"])):
-        folder = tmp_path / str(workers)
+    limits, written, found = resource.getrlimit(resource.RLIMIT_NOFILE), dict[int, list[list[bytes]]](), []
+    for workers, files in ((1, ["all"]), (2, ["all"]), (1, ["a", "b"]), (3, ["a", "b"])):
+        folder = tmp_path / f"{workers}{len(files)}"
         outputs = [folder / f"{shard:04d}.jsonl.zst" for shard in range(200)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))  # fewer than shards
         try:
-            sources = [SourceSettings(path=str(tmp_path / file)) for file in files]
+            sources = [SourceSettings(path=str(tmp_path / f"{file}.jsonl")) for file in files]
             stats = ingest(sources, outputs, max_bad_share=0.1, rejects=folder / "rejects.zst", workers=workers)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert (stats.documents_out, stats.extra["bad_lines"], stats.reasons) == (285, 1, {"empty": 15})
-        written[workers] = [path.read_bytes() for path in (*outputs, folder / "rejects.zst")]
-    assert written[1] == written[2] == written[3]
+        paths = (*outputs, folder / "rejects.zst")
+        written.setdefault(len(files), []).append([path.read_bytes() for path in paths])
+        found.append([[{**d, "origin": ""} for d in read_shard(path)] for path in outputs])
+    assert written[1][0] == written[1][1] and written[2][0] == written[2][1]
+    assert all(shards == found[0] for shards in found)  # one file or two: they differ in `origin` alone
     order = {short_hash(prose(n, 20)): n for n in range(300)}
     for number, path in enumerate(outputs):
         found = [document["id"] for document in read_shard(path)]

@@ -9,6 +9,7 @@ from common.errors import InputError
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from corpus.ingest import ingest
 from corpus.scrape.offline import extract_archives
+from corpus.scrape.warc import read_records
 from corpus.urls.url import document_id
 from tests.corpus.scrape.shards import article
 from tests.corpus.test_ingest import take
@@ -28,9 +29,18 @@ WET = [
 ]  # fmt: skip
 
 
+def url_at(path: Path, byte: int) -> str:
+    with path.open("rb") as file:
+        file.seek(byte)
+        return str(next(read_records(file, path, lambda found: found.rec_headers.get_header("WARC-Target-URI")))[2])
+
+
 @pytest.mark.parametrize("name", ["a.warc.wet.gz", "a.warc.wet", "a.wet.zst"])
 def test_wet_files_give_their_texts_with_date_and_languages(tmp_path: Path, name: str) -> None:
     found = take(tmp_path, write_warc(tmp_path / name, *WET), name="cc")
+    places = [document.pop("origin").rpartition(":") for document in found]
+    assert [path for path, *_ in places] == [str(tmp_path / name)] * 3
+    assert [url_at(tmp_path / name, int(byte)) for *_, byte in places] == [document["url"] for document in found]
     meta = {"source": "cc", "date": "2026-01-02T03:04:05Z", "language": "deu,eng"}
     assert found == [
         {"id": document_id(url), "text": f"Größe {n}\n{prose(n)}", "url": url, "meta": meta}

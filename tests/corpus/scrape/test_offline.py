@@ -25,7 +25,9 @@ def test_the_archive_of_a_crawl_gives_the_records_of_the_crawl(tmp_path: Path, s
     records = {entry["id"]: entry for entry in read_shard(shard.output)}
     assert any(entry["final_url"] != entry["url"] for entry in records.values())
     stats = extracted(shard.warc, output=tmp_path / "again.jsonl")
-    assert {entry["id"]: entry for entry in read_shard(tmp_path / "again.jsonl")} == records
+    again = read_shard(tmp_path / "again.jsonl")
+    assert {entry.pop("origin").rpartition(":")[0] for entry in again} == {str(shard.warc)}
+    assert {entry["id"]: entry for entry in again} == records
     assert stats.documents_out == len(records) and set(stats.reasons) <= {"extract_empty"}
 
 
