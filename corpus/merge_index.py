@@ -18,8 +18,9 @@ from common.errors import EmptyResultError, InputError
 from common.files import check_outputs, shard_paths
 from common.progress import Meter
 from common.stats import Stats
-from corpus.index import DocumentTable, IndexedDataset, IndexWriter, read_meta, suffixed
-from corpus.index.documents import SUFFIX
+from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
+from corpus.index.documents import DocumentTable
+from corpus.index.layout import DOCUMENTS
 
 
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
@@ -30,12 +31,12 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     """
     stats = Stats("merge_index")
     files = [
-        [suffixed(prefix, suffix) for suffix in (".bin", ".idx", ".json", SUFFIX)]
+        [suffixed(prefix, suffix) for suffix in (".bin", ".idx", ".json", DOCUMENTS)]
         for prefix in (output_prefix, *inputs)
     ]
     check_outputs(files[0], chain.from_iterable(files[1:]))
     first = IndexedDataset(inputs[0])
-    table = all(suffixed(prefix, SUFFIX).is_file() for prefix in inputs)  # not those of other tools
+    table = all(suffixed(prefix, DOCUMENTS).is_file() for prefix in inputs)  # not those of other tools
     with IndexWriter(output_prefix, first.dtype, read_meta(inputs[0]), table) as index:
         with Meter("merge_index", "shards", len(inputs)) as meter:
             for prefix in inputs:

@@ -5,12 +5,10 @@ table beside them that says where each document comes from, PREFIX.docs.
 """
 
 from corpus.index.dataset import IndexedDataset
-from corpus.index.documents import DocumentTable
 from corpus.index.layout import Meta, content_of, read_meta, suffixed, token_dtype
 from corpus.index.writer import IndexWriter
 
 __all__ = [
-    "DocumentTable",
     "IndexWriter",
     "IndexedDataset",
     "Meta",

@@ -39,11 +39,10 @@ import orjson
 
 from common.errors import InputError
 from common.files import Document
-from corpus.index.layout import ENTRIES, read_meta, suffixed
+from corpus.index.layout import DOCUMENTS, ENTRIES, read_meta, suffixed
 from corpus.urls.hosts import registered_domain
 from corpus.urls.url import document_id, parse_url
 
-SUFFIX = ".docs"
 _MAGIC = b"URLDOCS\0\0"
 _HEADER = struct.Struct("<9sQQ")
 _COLUMNS = ("<u8", "<u8", "<u4", "<u4")
@@ -171,7 +170,7 @@ class DocumentTable:
     """
 
     def __init__(self, prefix: Path) -> None:
-        self.path = path = suffixed(prefix, SUFFIX)
+        self.path = path = suffixed(prefix, DOCUMENTS)
         if not path.is_file():
             raise InputError(
                 f"{path}: no such file: the dataset is from another tool, or older; tokenize its documents again"

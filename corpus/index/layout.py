@@ -41,6 +41,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+DOCUMENTS = ".docs"  # suffix of the table that `documents` reads and writes
 LONGEST = 2**31 - 1  # tokens per sequence: lengths are int32
 ENTRIES = 1 << 18  # array entries processed at a time: 2 MB
 _SMALL = 256 << 20  # bytes: a PREFIX.bin up to this size is read in full, a second from most disks

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,9 @@ from common.errors import InputError
 from common.files import output_files
 from common.progress import Meter
 from corpus.index.dataset import IndexedDataset
-from corpus.index.documents import SUFFIX, DocumentWriter
 from corpus.index.layout import (
     CODES,
+    DOCUMENTS,
     ENTRIES,
     HEADER,
     LONGEST,
@@ -28,6 +29,9 @@ from corpus.index.layout import (
     pointers,
     suffixed,
 )
+
+if TYPE_CHECKING:
+    from corpus.index.documents import DocumentWriter
 
 
 class IndexWriter:
@@ -45,12 +49,16 @@ class IndexWriter:
         self.prefix = prefix
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta
-        self.table = DocumentWriter(prefix.parent) if table else None
+        self.table: DocumentWriter | None = None
+        if table:
+            from corpus.index.documents import DocumentWriter  # knows URLs: training may lack tldextract
+
+            self.table = DocumentWriter(prefix.parent)
         self.documents = self.sequences = self.tokens = 0
         self._digest = xxhash.xxh3_64()
 
     def __enter__(self) -> "IndexWriter":
-        suffixes = [".idx", *[".json"] * (self.meta is not None), *[SUFFIX] * (self.table is not None), ".bin"]
+        suffixes = [".idx", *[".json"] * (self.meta is not None), *[DOCUMENTS] * (self.table is not None), ".bin"]
         with ExitStack() as stack:
             files = stack.enter_context(output_files([suffixed(self.prefix, suffix) for suffix in suffixes]))
             self._files = dict(zip(suffixes, files, strict=True))
@@ -134,10 +142,10 @@ class IndexWriter:
             )
         if self.table is not None:
             assert self.table.documents == self.documents
-            with self._files[SUFFIX].open() as file:
+            with self._files[DOCUMENTS].open() as file:
                 self.table.finish(file, self._digest.hexdigest())
         # the index and vocabulary of an older dataset must never lie beside the new tokens
-        for suffix in (".idx", ".json", SUFFIX):
+        for suffix in (".idx", ".json", DOCUMENTS):
             suffixed(self.prefix, suffix).resolve().unlink(missing_ok=True)
 
     def __exit__(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import Document, document_writer
 from common.settings import TokenizeSettings
-from corpus.index import DocumentTable, IndexedDataset, IndexWriter, Meta, suffixed
+from corpus.index import IndexedDataset, IndexWriter, Meta, suffixed
+from corpus.index.documents import DocumentTable
 from corpus.merge_index import merge_index
 from corpus.tokenize import tokenize
 from corpus.urls.url import document_id
