@@ -51,9 +51,9 @@ class IndexWriter:
         self.meta = meta
         self.table: DocumentWriter | None = None
         if table:
-            from corpus.index.documents import DocumentWriter  # knows URLs: training may lack tldextract
+            from corpus.index import documents  # knows URLs: training may lack tldextract
 
-            self.table = DocumentWriter(prefix.parent)
+            self.table = documents.DocumentWriter(prefix.parent)
         self.documents = self.sequences = self.tokens = 0
         self._digest = xxhash.xxh3_64()
 
