@@ -99,9 +99,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(folder, *state, experiment, plan.tokenize, data.train, lock.require, lock.token) as writer,
-            MetricsLogger(
-                folder, experiment, world, session.timers, boards, at, progress.journal, lock.is_held
-            ) as logger,
+            MetricsLogger(folder, experiment, world, session.timers, boards, progress, lock.is_held) as logger,
         ):
             guard = Guard(train, experiment.watch, progress.guard)
             trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress)

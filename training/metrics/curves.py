@@ -28,7 +28,12 @@ TRAIN_COLUMNS = (
     "memory_mb",  # peak so far over all ranks
 )
 VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")
-START_COLUMNS = ("iteration", "time", "processes")  # of each start: the iteration it resumes from, Unix seconds
+START_COLUMNS = (  # of each start
+    "iteration",  # that it resumes from
+    "time",  # Unix seconds
+    "processes",
+    "consumed_samples",  # before it: with `iteration`, the step that read a sample is known even if batch sizes change
+)
 
 
 class Curve:

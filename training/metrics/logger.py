@@ -25,6 +25,7 @@ from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
 from common.settings import Experiment
+from training.checkpoint import Progress
 from training.evaluation.scoring import perplexity
 from training.launch.process_group import World
 from training.metrics.boards import Board
@@ -47,7 +48,7 @@ from training.precision import precision_type
 class MetricsLogger:
     """The figures of the steps since the last report, and where reports go.
 
-    `iteration` and `state` are those of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
+    `progress` is that of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
     the model folder is still this job's; nothing is written there otherwise.
     """
 
@@ -58,8 +59,7 @@ class MetricsLogger:
         world: World,
         timers: Timers,
         boards: Sequence[Board] = (),
-        iteration: int = 0,
-        state: Mapping[str, Any] | None = None,
+        progress: Progress = Progress(0, 0),  # noqa: B008 - frozen
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
@@ -69,17 +69,19 @@ class MetricsLogger:
         self._peak = peak_tflops(world.device, self._train.precision, experiment.log.peak_tflops)  # 0: not known
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
+        at = progress.iteration
         if self.on_rank0:
             for part, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
-                self._curves[part] = Curve(folder / f"{part}.csv", columns, iteration)
-            start = {"iteration": iteration, "time": round(time.time(), 1), "processes": world.size}
-            Curve(folder / "starts.csv", START_COLUMNS, iteration).append(start)
-            self._meter = Meter(f"train {folder.name}", "iterations", self._train.iterations, iteration, lines=False)
+                self._curves[part] = Curve(folder / f"{part}.csv", columns, at)
+            start = {"iteration": at, "time": round(time.time(), 1), "processes": world.size}
+            start["consumed_samples"] = progress.consumed_samples
+            Curve(folder / "starts.csv", START_COLUMNS, at).append(start)
+            self._meter = Meter(f"train {folder.name}", "iterations", self._train.iterations, at, lines=False)
         self.say(self._describe_device())
         self._memory_reported = False
         self._first_ended, self._later = 0.0, -1  # when this start's first step ended, and steps since
         self._reset()
-        self._totals.restore(state or {})
+        self._totals.restore(progress.journal)
 
     def __enter__(self) -> "MetricsLogger":
         if self._meter is not None:

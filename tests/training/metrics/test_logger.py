@@ -9,6 +9,7 @@ import pytest
 
 from common.files import read_rows
 from tests.training.helpers import Capsys, Session, make_session
+from training.checkpoint import Progress
 from training.metrics.logger import MetricsLogger
 
 
@@ -19,7 +20,8 @@ def session(tmp_path: Path) -> Session:
 
 def logger_of(session: Session, folder: Path, iteration: int = 0, state: dict[str, Any] | None = None) -> MetricsLogger:
     folder.mkdir(exist_ok=True)
-    return MetricsLogger(folder, session.experiment, session.world, session.timers, iteration=iteration, state=state)
+    progress = Progress(iteration, 0, journal=state or {})
+    return MetricsLogger(folder, session.experiment, session.world, session.timers, progress=progress)
 
 
 def test_a_report_covers_the_steps_that_were_taken(session: Session, tmp_path: Path, capsys: Capsys) -> None:
