@@ -99,12 +99,18 @@ class Blend:
     @property
     def per_epoch(self) -> int:
         """Samples before one of the corpora repeats."""
-        return min(self._prefix_length(part.per_epoch, corpus) for corpus, part in enumerate(self.parts))
+        return min(int(self.numbers(corpus, part.per_epoch)) for corpus, part in enumerate(self.parts))
 
-    def _prefix_length(self, wanted: int, corpus: int) -> int:
-        """The length of the longest prefix of the stream with exactly `wanted` samples from a corpus."""
-        periods, rest = divmod(wanted, self.weights[corpus])
-        return periods * self.period + int(np.flatnonzero(self._corpus == corpus)[rest])
+    def numbers(self, corpus: int, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The numbers, in the stream, of a corpus' samples with these indices; the inverse of `find`."""
+        periods, rest = np.divmod(indices, self.weights[corpus])
+        return np.asarray(periods * self.period + np.flatnonzero(self._corpus == corpus)[rest], np.int64)
+
+    def find(self, number: int) -> tuple[int, int]:
+        """The corpus of sample `number`, and the sample's index in it."""
+        periods, rest = divmod(number, self.period)
+        corpus = int(self._corpus[rest])
+        return corpus, periods * self.weights[corpus] + int(self._index[rest])
 
     def taken(self, samples: int, corpus: int) -> int:
         """How many of the first `samples` of the stream come from a corpus."""
@@ -113,9 +119,8 @@ class Blend:
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
         """The tokens of sample `number`, shape (seq_len + 1,)."""
-        periods, rest = divmod(number, self.period)
-        corpus = int(self._corpus[rest])
-        return self.parts[corpus].sample(periods * self.weights[corpus] + int(self._index[rest]))
+        corpus, index = self.find(number)
+        return self.parts[corpus].sample(index)
 
 
 class Splits(NamedTuple):

@@ -10,14 +10,14 @@ samples. A run's position is the number of samples that it has consumed; there a
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from mmap import MADV_RANDOM, mmap
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +153,17 @@ def split_documents(
     return {name: range(end - size, end) for name, size, end in zip(PARTS, sizes, ends, strict=True)}
 
 
+class Span(NamedTuple):
+    """Tokens of one document."""
+
+    document: int
+    """Its number in the corpus."""
+    first: int
+    """Index of the first of them in the document."""
+    tokens: int
+    """How many."""
+
+
 @dataclass(frozen=True)
 class Epoch:
     """One pass over some documents: 16 bytes per document and 8 per sample."""
@@ -163,6 +174,16 @@ class Epoch:
     """(D,) the end of each in tokens: cumulative lengths."""
     samples: "npt.NDArray[np.int64] | range"
     """(S,) the order of the samples cut from the concatenation."""
+
+    def spans(self, begin: int, wanted: int) -> "Iterator[Span]":
+        """What `wanted` tokens from index `begin` of the concatenation are made of."""
+        place = int(np.searchsorted(self.ends, begin, side="right"))  # skips empty documents
+        while wanted:
+            end, document_begin = int(self.ends[place]), int(self.ends[place - 1]) if place else 0
+            take = min(wanted, end - begin)
+            if take:
+                yield Span(int(self.documents[place]), begin - document_begin, take)
+            wanted, begin, place = wanted - take, begin + take, place + 1
 
 
 def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
@@ -240,15 +261,10 @@ class Samples:
 
     def _read(self, epoch: Epoch, begin: int, wanted: int) -> npt.NDArray[np.int64]:
         """`wanted` tokens from index `begin` of an epoch's concatenated documents."""
-        document = int(np.searchsorted(epoch.ends, begin, side="right"))  # skips empty documents
         pieces: list[npt.NDArray[np.int64]] = []
-        while wanted:
-            end = int(epoch.ends[document])
-            take = min(wanted, end - begin)
-            which = epoch.documents[document]
-            start = int(self.corpus.starts[which] + self.corpus.lengths[which]) - (end - begin)
-            pieces.append(self.corpus.tokens[start : start + take].astype(np.int64))
-            wanted, begin, document = wanted - take, begin + take, document + 1
+        for span in epoch.spans(begin, wanted):
+            start = int(self.corpus.starts[span.document]) + span.first
+            pieces.append(self.corpus.tokens[start : start + span.tokens].astype(np.int64))
         tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
         if tokens.size and (tokens.max() >= self.corpus.vocab_size or tokens.min() < 0):
             wrong = tokens.max() if tokens.min() >= 0 else tokens.min()

@@ -1,0 +1,88 @@
+"""An epoch's order as a memory-mapped file, which also answers where a document or a sample stands in it.
+
+order = Order(path, key)                # None of it is read before it is asked for
+order.samples_of(documents, seq_len)    # which samples hold these documents
+"""
+
+# Little-endian, for D documents and S samples:
+#
+#   offset  type      content
+#        0  9 bytes   URLORDER\0
+#        9  16 bytes  key: what the order follows from
+#       25  u64       D
+#       33  u64       S
+#       41  i64[D]    `ends` of the Epoch
+#           u32[D]    `documents`, then for each document its place in them
+#           u32[S]    `samples`, then for each sample its place in them
+
+import struct
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from common.files import atomic_path
+from training.dataset.corpus import Epoch
+
+_MAGIC = b"URLORDER\0"
+_HEADER = struct.Struct("<9s16sQQ")
+
+
+class Held(NamedTuple):
+    """Samples that hold tokens of documents, one entry per document and sample."""
+
+    document: npt.NDArray[np.int64]
+    """Which of the documents asked for, by its number."""
+    place: npt.NDArray[np.int64]
+    """The sample's place in the epoch's order."""
+    tokens: npt.NDArray[np.int64]
+    """How many tokens of the document it holds."""
+
+
+def write_order(path: Path, key: str, epoch: Epoch) -> None:
+    """Write the order of an epoch; `key` is 16 characters."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(_HEADER.pack(_MAGIC, key.encode(), len(epoch.documents), len(epoch.samples)))
+        epoch.ends.astype("<i8").tofile(file)
+        for order in (epoch.documents, np.asarray(epoch.samples)):
+            places = np.empty(len(order), "<u4")
+            places[order] = np.arange(len(order), dtype="<u4")
+            order.astype("<u4").tofile(file)
+            places.tofile(file)
+
+
+def read_order(path: Path, key: str) -> "Order | None":
+    """The order in a file; None if there is none of this key."""
+    if not path.is_file() or path.stat().st_size < _HEADER.size:
+        return None
+    with path.open("rb") as file:
+        view = mmap(file.fileno(), 0, access=ACCESS_READ)
+    magic, found, documents, samples = _HEADER.unpack_from(view)
+    if magic != _MAGIC or found != key.encode() or len(view) != _HEADER.size + 16 * documents + 8 * samples:
+        return None
+    return Order(view, documents, samples)
+
+
+class Order:
+    """An Epoch in a memory map, and its inverse."""
+
+    def __init__(self, view: mmap, documents: int, samples: int) -> None:
+        at = _HEADER.size + np.cumsum([0, 8 * documents, 4 * documents, 4 * documents, 4 * samples])
+        ends = np.frombuffer(view, "<i8", documents, at[0])
+        order, self._places = (np.frombuffer(view, "<u4", documents, begin) for begin in at[1:3])
+        cut, self._sample_places = (np.frombuffer(view, "<u4", samples, begin) for begin in at[3:5])
+        self.epoch = Epoch(order, ends, cut)
+
+    def samples_of(self, documents: npt.NDArray[np.int64], seq_len: int) -> Held:
+        """The samples that hold tokens of these documents of the training part, each of seq_len + 1 tokens."""
+        places, ends = self._places[documents].astype(np.int64), self.epoch.ends
+        end, begin = ends[places], np.where(places > 0, ends[places - 1], 0)
+        first = np.maximum(0, (begin - 1) // seq_len)  # sample k holds k * seq_len to (k + 1) * seq_len, both included
+        last = np.minimum((end - 1) // seq_len, len(self.epoch.samples) - 1)
+        counts = np.where(end > begin, np.maximum(0, last - first + 1), 0)
+        which = np.repeat(np.arange(len(documents)), counts)
+        sample = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        tokens = np.minimum(end[which], (sample + 1) * seq_len + 1) - np.maximum(begin[which], sample * seq_len)
+        return Held(documents[which], self._sample_places[sample].astype(np.int64), tokens)
