@@ -8,7 +8,7 @@
 
 --model is a model folder; its data must still be where its settings.yaml says, or be named with --data, in the order of
 the settings. A sample is seq_len + 1 tokens of the training part: the token at a border stands in two. The first
-question about an epoch writes its order to MODEL/trace, some 16 bytes per document and 8 per sample; later ones read it.
+question about an epoch writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later ones read it.
 """
 
 import sys
