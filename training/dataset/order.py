@@ -1,7 +1,10 @@
 """An epoch's order as a memory-mapped file, which also answers where a document or a sample stands in it.
 
-order = Order(path, key)                # None of it is read before it is asked for
-order.samples_of(documents, seq_len)    # which samples hold these documents
+    write_order(path, key, samples.make_epoch(0))
+    order = read_order(path, key)           # memory-mapped
+    order.samples_of(documents, seq_len)    # which samples hold these documents
+
+`training.trace` keeps one for each epoch that it was asked about.
 """
 
 # Little-endian, for D documents and S samples:
@@ -9,9 +12,9 @@ order.samples_of(documents, seq_len)    # which samples hold these documents
 #   offset  type      content
 #        0  9 bytes   URLORDER\0
 #        9  16 bytes  key: what the order follows from
-#       25  u64       D
-#       33  u64       S
-#       41  i64[D]    `ends` of the Epoch
+#       32  u64       D
+#       40  u64       S
+#       48  i64[D]    `ends` of the Epoch
 #           u32[D]    `documents`, then for each document its place in them
 #           u32[S]    `samples`, then for each sample its place in them
 
@@ -27,7 +30,7 @@ from common.files import atomic_path
 from training.dataset.corpus import Epoch
 
 _MAGIC = b"URLORDER\0"
-_HEADER = struct.Struct("<9s16sQQ")
+_HEADER = struct.Struct("<9s16s7xQQ")
 
 
 class Held(NamedTuple):
