@@ -15,6 +15,7 @@ from common.errors import InputError
 from common.files import write_json, write_text
 from corpus.index import IndexWriter, Meta
 from corpus.urls.url import document_id
+from tests.helpers import read_shard
 from tests.training.helpers import Capsys, write_config
 from training.dataset.batches import micro_batches
 from training.dataset.blend import open_splits
@@ -161,3 +162,18 @@ def test_data_that_were_made_again_are_refused_and_moved_data_are_named(model: P
     write_dataset(tmp_path / "run0/dataset/corpus", 0, 21)
     with pytest.raises(InputError, match="was trained on other data than"):
         Trace(model, [tmp_path / "run0/dataset/corpus", *moved[1:]]).reads(0, [1])
+
+
+def test_a_run_that_the_dag_made_is_traced_to_its_pages_and_their_text(finished_run: Path, capsys: Capsys) -> None:
+    folder = finished_run / "results/x/models/tiny"
+    prefix = finished_run / "results/x/dataset/corpus_text_document"
+    found = lines(capsys, folder, "--data", prefix, "--iteration", 1, "--sample", 0, "--text", "--json")
+    texts = {
+        document["id"]: document["text"]
+        for shard in (finished_run / "results/x/dedup").glob("*.jsonl.zst")
+        for document in read_shard(shard)
+    }
+    for piece in map(orjson.loads, found):
+        assert piece["text"].removesuffix("<|endoftext|>") in texts[piece["id"]] and piece["text"]
+        whole = lines(capsys, folder, "--data", prefix, "--url", piece["url"], "--json")
+        assert orjson.loads(whole[0])["iterations"][0] == 1
