@@ -52,6 +52,7 @@ SKIPPED = {
     r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
+    r"python -m training\.trace .*--(url|domain|ids) ": "other pages; tests/training/test_trace.py has some",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
     r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",

@@ -1,7 +1,7 @@
 """Which documents an iteration of a training read, and which iterations read a document.
 
-    python -m training.trace --model results/demo/models/tiny --iteration 120
-    python -m training.trace --model results/demo/models/tiny --iteration 120 --sample 3 --text
+    python -m training.trace --model results/demo/models/tiny --iteration 12
+    python -m training.trace --model results/demo/models/tiny --iteration 12 --sample 3 --text
     python -m training.trace --model results/demo/models/tiny --url https://corner.example/archiv-bei-nacht
     python -m training.trace --model results/demo/models/tiny --domain corner.example
     python -m training.trace --model results/demo/models/tiny --ids ids.txt --json
@@ -74,13 +74,20 @@ class Trace:
         datasets = self.settings.datasets(folder.name)
         if data and len(data) != len(datasets):
             raise InputError(f"--data names {len(data)} datasets; {path} has {len(datasets)}")
-        self.prefixes = list(data) or [source.prefix for source in datasets]
+        self.prefixes = list(data) or [self._found(source.prefix) for source in datasets]
         self.blend = Blend((), [source.weight for source in datasets])  # only the order: no dataset is opened
         points = _points(folder)
         self._iterations, self._consumed = list(points), list(points.values())
         self.trained = max([_last_row(folder), *map(iteration_of, checkpoint_folders(folder)[:1])])
         self.consumed = self.consumed_after(self.trained)
         self._orders: dict[tuple[int, int], Order] = {}
+
+    def _found(self, prefix: Path) -> Path:
+        """A dataset of the model's own run, which may have been moved, lies where RUN/models/NAME says."""
+        run = self.settings.run
+        if self.folder.parent.name == "models" and prefix.is_relative_to(run):
+            return self.folder.parent.parent / prefix.relative_to(run)
+        return prefix
 
     def _batch(self, stretch: int) -> int:
         """Samples per iteration after a point of `_points`."""

@@ -166,8 +166,7 @@ def test_data_that_were_made_again_are_refused_and_moved_data_are_named(model: P
 
 def test_a_run_that_the_dag_made_is_traced_to_its_pages_and_their_text(finished_run: Path, capsys: Capsys) -> None:
     folder = finished_run / "results/x/models/tiny"
-    prefix = finished_run / "results/x/dataset/corpus_text_document"
-    found = lines(capsys, folder, "--data", prefix, "--iteration", 1, "--sample", 0, "--text", "--json")
+    found = lines(capsys, folder, "--iteration", 1, "--sample", 0, "--text", "--json")
     texts = {
         document["id"]: document["text"]
         for shard in (finished_run / "results/x/dedup").glob("*.jsonl.zst")
@@ -175,5 +174,5 @@ def test_a_run_that_the_dag_made_is_traced_to_its_pages_and_their_text(finished_
     }
     for piece in map(orjson.loads, found):
         assert piece["text"].removesuffix("<|endoftext|>") in texts[piece["id"]] and piece["text"]
-        whole = lines(capsys, folder, "--data", prefix, "--url", piece["url"], "--json")
+        whole = lines(capsys, folder, "--url", piece["url"], "--json")
         assert orjson.loads(whole[0])["iterations"][0] == 1
