@@ -213,6 +213,12 @@ def add_known(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=meaning)
 
 
+def add_removed(parser: argparse.ArgumentParser) -> None:
+    """Add `--removed` for files of ids that `common.files.removed_ids` reads."""
+    meaning = "ids of documents to drop as `removed`, such as the takedown/ids.txt of a run; a file need not exist"
+    parser.add_argument("--removed", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
+
+
 def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str) -> None:
     """Add `--output FILE`, or `--output-dir DIR --shards N`; see `output_shards`."""
     output = parser.add_mutually_exclusive_group(required=True)

@@ -10,7 +10,7 @@ fetches from a host.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import isfinite
@@ -24,13 +24,14 @@ import xxhash
 from common import cli
 from common.console import warn
 from common.errors import InputError
-from common.files import check_outputs, expand_inputs, output_files, read_blocks
+from common.files import check_outputs, expand_inputs, output_files, read_blocks, removed_ids
 from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
 from corpus.runner import Step
 from corpus.urls.domain_lists import DomainListReport
 from corpus.urls.rules import SeenUrls, UrlRules
+from corpus.urls.url import document_id
 
 _FLUSH = 1 << 20  # URLs held before they are appended to their shards; bounds memory for any number of shards
 _WRITTEN = 1 << 14  # URLs encoded and written at once, which takes three times their size
@@ -134,10 +135,11 @@ def blacklist(
     workers: int = 1,
     allow_empty: bool = False,
     known: Sequence[Path] = (),
+    removed: Collection[str] = (),
 ) -> Stats:
     """Filter URL lists into one text file per shard, all of them or none. Remembers 8 bytes per URL that it keeps.
 
-    URLs of the lists `known` are dropped, and take 8 bytes, too.
+    URLs of the lists `known` are dropped, and take 8 bytes, too; those of `removed` documents are dropped by their ids.
 
     Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
     domains can match.
@@ -175,7 +177,9 @@ def blacklist(
                     drop({"url": url}, verdict)
                     continue
                 is_known, is_new = next(repeats)
-                if is_new and not is_known:
+                if removed and (name := document_id(url)) in removed:
+                    drop({"id": name}, "removed")  # without its URL
+                elif is_new and not is_known:
                     pending[verdict].append(url)
                 else:
                     drop({"url": url}, "known" if is_known else "duplicate")
@@ -208,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("corpus.blacklist", __doc__)
     cli.add_input(parser, cli.lists)
     cli.add_known(parser, "lists or folders of URLs to drop as `known`, such as the `urls` of an earlier run")
+    cli.add_removed(parser)
     cli.add_output_shards(parser, "the URLs that are kept", ".txt")
     cli.add_step_options(parser, "blacklist")
     arguments = parser.parse_args(argv)
@@ -217,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = expand_inputs(map(str, arguments.known), "lists")
     check_outputs([*outputs, arguments.rejects, arguments.stats], [*inputs, *known])
     options = (arguments.rejects, arguments.workers, arguments.allow_empty)
-    stats = blacklist(inputs, outputs, settings, *options, known)
+    stats = blacklist(inputs, outputs, settings, *options, known, removed_ids(arguments.removed))
     stats.finish(arguments.stats)
     return 0
 

@@ -22,7 +22,7 @@ id becomes `source_id`, and all others (date, license, language, …) go under `
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, groupby
@@ -31,7 +31,7 @@ from typing import Unpack
 
 from common import cli
 from common.errors import InputError
-from common.files import Document, check_outputs, expand_inputs, read_json, sharded_writer, short_hash
+from common.files import Document, check_outputs, expand_inputs, read_json, removed_ids, sharded_writer, short_hash
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
@@ -76,14 +76,16 @@ def read_sources(
                 yield from step.stats.counted([document])
 
 
-def identify(document: Outcome) -> Outcome:
-    """The document with its id, dropped if it has no text."""
+def identify(removed: Collection[str], document: Outcome) -> Outcome:
+    """The document with its id, dropped if it has no text, or an id that was `removed`."""
     if isinstance(document, Drop):
         return document
     try:
         name = document_id(document["url"])
     except (KeyError, ValueError):  # no URL, or one that cannot be parsed
         name = short_hash(document["text"])
+    if name in removed:
+        return Drop({"id": name}, "removed")  # without its text and URL
     identified = {"id": name, **document}
     return identified if document["text"].strip() else Drop(identified, "empty")
 
@@ -101,6 +103,7 @@ def ingest(
     known: Sequence[Path] = (),
     scrape: ScrapeSettings | None = None,
     blacklist: BlacklistSettings | None = None,
+    removed: Collection[str] = (),
     **options: Unpack[StepOptions],
 ) -> Stats:
     """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
@@ -112,7 +115,8 @@ def ingest(
     workers = options.pop("workers", 1)
     step = Step("ingest", [source.path for source in sources], **options)
     from_warc = partial(read_pages, scrape or ScrapeSettings(), blacklist or BlacklistSettings(), workers)
-    return step.run(identify, shards_by_id(outputs, workers), read_sources(sources, step, from_warc, known))
+    documents = read_sources(sources, step, from_warc, known)
+    return step.run(partial(identify, removed), shards_by_id(outputs, workers), documents)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip-keys", nargs="+", default=[], metavar="KEY", help="keys or columns to leave out")
     parser.add_argument("--name", default="", metavar="NAME", help="the `meta.source` of documents that have none")
     cli.add_known(parser, "statistics of earlier runs of this step, whose inputs are left out")
+    cli.add_removed(parser)
     cli.add_output_shards(parser, "shard of documents", ".jsonl.zst")
     cli.add_step_options(parser, "sources")
     arguments = parser.parse_args(argv)
@@ -137,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("nothing to ingest: name --input, or a --config with `sources`")
     inputs = (path for source in sources for path in source.files)
     check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
-    given = (sources, outputs, arguments.known, settings.scrape, settings.blacklist)
+    given = (sources, outputs, arguments.known, settings.scrape, settings.blacklist, removed_ids(arguments.removed))
     ingest(*given, **step_options(arguments, settings)).finish(arguments.stats)
     return 0
 

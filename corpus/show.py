@@ -16,10 +16,11 @@ from pathlib import Path
 from common import cli
 from common.config import load_settings
 from common.errors import InputError
-from common.files import MARK, Document, read_json, read_lines, shard_name, shard_paths
+from common.files import MARK, Document, read_lines, shard_name
 from common.settings import Settings
 from common.tokenizer import Tokenizer, vocabulary_files
-from corpus.index import IndexedDataset
+from corpus.index import IndexedDataset, suffixed
+from corpus.index.documents import DocumentTable
 from corpus.sample import fate, plain, read_any, rejects_beside
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import document_id
@@ -134,46 +135,30 @@ def _details(document: Document, before: Found | None) -> Iterator[str]:
 
 def _tokens(run: Path, settings: Settings, shard: int, last: Found) -> Iterator[str]:
     """Where the tokens of a document are, in its shard and in the dataset, or why it has none."""
-    rejects = run / steps.named("tokenize").rejects.format(shard=shard_name(shard))
-    prefixes = shard_paths(run / "tokens", settings.shards, "_text_document")
-    if not prefixes[shard].with_name(prefixes[shard].name + ".idx").is_file():
+    name = shard_name(shard)
+    rejects, tokens = run / steps.named("tokenize").rejects.format(shard=name), run / f"tokens/{name}_text_document"
+    if not suffixed(tokens, ".idx").is_file():
         yield _row("tokenize", f"not done yet; last seen in {last.path.relative_to(run)}")
         return
     if found := find([rejects], last.document["id"]):
         yield _row("tokenize", fate(found.document))
         return
-    position, index = last.number - _dropped_before(last, rejects), IndexedDataset(prefixes[shard])
-    if position >= index.n_documents:
-        yield _row("tokenize", "not there: made from other input")
-        return
-    offset, length = int(index.lengths[:position].sum()), int(index.lengths[position])
-    yield _row("tokenize", f"kept; {_span(position, offset, length)} of {prefixes[shard].relative_to(run)}")
-    ids = index.document(position).tolist()
+    for step, prefix in (("tokenize", tokens), ("merge_index", run / "dataset/corpus_text_document")):
+        if not suffixed(prefix, ".idx").is_file():
+            break
+        table, index = DocumentTable(prefix), IndexedDataset(prefix)
+        rows = [number for number in table.of_ids([last.document["id"]]) if table[number].shard == name]
+        if not rows:
+            yield _row(step, "not there: made from other input")
+            return
+        offset, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
+        yield _row(step, f"kept; {_span(rows[0], offset, len(ids))} of {prefix.relative_to(run)}")
     files = [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe]
     if settings.train_tokenizer.vocab_size:  # also in a run that was moved
         files = [run / "tokenizer/encoder.json", run / "tokenizer/vocab.bpe"]
     text = Tokenizer(vocabulary_files(*files)).decode(ids)
     same = text.removesuffix("<|endoftext|>") == last.document["text"]
     yield _row("", f"decoded, they are {'the' if same else 'another'} text: {plain(text, 80)}")
-    for other in prefixes[:shard]:
-        stats = read_json(other.with_name(other.name.replace("_text_document", ".stats.json")))
-        position, offset = position + stats["documents_out"], offset + stats["tokens"]
-    dataset = run / "dataset/corpus_text_document"
-    if dataset.with_name(dataset.name + ".idx").is_file():
-        merged = IndexedDataset(dataset)
-        same = position < merged.n_documents and merged.document(position).tolist() == ids
-        where = f"{_span(position, offset, length)} of {dataset.relative_to(run)}"
-        yield _row("merge_index", where if same else "not there: made from other input")
-
-
-def _dropped_before(last: Found, rejects: Path) -> int:
-    """How many documents before the last step's were dropped by tokenize, which keeps the order; ids may repeat."""
-    dropped, count = [_id(document) for document in read_any(rejects)] if rejects.is_file() else [], 0
-    for number, document in enumerate(read_any(last.path)):
-        if number == last.number:
-            break
-        count += count < len(dropped) and dropped[count] == document["id"]
-    return count
 
 
 def _span(position: int, offset: int, length: int) -> str:

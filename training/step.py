@@ -115,6 +115,7 @@ def train_step(
     session.streams.start_iteration(iteration)
     counted = sum(batch.counted for batch in batches)
     targets = _sum_over_data_ranks(session, torch.full((), counted, device=session.world.device))  # no copy, no wait
+    targets.clamp_(min=1)  # all of them may be of removed documents
     with session.timers("forward-backward"):
         # gradients are averaged over data-parallel ranks, so each rank's loss is multiplied by their number
         loss = run_micro_batches(session, batches, scale * parallel.data / targets, train=True)

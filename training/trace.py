@@ -28,7 +28,7 @@ from common.errors import InputError
 from common.files import read_json, read_lines, read_rows, short_hash
 from common.tokenizer import Tokenizer, vocabulary_files
 from corpus.index import suffixed
-from corpus.index.documents import DocumentTable, Row
+from corpus.index.documents import REMOVED, DocumentTable, Row
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples, Span, split_documents
 from training.dataset.order import Order, read_order, write_order
@@ -244,7 +244,7 @@ def _show_step(trace: Trace, iteration: int, sample: int | None, *, text: bool, 
             continue
         end = piece.span.first + piece.span.tokens - 1
         place = f"tokens {piece.span.first:,} to {end:,} of document {piece.document.number:,}"
-        source = piece.document.url or "no URL"
+        source = piece.document.url or ("removed" if piece.document.id == REMOVED else "no URL")
         yield f"sample {piece.sample:<4} {piece.document.id}  {place}  {source}  {piece.document.origin or shard}"
         if text:
             yield f"    {row['text']!r}"

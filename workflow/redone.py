@@ -15,6 +15,7 @@ import yaml
 
 from common.config import settings_text
 from common.console import note
+from common.files import REMOVED_IDS
 from common.settings import Settings
 from common.settings.section import changes
 from workflow import steps
@@ -52,5 +53,10 @@ def announce(settings: Settings, dag: Any) -> None:
         if steps.of_rule(job.rule.name) in order
         and any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
     ]
+    if "tokenize" in rules and (settings.run / REMOVED_IDS).is_file():
+        note(
+            f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "
+            "move, and models that were trained cannot go on from their checkpoints"
+        )
     if text := describe(settings, sorted(rules, key=lambda rule: order.index(steps.of_rule(rule)))):
         note(text)

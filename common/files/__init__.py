@@ -7,6 +7,7 @@ complete or not at all; readers name the file and the line that they cannot read
 from common.files.documents import (
     LONGEST_LINE,
     MARK,
+    REMOVED_IDS,
     BadLines,
     Document,
     located_documents,
@@ -14,6 +15,7 @@ from common.files.documents import (
     read_json_lines,
     read_object,
     read_shards,
+    removed_ids,
     short_hash,
 )
 from common.files.fingerprints import Fingerprint, digest, fingerprint, first_change, sha256
@@ -34,6 +36,7 @@ from common.files.reading import (
 from common.files.shards import (
     MAX_SHARDS,
     document_writer,
+    line_writer,
     require_distinct_stems,
     shard_name,
     shard_paths,

@@ -14,13 +14,16 @@ import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files.reading import Frames, located_blocks, read_blocks
+from common.files.reading import Frames, located_blocks, read_blocks, read_lines
 
 Document = dict[str, Any]
 
 MARK = "dropped_by"
 """Key that only dropped documents have; its value is the step that dropped them."""
 _MARKED = f'"{MARK}":'.encode()
+
+REMOVED_IDS = Path("takedown/ids.txt")
+"""Below a run: the ids of documents that `corpus.remove` has removed; no step takes them in again."""
 
 LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
 _DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000
@@ -178,6 +181,11 @@ def read_shards(paths: Iterable[Path], bad: BadLines | None = None) -> Iterator[
     """The documents of several files, in order; see `read_documents`."""
     for path in paths:
         yield from read_documents(path, bad)
+
+
+def removed_ids(paths: Iterable[Path]) -> frozenset[str]:
+    """The ids in files like REMOVED_IDS, one per line; a file that does not exist has none."""
+    return frozenset(line.decode() for path in paths if path.is_file() for line in read_lines(path))
 
 
 def short_hash(text: str) -> str:

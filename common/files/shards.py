@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import orjson
 import zstandard
@@ -25,7 +25,7 @@ FRAME = 128 << 10
 _LEVEL = 6  # makes frames of 128 KB as small as level 3 makes a whole shard
 _HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
-Write = Callable[[Document], None]
+Write = Callable[[Document], object]
 
 
 def shard_name(shard: int) -> str:
@@ -81,25 +81,31 @@ class _Frames:
 
 
 @contextmanager
-def document_writer(path: Path | None, dropped_by: str = "") -> Iterator[Write]:
-    """Yield a function that appends one JSON object as a line of `path`, which appears complete or not at all.
+def line_writer(path: Path | None) -> Iterator[Callable[[bytes], object]]:
+    """Yield a function that appends a line, with its end, to `path`, which appears complete or not at all.
 
-    A path that ends in `.zst` is compressed. The bytes depend only on the objects. Without a path, nothing is written.
+    A path that ends in `.zst` is compressed. The bytes depend only on the lines. Without a path, nothing is written.
+    """
+    if path is None:
+        yield lambda line: None
+        return
+    with output_files([path]) as (output,), output.open() as file:
+        with _Frames(file) if path.suffix == ".zst" else nullcontext(file) as lines:
+            yield lines.write
+
+
+@contextmanager
+def document_writer(path: Path | None, dropped_by: str = "") -> Iterator[Write]:
+    """`line_writer` for JSON objects.
+
     Rejects are marked with the step that has dropped them, so that no reader takes them for documents.
     """
     if path is None:
         yield lambda document: None
         return
-    with output_files([path]) as (output,), output.open() as file:
-        with _Frames(file) if path.suffix == ".zst" else nullcontext(file) as lines:
-            if dropped_by:
-                yield lambda document: _write_line(lines, {MARK: dropped_by, **document})
-            else:
-                yield lambda document: _write_line(lines, document)
-
-
-def _write_line(file: Any, document: Document) -> None:
-    file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+    mark = {MARK: dropped_by} if dropped_by else {}
+    with line_writer(path) as write:
+        yield lambda document: write(orjson.dumps(mark | document, option=orjson.OPT_APPEND_NEWLINE))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ Row n describes document n of PREFIX.idx, which holds its tokens. Nothing of a d
 #                              "shards": [[name, documents], …]}
 
 import hashlib
+import os
 import shutil
 import struct
 from collections.abc import Iterable, Sequence
@@ -36,10 +37,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import orjson
+import xxhash
 
 from common.errors import InputError
-from common.files import Document
-from corpus.index.layout import DOCUMENTS, ENTRIES, read_meta, suffixed
+from common.files import Document, output_files
+from corpus.index.dataset import IndexedDataset
+from corpus.index.layout import DOCUMENTS, ENTRIES, json_of, read_meta, suffixed, with_checksums
 from corpus.urls.hosts import registered_domain
 from corpus.urls.url import document_id, parse_url
 
@@ -48,6 +51,8 @@ _HEADER = struct.Struct("<9sQQ")
 _COLUMNS = ("<u8", "<u8", "<u4", "<u4")
 _SIZES = [np.dtype(kind).itemsize for kind in _COLUMNS]
 _HEX = struct.Struct(">I")
+REMOVED = "0" * 16
+"""The id of a document whose tokens are a tombstone: end-of-text, as often as it had tokens."""
 
 
 class Row(NamedTuple):
@@ -56,7 +61,7 @@ class Row(NamedTuple):
     number: int
     """Its number in the dataset."""
     id: str
-    """16 hex digits."""
+    """16 hex digits; REMOVED of a document that `corpus.remove` has removed."""
     url: str
     """Empty if it has none."""
     shard: str
@@ -119,15 +124,22 @@ class DocumentWriter:
         self._parts[-1].write(b"".join(texts))
         self._count(shard, len(documents), int(ends[-1]) if len(ends) else self._end)
 
-    def add_table(self, other: "DocumentTable") -> None:
-        """Append all rows of another table, a few megabytes at a time."""
+    def add_table(self, other: "DocumentTable", removed: Sequence[int] = ()) -> None:
+        """Append all rows of another table, a few megabytes at a time; those of `removed` documents are emptied."""
         numbers = np.array([self._files.setdefault(name, len(self._files)) for name in other.files], "<u4")
+        gone, begin, end = np.array(removed, np.int64), 0, self._end
         for start in range(0, len(other), ENTRIES):
-            ids, ends, domains, files = (column[start : start + ENTRIES] for column in other.columns)
-            self._write([ids, ends + np.uint64(self._end), domains, numbers[files]])
-        for start in range(0, len(other.texts), 8 * ENTRIES):
-            self._parts[-1].write(other.texts[start : start + 8 * ENTRIES])
-        end = self._end + len(other.texts)
+            ids, ends, domains, files = (np.array(column[start : start + ENTRIES]) for column in other.columns)
+            lengths = np.diff(ends.astype(np.int64), prepend=begin)
+            here = gone[(gone >= start) & (gone < start + len(ids))] - start
+            for row in here.tolist():
+                self._parts[-1].write(other.texts[begin : int(ends[row]) - lengths[row]])
+                begin = int(ends[row])
+            self._parts[-1].write(other.texts[begin : int(ends[-1])])
+            begin, ids[here], domains[here], files[here], lengths[here] = int(ends[-1]), 0, 0, 0, 0
+            ends = end + np.cumsum(lengths)
+            self._write([ids, ends.astype("<u8"), domains, numbers[files]])
+            end = int(ends[-1])
         for name, documents in other.shards:
             self._count(name, documents, end)
 
@@ -151,6 +163,31 @@ class DocumentWriter:
         file.write(orjson.dumps({"bin": checksum, "files": list(self._files), "shards": self._shards}))
 
 
+def bury(prefix: Path, numbers: Sequence[int]) -> None:
+    """Replace documents of a dataset of ours by tombstones: no other token moves, and their rows are emptied.
+
+    A kill in between leaves a dataset that fails its checks until this is done again.
+    """
+    index, table = IndexedDataset(prefix), DocumentTable(prefix, check=False)
+    assert index.meta is not None
+    digest = xxhash.xxh3_64()
+    with suffixed(prefix, ".bin").open("r+b") as file:
+        for number in numbers:
+            first, last = index.document_index[number : number + 2].tolist()
+            file.seek(int(index.pointers[first]))
+            file.write(np.full(int(index.lengths[first:last].sum()), index.meta.end_of_text, index.dtype).data)
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0)
+        while part := file.read(8 * ENTRIES):
+            digest.update(part)
+    paths = [suffixed(prefix, ".json"), table.path]
+    with output_files(paths) as (meta, rows), DocumentWriter(prefix.parent) as writer, rows.open() as file:
+        writer.add_table(table, numbers)
+        writer.finish(file, digest.hexdigest())
+        meta.append(json_of(with_checksums(suffixed(prefix, ".idx"), index.meta, digest.hexdigest())))
+
+
 def _number(name: object) -> int:
     try:
         return int(str(name), 16) & (2**64 - 1)
@@ -166,10 +203,10 @@ class DocumentTable:
     files       names of the files that documents were read from; the first is empty
     shards      (name, documents) in order
 
-    Raises InputError if the file is missing, damaged, or belongs to another dataset.
+    Raises InputError if the file is missing, damaged, or, if `check`, belongs to another dataset.
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, check: bool = True) -> None:
         self.path = path = suffixed(prefix, DOCUMENTS)
         if not path.is_file():
             raise InputError(
@@ -193,7 +230,7 @@ class DocumentTable:
             whole = False
         if not whole:
             raise InputError(f"{path}: damaged; remove it and make it again")
-        meta = read_meta(prefix)
+        meta = read_meta(prefix) if check else None
         if meta is not None and meta.bin not in ("", more["bin"]):
             raise InputError(f"{path}: belongs to another dataset than {prefix.name}.bin; remove it and make it again")
 

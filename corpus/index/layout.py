@@ -24,12 +24,13 @@ PREFIX is the full name without `.bin` or `.idx`.
 #   checksum                       xxh3_64 of PREFIX.idx followed by "{vocab_size} {end_of_text} {bin}"
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import xxhash
 
 from common.errors import InputError
@@ -106,6 +107,17 @@ def index_checksum(index: Path, meta: Meta) -> str:
             digest.update(part)
     digest.update(f"{meta.vocab_size} {meta.end_of_text} {meta.bin}".encode())
     return digest.hexdigest()
+
+
+def with_checksums(index: Path, meta: Meta, bin_checksum: str) -> Meta:
+    """The description with the checksums of a finished PREFIX.idx and PREFIX.bin."""
+    meta = replace(meta, bin=bin_checksum)
+    return replace(meta, checksum=index_checksum(index, meta))
+
+
+def json_of(meta: Meta) -> bytes:
+    """The content of PREFIX.json."""
+    return orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def content_of(prefix: Path) -> str:

@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import xxhash
 
 from common.errors import InputError
@@ -25,9 +23,10 @@ from corpus.index.layout import (
     LONGEST,
     MAGIC,
     Meta,
-    index_checksum,
+    json_of,
     pointers,
     suffixed,
+    with_checksums,
 )
 
 if TYPE_CHECKING:
@@ -135,11 +134,8 @@ class IndexWriter:
         self._idx.write(HEADER.pack(MAGIC, 1, CODES[self.dtype], self.sequences, self.documents + 1))
         self._idx.flush()
         if self.meta is not None:
-            meta = replace(self.meta, bin=self._digest.hexdigest())
-            meta = replace(meta, checksum=index_checksum(self._index_path, meta))
-            self._files[".json"].append(
-                orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-            )
+            meta = with_checksums(self._index_path, self.meta, self._digest.hexdigest())
+            self._files[".json"].append(json_of(meta))
         if self.table is not None:
             assert self.table.documents == self.documents
             with self._files[DOCUMENTS].open() as file:

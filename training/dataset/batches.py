@@ -74,20 +74,28 @@ class Batch(NamedTuple):
 def read_batch(samples: Readable, form: BatchForm, numbers: Sequence[int]) -> Batch:
     """The samples with these numbers as one batch."""
     tokens = np.stack([samples.sample(number) for number in numbers])
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
-    ends = inputs == form.end_of_text
+    inputs, targets = tokens[:, :-1], targets_of(tokens, form)
     positions = None
     if form.reset_position_ids:
         index = np.arange(inputs.shape[1])
         begins = np.zeros_like(inputs)  # index at which each token's document begins
-        begins[:, 1:] = np.maximum.accumulate(np.where(ends[:, :-1], index[1:], 0), axis=1)
+        ends = inputs[:, :-1] == form.end_of_text
+        begins[:, 1:] = np.maximum.accumulate(np.where(ends, index[1:], 0), axis=1)
         positions = torch.from_numpy(index - begins)
-    counted = targets.size
-    if form.eod_mask_loss:
-        targets[ends] = IGNORED
-        counted -= int(np.count_nonzero(ends))
+    counted = int(np.count_nonzero(targets != IGNORED))
     batch = Batch(torch.from_numpy(inputs.copy()), torch.from_numpy(targets), positions, counted)
     return batch.map(Tensor.pin_memory) if form.pinned else batch
+
+
+def targets_of(tokens: npt.NDArray[np.int64], form: BatchForm) -> npt.NDArray[np.int64]:
+    """(B, T + 1) tokens -> (B, T): the next token of each, or IGNORED.
+
+    End-of-text after end-of-text is never a target: a document of nothing else is what `corpus.remove` leaves of one.
+    """
+    targets = tokens[:, 1:].copy()
+    ends = tokens[:, :-1] == form.end_of_text
+    targets[ends if form.eod_mask_loss else ends & (targets == form.end_of_text)] = IGNORED
+    return targets
 
 
 def prefetch_to_device(steps: Iterable[list[Batch]], device: torch.device) -> Iterator[list[Batch]]:

@@ -16,8 +16,9 @@ from common.errors import InputError
 from common.progress import Meter
 from common.tokenizer import Lengths
 from common.workers import batched, threaded_map
-from training.dataset.batches import BatchForm, Readable, read_batch
+from training.dataset.batches import BatchForm, Readable, read_batch, targets_of
 from training.dataset.corpus import Samples
+from training.loss import IGNORED
 from training.model import GPT2, summed_loss
 
 BATCH = 8  # windows per forward pass
@@ -29,12 +30,14 @@ def perplexity(loss: float) -> float:
 
 
 @torch.no_grad()
-def sum_of_losses(model: GPT2, samples: Readable, numbers: Sequence[int], batch_size: int) -> float:
-    """Loss in nats summed over all tokens of the samples with these numbers."""
+def sum_of_losses(
+    model: GPT2, samples: Readable, numbers: Sequence[int], batch_size: int, form: BatchForm
+) -> tuple[float, int]:
+    """Loss in nats summed over all targets of the samples with these numbers, and how many targets count."""
     device = next(model.parameters()).device
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total, counted = torch.zeros((), dtype=torch.float64, device=device), 0
     model.eval()
-    read = partial(read_batch, samples, BatchForm(end_of_text=-1))
+    read = partial(read_batch, samples, form)
     with (
         Meter("evaluate", "windows", len(numbers)) as meter,
         closing(threaded_map(read, batched(numbers, batch_size), 1)) as batches,
@@ -42,8 +45,9 @@ def sum_of_losses(model: GPT2, samples: Readable, numbers: Sequence[int], batch_
         for batch in batches:
             tokens, targets = batch.tokens.to(device), batch.targets.to(device)
             total += summed_loss(model(tokens), targets).double()
+            counted += batch.counted
             meter.advance(len(tokens))
-    return float(total)
+    return float(total), counted
 
 
 class Window(NamedTuple):
@@ -107,13 +111,13 @@ def evaluate(model: GPT2, samples: Samples, byte_lengths: Lengths | None = None,
     count = min(windows, max(1, int(share * windows))) if share < 1 else windows
     numbers = [number * windows // count for number in range(count)]
     tail = samples.tail() if count == windows else np.empty(0, np.int64)
-    predicted = count * samples.seq_len
-    total = sum_of_losses(model, samples, numbers, BATCH)
+    form = BatchForm(samples.corpus.end_of_text)
+    total, predicted = sum_of_losses(model, samples, numbers, BATCH, form)
     if len(tail) > 1:
         device = next(model.parameters()).device
-        tokens = torch.from_numpy(tail).to(device)[None]
-        total += float(summed_loss(model.eval()(tokens[:, :-1]), tokens[:, 1:]))
-        predicted += len(tail) - 1
+        targets = torch.from_numpy(targets_of(tail[None], form)).to(device)
+        total += float(summed_loss(model.eval()(torch.from_numpy(tail[None, :-1]).to(device)), targets))
+        predicted += int((targets != IGNORED).sum())
     if not predicted:
         raise InputError(f"{samples.corpus.prefix}: fewer than two tokens to evaluate; choose another file or part")
     text = 0

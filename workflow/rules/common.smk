@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workflow import growing, snakefile
 from corpus.index import content_of
-from common.files import find_inputs, sha256, shard_name
+from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
 from training.planning.fit import prepare
 from workflow import steps
 
@@ -48,6 +48,11 @@ def earlier(step):
     """The options that leave out what the runs that this one grows have read; they may leave nothing."""
     paths = growing.known(step, settings)
     return f"--allow-empty --known {shlex.join(map(str, paths))}" if paths else ""
+
+
+def removed(wildcards, output):
+    """The option that keeps out what was removed from this run and from those that it grows."""
+    return f"--removed {shlex.join(str(run / REMOVED_IDS) for run in (*settings.base, RUN))}"
 
 
 def runtime(rule, minutes):

@@ -38,10 +38,11 @@ rule blacklist:
         folder=RUN / "urls",
         shards=settings.shards,
         known=earlier("blacklist"),
+        removed=removed,
     shell:
         'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {params.urls:q} '
         "--output-dir {params.folder:q} --shards {params.shards} --rejects {output.rejects:q} "
-        "--stats {output.stats:q} --workers {threads} {params.known} > {log:q} 2>&1"
+        "--stats {output.stats:q} --workers {threads} {params.known} {params.removed} > {log:q} 2>&1"
 
 
 rule scrape:
@@ -102,10 +103,11 @@ rule ingest:
         shards=settings.shards,
         rejects=rejects("ingest"),
         known=earlier("ingest"),
+        removed=removed,
     shell:
         'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {params.folder:q} '
         "--shards {params.shards} --rejects {params.rejects:q} --stats {output.stats:q} --workers {threads} "
-        "{params.known} > {log:q} 2>&1"
+        "{params.known} {params.removed} > {log:q} 2>&1"
 
 
 # A name that does not exist is an error before any job.

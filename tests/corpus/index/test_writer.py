@@ -70,7 +70,7 @@ def test_an_error_leaves_what_was_there_before_and_names_what_does_not_fit(tmp_p
             written(tmp_path / "a", [[1], [token]])
     with pytest.raises(InputError, match="2,147,483,648"), IndexWriter(tmp_path / "a", np.uint16) as index:
         index.add_document(np.broadcast_to(np.uint16(1), 2**31))
-    with patch("corpus.index.writer.index_checksum", side_effect=OSError("disk full")), pytest.raises(OSError):
+    with patch("corpus.index.writer.with_checksums", side_effect=OSError("disk full")), pytest.raises(OSError):
         written(tmp_path / "a", [[3]])
     assert files(tmp_path / "a") == before and len(list(tmp_path.iterdir())) == 3
     assert written(tmp_path / "a", [[3]], meta=None).meta is None, "the older vocabulary does not stay"

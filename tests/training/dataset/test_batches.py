@@ -26,15 +26,17 @@ def test_inputs_and_targets_are_one_token_apart() -> None:
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 
-@given(st.lists(st.sampled_from([1, 2, END]), min_size=17, max_size=17))
-def test_the_options_equal_a_loop_over_the_tokens(tokens: list[int]) -> None:
-    batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=True), [0, 1])
+@given(st.lists(st.sampled_from([1, 2, END]), min_size=17, max_size=17), st.booleans())
+def test_the_options_equal_a_loop_over_the_tokens(tokens: list[int], mask: bool) -> None:
+    """End-of-text after end-of-text is never a target."""
+    batch = read_batch(samples_of(tokens, 8), BatchForm(END, reset_position_ids=True, eod_mask_loss=mask), [0, 1])
     for row in range(2):
         position, positions, targets = 0, [], []
         for place in range(8 * row, 8 * row + 8):
             positions.append(position)
             position = 0 if tokens[place] == END else position + 1
-            targets.append(IGNORED if tokens[place] == END else tokens[place + 1])
+            last = tokens[place] == END and (mask or tokens[place + 1] == END)
+            targets.append(IGNORED if last else tokens[place + 1])
         assert batch.positions is not None and batch.positions[row].tolist() == positions
         assert batch.targets[row].tolist() == targets
     assert batch.counted == int((batch.targets != IGNORED).sum())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.training.helpers import make_session, step_batches
+from training.dataset.batches import BatchForm
 from training.evaluation.scoring import sum_of_losses
 from training.inference.load import model_from_weights
 from training.step import train_step, validate
@@ -38,4 +39,5 @@ def test_validation_scores_the_samples_asked_for_however_they_are_batched(tmp_pa
         weights = {name: value.detach() for name, value in session.parameters.items()}
         weights["wte.weight"] = weights["wte.weight"][: settings.vocab_size]
         model = model_from_weights(settings, weights)
-        assert found == pytest.approx(sum_of_losses(model, session.plan.data.valid, range(11), 3) / (11 * 16), rel=1e-6)
+        total, counted = sum_of_losses(model, session.plan.data.valid, range(11), 3, BatchForm(256))
+        assert counted == 11 * 16 and found == pytest.approx(total / counted, rel=1e-6)
