@@ -1,8 +1,8 @@
 """Remove documents from a run and everything made from it, and name the checkpoints that never read them.
 
     python -m corpus.remove --urls takedown.txt --run results/demo
-    python -m corpus.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
     python -m corpus.remove --urls takedown.txt --run results/demo --exports parquet --bring-back displaced.jsonl
+    python -m corpus.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
 
 --urls names URLs or ids of documents, one per line; a page that was redirected to one of them counts as that one.
 Without --yes nothing is changed: the command says what it would remove. With it, the documents leave the lists of URLs,
@@ -18,7 +18,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -42,8 +42,9 @@ from training.trace import Trace
 from workflow import steps
 
 FOLDER = REMOVED_IDS.parent.name
-# folders of a run without entries of documents; site is the demo's input
-_PASSED = ("records", FOLDER, "settings", "merged", "tokenizer", "site")
+_MADE_AGAIN = ("report.html", "cards")
+# what has no entries of documents; site is the demo's input
+_PASSED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", *_MADE_AGAIN)
 _PASSED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
 
@@ -70,6 +71,8 @@ def read_ids(path: Path) -> list[str]:
 def _files(run: Path, exports: Iterable[Path]) -> Iterator[Path]:
     """Every file with an editor."""
     for folder in (run, *exports):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder; --exports names those of corpus.export")
         for path in sorted(folder.rglob("*")):
             parts = path.relative_to(folder).parts
             passed = folder == run and (
@@ -198,8 +201,9 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
         bury(run / prefix, numbers)
     for name, found in record["models"].items():
         _withdraw(run, run / name, found, path.stem)
-    for derived in (run / "report.html", *run.glob("cards/*"), *run.glob("dataset/*.ngrams")):
-        derived.unlink()
+    for pattern in (*_MADE_AGAIN, "cards/*", "dataset/*.ngrams"):
+        for path_of_derived in filter(Path.is_file, run.glob(pattern)):
+            path_of_derived.unlink()
     for name, time in record["times"].items():  # so that Snakemake does not take them for new
         os.utime(run / name, ns=(time, time))
     outside = {Path(name).parent for name in record["entries"] if Path(name).is_absolute()}
@@ -284,27 +288,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError(f"{unfinished[0]}: is not finished; finish it first: --run {run} --yes")
     if not arguments.urls and not unfinished:
         raise InputError("--urls is missing: name a file with URLs or ids")
-    if not arguments.yes:
+    with _locked(run) if arguments.yes else nullcontext():
+        for path in unfinished:
+            carry_out(run, path, arguments.workers)
+            print(f"{path}: finished")
+        if not arguments.urls:
+            return 0
         plan = make_plan(run, read_ids(arguments.urls), arguments.model, arguments.exports, arguments.workers)
         print("\n".join(describe(run, plan)))
         if arguments.bring_back:
             _bring_back(run, plan, arguments.bring_back)
-        print("nothing was changed; --yes removes them")
-        return 0
-    with _locked(run):
-        for path in unfinished:
-            carry_out(run, path, arguments.workers)
-            print(f"{path}: finished")
-        if arguments.urls:
-            plan = make_plan(run, read_ids(arguments.urls), arguments.model, arguments.exports, arguments.workers)
-            print("\n".join(describe(run, plan)))
-            if arguments.bring_back:
-                _bring_back(run, plan, arguments.bring_back)
-            path = run / FOLDER / f"{len(records) + 1:04d}.json"
-            card = {"state": "started", "begun": _now(), "by": arguments.by or getpass.getuser()}
-            write_json(path, {**card, "commit": run_card.commit(), **plan})
-            carry_out(run, path, arguments.workers)
-            print(f"removed; the record is {path}")
+        if not arguments.yes:
+            print("nothing was changed; --yes removes them")
+            return 0
+        path = run / FOLDER / f"{len(records) + 1:04d}.json"
+        card = {"state": "started", "begun": _now(), "by": arguments.by or getpass.getuser()}
+        write_json(path, {**card, "commit": run_card.commit(), **plan})
+        carry_out(run, path, arguments.workers)
+        print(f"removed; the record is {path}")
     return 0
 
 

@@ -50,8 +50,10 @@ class Gone:
 
     def is_named(self, line: bytes) -> bool:
         """Whether a line of text has the URL or the id of one."""
-        names = (name.decode("utf-8", "replace") for name in _NAME.findall(line))
-        return any(self.has_url(name) if "/" in name else name in self.ids for name in names)
+        for name in (name.decode("utf-8", "replace") for name in _NAME.findall(line)):
+            if name in self.ids or ("/" in name and (self.has_url(name) or self.has_url(name.rstrip(".,:;)")))):
+                return True
+        return False
 
 
 Editor = Callable[[Path, Gone, Path | None], int]

@@ -30,7 +30,7 @@ from common.config import (
 )
 from common.console import fail, warn
 from common.errors import ConfigError, ToolkitError
-from common.files import find_inputs, read_json, write_json
+from common.files import REMOVED_IDS, find_inputs, read_json, write_json
 from common.settings import Settings
 from workflow import growing, patches, steps
 
@@ -101,6 +101,7 @@ def read_settings(workflow: Any) -> Settings:
     files = workflow.overwrite_configfiles or [Path("config.yaml")]
     settings = settings_for_workflow(files, workflow.config_settings.config_args or [])
     check_crawl(settings)
+    check_takedown(settings)
     growing.check(settings)
     patches.install(settings)
     global parsed
@@ -150,6 +151,13 @@ def _inputs(settings: Settings) -> Iterable[Path]:
             yield model.finetune
         others = [data.prefix for data in settings.datasets(name) if data.prefix != settings.dataset_prefix]
         yield from (Path(f"{prefix}.{suffix}") for prefix in others for suffix in ("bin", "idx"))
+
+
+def check_takedown(settings: Settings) -> None:
+    """Raise ConfigError if documents have left only a part of the run."""
+    for record in sorted((settings.run / REMOVED_IDS.parent).glob("*.json")):
+        if read_json(record)["state"] != "done":
+            raise ConfigError(f"{record}: not finished; python -m corpus.remove --run {settings.run} --yes finishes it")
 
 
 def _crawl_layout(settings: Settings) -> Path:

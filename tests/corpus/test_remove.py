@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from common.config import load_settings
+from common.errors import ConfigError
 from common.files import read_json
 from corpus import remove as module
 from corpus.index import IndexedDataset, IndexWriter, Meta
@@ -25,6 +26,7 @@ from tests.training.helpers import byte_documents, train_tiny, write_config
 from tests.training.test_train import tensors
 from tests.workflow.pipeline import planned
 from training.trace import Trace
+from workflow.snakefile import check_takedown
 
 RUN = Path("results/x")
 
@@ -58,64 +60,66 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def unique(run: Path) -> dict[str, str]:
-    """A document of the dataset that has no duplicate."""
-    table = DocumentTable(run / "dataset/corpus_text_document")
-    survivors = {row["survivor"] for path in (run / "dedup/removed").glob("*.zst") for row in read_rejects(path)}
-    alone = {table[number].id for number in range(len(table))} - survivors
-    document = next(row for row in read_shard(run / "dedup/0001.jsonl.zst") if row["id"] in alone)
-    return {key: document[key] for key in ("id", "url", "text")}
+def cluster(run: Path) -> list[dict[str, str]]:
+    """A document of the dataset and all pages that hold its text, which dedup dropped."""
+    removed = [row for path in (run / "dedup/removed").glob("*.zst") for row in read_rejects(path)]
+    kept = [row for path in sorted((run / "dedup").glob("*.zst")) for row in read_shard(path)]
+    for survivor in kept:
+        found = [survivor, *(row for row in removed if row["survivor"] == survivor["id"])]
+        others = [row["text"] for row in (*kept, *removed) if row not in found]
+        if len(found) > 2 and not any(survivor["text"][200:300] in text for text in others):
+            return found
+    raise AssertionError
 
 
-def test_a_document_leaves_every_file_and_only_training_and_what_follows_it_run_again(run: Path) -> None:
-    document, before = unique(run), contents(run)
-    with (run / "logs/clean/0001.log").open("a") as log:
-        log.write(f"warning: {document['url']}: odd\n")
+def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_again(run: Path) -> None:
+    documents, before = cluster(run), contents(run)
+    first = documents[0]
+    with (run / "logs/blacklist.log").open("a") as log:
+        log.write(f"warning: {first['url']}: odd\n")
     stats = read_json(run / "clean/0001.stats.json")
-    stats["examples"] = {"short": [{key: document[key] for key in ("id", "url", "text")}]}
+    stats["examples"] = {"short": [{key: first[key] for key in ("id", "url", "text")}]}
     (run / "clean/0001.stats.json").write_bytes(orjson.dumps(stats))
-    files = named(run, document["url"].replace("http:", "HTTP:") + "#part")
+    before = contents(run)
+    ids = {row["id"].encode() for row in documents}
+    names = {row["url"].encode() for row in documents} | {first["text"][200:300].encode()}
+    files = named(run, first["url"].replace("http", "HTTP") + "#part", *(row["id"] for row in documents[1:]))
     said = called(main, "--urls", files, "--run", run)
-    assert said.returncode == 0 and "nothing was changed" in said.stdout and document["id"] in said.stdout
-    assert contents(run).keys() - before.keys() <= {"models/tiny/trace/0-0.order"}
+    assert said.returncode == 0 and "nothing was changed" in said.stdout and first["id"] in said.stdout
+    assert {name: data for name, data in contents(run).items() if "/trace/" not in name} == before
     done = called(main, "--urls", files, "--run", run, "--yes", "--by", "Ada", "--workers", "2")
     assert done.returncode == 0, done.stderr
-    snippet, address = document["text"][200:300].encode(), document["url"].encode()
     after = contents(run)
-    assert sum(snippet in data for data in before.values()) >= 5
-    left = [name for name, data in after.items() if snippet in data or address in data]
-    assert left == []
-    only_record = {name for name, data in after.items() if document["id"].encode() in data}
-    assert only_record == {"takedown/0001.json", "takedown/ids.txt"}
+    assert sum(any(name in data for name in names) for data in before.values()) >= 9
+    assert [path for path, data in after.items() if any(name in data for name in names)] == []
+    naming = {path for path, data in after.items() if any(name in data for name in ids)}
+    assert naming == {"takedown/0001.json", "takedown/ids.txt"}
     record = read_json(run / "takedown/0001.json")
-    assert (record["state"], record["by"], record["ids"]) == ("done", "Ada", [document["id"]])
-    for prefix, numbers in record["datasets"].items():
-        dataset, (number,) = IndexedDataset(run / prefix), numbers
+    assert (record["state"], record["by"], set(record["ids"])) == ("done", "Ada", {name.decode() for name in ids})
+    for prefix, (number,) in record["datasets"].items():
+        dataset = IndexedDataset(run / prefix)
         dataset.verify()
         assert set(dataset.document(number).tolist()) == {50256}
-        then = before[f"{prefix}.bin"]
-        changed = np.flatnonzero(np.frombuffer(then, "<u2") != np.frombuffer(after[f"{prefix}.bin"], "<u2"))
+        then, now = (np.frombuffer(found[f"{prefix}.bin"], "<u2") for found in (before, after))
         begin = int(dataset.pointers[number]) // 2
-        assert changed.min() == begin and changed.max() == begin + len(dataset.document(number)) - 2
-        assert DocumentTable(run / prefix)[number]._asdict() | {"shard": ""} == {
-            "number": number, "id": REMOVED, "url": "", "shard": "", "origin": "",
-        }  # fmt: skip
-    touched = {*record["entries"], *record["times"], "takedown/0001.json", "takedown/ids.txt", "records/lock"}
-    for name in before.keys() & after.keys() - touched:
-        assert after[name] == before[name] or name.startswith("models/"), name
-    assert not any(name.endswith(("0000.jsonl.zst", "0000.warc.gz", "0000_text_document.bin")) for name in touched)
+        changed = np.flatnonzero(then != now)
+        assert (changed.min(), changed.max()) == (begin, begin + len(dataset.document(number)) - 2)
+        assert DocumentTable(run / prefix)[number][1:3] == (REMOVED, "")
+    buried = tuple(f"{prefix}." for prefix in record["datasets"])
+    for path in before.keys() & after.keys():
+        had = any(name in before[path] for name in names | ids)
+        if not had and not path.startswith((*buried, "models/", "records/")):
+            assert after[path] == before[path], path
     jobs, _ = planned(Path())
     assert jobs == {"train": 1, "merge": 1, "evaluate": 1, "generate": 1, "report": 1, "all": 1, "total": 6}
-    shown = called("corpus.show", document["id"], "--run", run)
-    assert_one_line_error(shown, "has this id")
-    other = read_shard(run / "dedup/0001.jsonl.zst")[-1]["id"]
+    assert_one_line_error(called("corpus.show", first["id"], "--run", run), "has this id")
+    other = read_shard(next((run / "dedup").glob("*.zst")))[-1]["id"]
     assert "decoded, they are the text" in called("corpus.show", other, "--run", run).stdout
 
 
 def test_duplicates_are_named_and_can_be_brought_back_and_exports_lose_their_rows(run: Path, tmp_path: Path) -> None:
-    removed = [row for path in (run / "dedup/removed").glob("*.zst") for row in read_rejects(path)]
-    survivor = removed[0]["survivor"]
-    displaced = sorted(row["id"] for row in removed if row["survivor"] == survivor)
+    survivor, *others = (row["id"] for row in cluster(run))
+    displaced = sorted(others)
     for format in ("jsonl", "parquet"):
         assert (
             called("corpus.export", "--input", run / "dedup", "--output-dir", "out", "--format", format).returncode == 0
@@ -142,7 +146,7 @@ class Interrupted(BaseException):
 
 
 def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = named(run, unique(run)["id"])
+    files = named(run, cluster(run)[0]["id"])
     whole = Path("whole")
     shutil.copytree(run, whole)
 
@@ -170,12 +174,14 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
 
     def state(folder: Path) -> dict[str, object]:
         found = {
-            name: data for name, data in contents(folder).items() if not name.startswith(("takedown/0", "records/"))
+            name: data
+            for name, data in contents(folder).items()
+            if not name.startswith(("takedown/0", "records/", "models/tiny/trace/"))
         }
         times = {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*.zst")}
         return {**found, "times": times, "record": read_json(folder / "takedown/0001.json")["state"]}
 
-    steps = takedown(whole, 0)
+    steps = takedown(whole, -1)
     expected = state(whole)
     assert expected["record"] == "done" and steps > 15
     for kill_at in range(2, steps + 1, 3):
@@ -183,6 +189,8 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
         shutil.copytree(run, folder)
         takedown(folder, kill_at)
         assert_one_line_error(called(main, "--urls", files, "--run", folder), "is not finished")
+        with pytest.raises(ConfigError, match="not finished"):
+            check_takedown(load_settings(folder / "config.yaml").model_copy(update={"run": folder}))
         assert called(main, "--run", folder, "--yes").returncode == 0
         assert state(folder) == expected
 
