@@ -10,7 +10,7 @@ from tests.helpers import assert_one_line_error, called
 COMMANDS = (
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
     "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "corpus.export",
-    "corpus.sample", "corpus.show", "corpus.repeats",
+    "corpus.sample", "corpus.show", "corpus.repeats", "corpus.remove",
     "training.train", "training.evaluate", "training.plan", "training.probe", "training.generate", "training.trace",
     "training.kernels",
     "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight",

@@ -26,7 +26,12 @@ ALLOWED = {
     "snakemake_scheduler_plugin_in_order": set[str](),
 }
 # these show what a run did, so that they need the table of steps, too
-SHOWING = {"corpus.sample": {"workflow.steps"}, "corpus.show": {"workflow.steps"}}
+SHOWING = {
+    "corpus.sample": {"workflow.steps"},
+    "corpus.show": {"workflow.steps"},
+    # a takedown asks which checkpoints have read a document
+    "corpus.remove": {"workflow.steps", "training.trace", "training.model_folder"},
+}
 
 
 def _module(path: Path) -> str:
