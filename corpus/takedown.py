@@ -21,7 +21,7 @@ import orjson
 from common.errors import InputError, TruncatedError
 from common.files import line_writer, read_json, read_lines, write_json
 from corpus.export import SUFFIXES, remove_rows
-from corpus.scrape.warc import REQUESTED_HEADER, read_records
+from corpus.scrape.warc import DAMAGED, REQUESTED_HEADER, read_records, write_records
 from corpus.urls.url import document_id
 
 _ID = re.compile(rb'"id":"([0-9a-f]{16})"')
@@ -97,19 +97,24 @@ def _values(path: Path, gone: Gone, output: Path | None) -> int:
 def _archive(path: Path, gone: Gone, output: Path | None) -> int:
     """A WARC file in which every record is a gzip member of its own; members are copied as they are."""
 
-    def names(record: Any) -> bool:
-        headers = (record.rec_headers.get_header(name) for name in ("WARC-Target-URI", REQUESTED_HEADER))
-        return any(gone.has_url(url) for url in headers if url)
+    def names(record: Any) -> list[str]:
+        headers = [record.rec_headers.get_header(name, "") for name in (REQUESTED_HEADER, "WARC-Target-URI")]
+        return [url for url in headers if url and record.rec_type == "response"]
 
-    count = 0
+    count, at, responses = 0, 0, dict[str, int]()
     with path.open("rb") as file, line_writer(output) as write, suppress(TruncatedError):  # a crawl cuts off a torn end
         for start, end, found in read_records(file, path, names):
             if not end:
                 raise InputError(f"{path}: many records in one gzip member; not an archive of corpus.scrape")
-            if found is True:
+            if found is not DAMAGED and any(map(gone.has_url, found)):
                 count += 1
-            else:
-                write(os.pread(file.fileno(), end - start, start))
+                continue
+            write(os.pread(file.fileno(), end - start, start))
+            if found is not DAMAGED and found:
+                responses[found[0]] = at
+            at += end - start
+    if output:
+        write_records(output, responses)
     return count
 
 

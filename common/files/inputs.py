@@ -20,7 +20,7 @@ Kind = Literal["shards", "lists", "sources", "files"]
 """What an option reads: shards of documents; URL lists; existing text; any files (WARC files, counts)."""
 
 _SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
-_UNFINISHED = (".tmp", ".journal")
+_UNFINISHED = (".tmp", ".journal", ".records")
 _FIGURES = re.compile(r"(.*\.)?(stats|counts)\.json|clusters\.json")
 _REJECTS_FOLDERS = ("rejects", "removed")
 _NOUNS: dict[Kind, str] = {

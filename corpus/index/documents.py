@@ -42,7 +42,7 @@ import xxhash
 from common.errors import InputError
 from common.files import Document, output_files
 from corpus.index.dataset import IndexedDataset
-from corpus.index.layout import DOCUMENTS, ENTRIES, json_of, read_meta, suffixed, with_checksums
+from corpus.index.layout import DOCUMENTS, ENTRIES, RECORDS, json_of, read_meta, suffixed, with_checksums
 from corpus.urls.hosts import registered_domain
 from corpus.urls.url import document_id, parse_url
 
@@ -67,7 +67,7 @@ class Row(NamedTuple):
     shard: str
     """Shard of the run that made it, "0003"."""
     origin: str
-    """FILE:BYTE of a WARC record, FILE:LINE in another file; empty for a page of this run's crawl."""
+    """FILE:BYTE of a WARC record, FILE:LINE in another file; empty if neither is known."""
 
 
 @lru_cache(1 << 16)
@@ -247,7 +247,23 @@ class DocumentTable:
         url, _, place = text.partition("\t")
         file = self.files[self._files[number]]
         shard = self.shards[int(np.searchsorted(self._shard_ends, number, side="right"))][0]
-        return Row(number, f"{int(self.ids[number]):016x}", url, shard, f"{file}:{place}" if file else "")
+        name = int(self.ids[number])
+        origin = f"{file}:{place}" if file else self._in_crawl(shard, name)
+        return Row(number, f"{name:016x}", url, shard, origin)
+
+    @lru_cache(1 << 10)  # noqa: B019 - as many as a run has shards
+    def _records(self, archive: Path) -> "npt.NDArray[np.uint64] | None":
+        path = archive.with_name(archive.name + RECORDS)
+        return np.memmap(path, "<u8", "r").reshape(2, -1) if path.is_file() and path.stat().st_size else None
+
+    def _in_crawl(self, shard: str, name: int) -> str:
+        """FILE:BYTE of a page in the archive of the dataset's own run."""
+        archive = self.path.parent.parent / f"pages/{shard}.warc.gz"
+        if (records := self._records(archive)) is None:
+            return ""
+        place = int(np.searchsorted(records[0], np.uint64(name)))
+        found = place < len(records[0]) and int(records[0, place]) == name
+        return f"{archive}:{records[1, place]}" if found else ""
 
     def of_ids(self, ids: Iterable[str]) -> list[int]:
         """The numbers of the documents with these ids, ascending."""

@@ -43,6 +43,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 DOCUMENTS = ".docs"  # suffix of the table that `documents` reads and writes
+RECORDS = ".records"  # suffix, after that of a crawl's archive, of the list of its records
 LONGEST = 2**31 - 1  # tokens per sequence: lengths are int32
 ENTRIES = 1 << 18  # array entries processed at a time: 2 MB
 _SMALL = 256 << 20  # bytes: a PREFIX.bin up to this size is read in full, a second from most disks

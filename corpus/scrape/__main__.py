@@ -35,7 +35,7 @@ from corpus.scrape.journal import Journal
 from corpus.scrape.offline import extract_archives
 from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
 from corpus.scrape.pages import Outcome, largest_hosts, outcome_writer
-from corpus.scrape.warc import Archive
+from corpus.scrape.warc import Archive, write_records
 from corpus.urls.rules import UrlRules
 
 
@@ -117,6 +117,8 @@ def scrape(
         except EmptyResultError as error:
             journal.forget_run()  # once the cause is fixed, the next run must try again
             raise EmptyResultError(f"{urls}: {error}") from None
+        if opened and opened.path.is_file():
+            write_records(opened.path, opened.responses)
         stats.extra["hosts"] = largest_hosts(queues.queues, outcome_of)
     return stats
 

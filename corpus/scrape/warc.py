@@ -11,13 +11,14 @@ import mmap
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import zstandard
 from warcio.archiveiterator import WARCIterator
 from warcio.bufferedreaders import ChunkedDataReader
@@ -27,10 +28,12 @@ from warcio.warcwriter import WARCWriter
 
 from common.console import warn
 from common.errors import InputError, PageError, TruncatedError
-from common.files import LONGEST_LINE
+from common.files import LONGEST_LINE, output_files
+from corpus.index.layout import RECORDS
 from corpus.scrape.journal import key_of
 from corpus.scrape.pages import Outcome
 from corpus.scrape.response import BINARY_PREFIXES, PAGE_TYPES, FetchedPage, decode_body
+from corpus.urls.url import document_id
 
 REQUESTED_HEADER = "X-Requested-URI"
 """The URL requested, if it differs from WARC-Target-URI; only our archives have it."""
@@ -237,6 +240,16 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
 
 
 # ------------------------------------------------------------------------------------------------ writing
+
+
+def write_records(archive: Path, responses: Mapping[str, int]) -> None:
+    """Write ARCHIVE.records, in which `corpus.index.documents` finds the record of a page: see docs/formats.md.
+
+    `responses`: for each URL, the offset of its last record.
+    """
+    found = sorted((int(document_id(url), 16), start) for url, start in responses.items())
+    with output_files([archive.with_name(archive.name + RECORDS)]) as (output,):
+        output.append(np.array(found, "<u8").reshape(-1, 2).T.tobytes())
 
 
 class Archive:

@@ -19,8 +19,10 @@ from corpus import remove as module
 from corpus.index import IndexedDataset, IndexWriter, Meta
 from corpus.index.documents import REMOVED, DocumentTable, bury
 from corpus.remove import main
+from corpus.scrape.warc import Archive, parse_request, read_records, write_records
 from corpus.takedown import Gone, redirected, remove_from
 from corpus.urls.url import document_id
+from tests.corpus.scrape.test_archive import URL, page
 from tests.helpers import assert_one_line_error, called, read_rejects, read_shard, write_shard
 from tests.training.helpers import byte_documents, train_tiny, write_config
 from tests.training.test_train import tensors
@@ -73,7 +75,7 @@ def cluster(run: Path) -> list[dict[str, str]]:
 
 
 def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_again(run: Path) -> None:
-    documents, before = cluster(run), contents(run)
+    documents = cluster(run)
     first = documents[0]
     with (run / "logs/blacklist.log").open("a") as log:
         log.write(f"warning: {first['url']}: odd\n")
@@ -293,3 +295,37 @@ def test_a_page_that_was_redirected_to_a_named_one_is_that_one(tmp_path: Path) -
     assert list(redirected(shard, gone)) == [document_id(other)]
     assert remove_from(shard, Gone([document_id(other)]), shard) == 1
     assert [row["id"] for row in read_shard(shard)] == ["b" * 16]
+
+
+def test_pages_have_their_records_in_the_archive_before_and_after(tmp_path: Path) -> None:
+    archive, addresses = tmp_path / "pages/0000.warc.gz", [f"{URL}{name}" for name in "abc"] + ["http://old.example/"]
+    with Archive(archive) as opened:
+        for address in addresses:
+            opened.append(page(address[-1], address))
+        write_records(archive, opened.responses)
+    prefix = tmp_path / "dataset/corpus_text_document"
+    prefix.parent.mkdir()
+    with IndexWriter(prefix, np.uint16, Meta(257, 256), table=True) as writer:
+        assert writer.table is not None
+        for address in addresses:
+            writer.add_document([1, 2, 256])
+            writer.table.add([{"id": document_id(address), "url": address}], "0000")
+
+    def requested() -> list[str]:
+        """The URL in each page's record, empty if it has none."""
+        table, found = DocumentTable(prefix), []
+        for number in range(len(addresses)):
+            path, _, start = table[number].origin.rpartition(":")
+            with archive.open("rb") as file:
+                file.seek(int(start or 0))
+                records = read_records(file, archive, parse_request)
+                found.append(next(records)[2] if path else "")
+        return found
+
+    assert requested() == addresses
+    before = archive.read_bytes()
+    assert remove_from(archive, Gone([document_id(addresses[1])])) == 1 and archive.read_bytes() == before
+    assert remove_from(archive, Gone([document_id(addresses[1])]), archive) == 1
+    assert requested() == [addresses[0], "", *addresses[2:]]
+    assert remove_from(archive, Gone([document_id(f"{URL}/")]), archive) == 1  # what http://old.example/ led to
+    assert requested() == [addresses[0], "", addresses[2], ""]

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.settings import BlacklistSettings, ScrapeSettings
@@ -24,6 +25,8 @@ def test_the_archive_of_a_crawl_gives_the_records_of_the_crawl(tmp_path: Path, s
     shard.run(server.address, archive=True)
     records = {entry["id"]: entry for entry in read_shard(shard.output)}
     assert any(entry["final_url"] != entry["url"] for entry in records.values())
+    listed = np.fromfile(f"{shard.warc}.records", "<u8").reshape(2, -1)[0].tolist()
+    assert {int(name, 16) for name in records} <= set(listed) and listed == sorted(listed)
     stats = extracted(shard.warc, output=tmp_path / "again.jsonl")
     again = read_shard(tmp_path / "again.jsonl")
     assert {entry.pop("origin").rpartition(":")[0] for entry in again} == {str(shard.warc)}
