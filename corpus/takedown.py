@@ -4,8 +4,7 @@
     count = remove_from(path, gone)              # how many entries the file has; nothing is written
     count = remove_from(path, gone, path)        # they are removed; the file is replaced as a whole
 
-Every kind of file has an editor. None of them changes a file that has no entry, and each gives the bytes that its step
-would have written without the documents.
+Every kind of file has an editor. A shard gets the bytes that its step would have written without the documents.
 """
 
 import os
@@ -46,7 +45,9 @@ class Gone:
         """Whether one of them is the document, the reject or the outcome in a line of JSON."""
         if found := _ID.search(line):
             return found[1].decode() in self.ids
-        return self.has_url(str(orjson.loads(line).get("url")))
+        with suppress(ValueError):  # the torn line of a journal
+            return self.has_url(str(orjson.loads(line).get("url")))
+        return False
 
     def is_named(self, line: bytes) -> bool:
         """Whether a line of text has the URL or the id of one."""
