@@ -212,6 +212,10 @@ class DocumentTable:
         shard = self.shards[int(np.searchsorted(self._shard_ends, number, side="right"))][0]
         return Row(number, f"{int(self.ids[number]):016x}", url, shard, f"{file}:{place}" if file else "")
 
+    def domain(self, number: int) -> str:
+        """The registered domain of a document's URL; "" without one."""
+        return registered_domain(_host(self[number].url))
+
     def of_ids(self, ids: Iterable[str]) -> list[int]:
         """The numbers of the documents with these ids, ascending."""
         wanted = np.unique(np.array([_number(name) for name in ids], np.uint64))
