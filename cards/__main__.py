@@ -1,8 +1,8 @@
 """Write the cards of a finished run: what its corpus and its models were made of, for where they are published.
 
     python -m cards --run results/demo
+    python -m corpus.export --input results/demo/dedup --output-dir parquet
     python -m cards --run results/demo --documents parquet/*.parquet --output-dir parquet
-    snakemake cards
 
 Writes README.md, a dataset card, and croissant.json; for each trained model models/NAME/README.md, a model card, and
 models/NAME/training_content.md, the European Commission's public summary of training content. All are in RUN/cards or
