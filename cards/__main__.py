@@ -30,7 +30,6 @@ from training.trace import Trace
 from workflow import steps as table
 
 _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
-_SME_DOMAINS = (5, 1000)  # percent and most; others list 10 % (the Commission's template, section 2.3)
 
 
 def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
@@ -60,6 +59,7 @@ def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
         epoch, taken = trace.order(number, 0).epoch, trace.blend.taken(trace.consumed, number)
         found = {"name": _name(prefix), "tokens": int(epoch.ends[-1]), "passes": taken / len(epoch.samples)}
         datasets.append({**found, "own": prefix.resolve() == own.resolve()})
+    evaluated = ", ".join(_name(Path(each)) for each in (model.evaluation or {}).get("data", "").split(", "))
     return {
         **experiment.model.model_dump(),
         "title": model.name,
@@ -70,7 +70,7 @@ def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
         "split": trace.train.split,
         "experiment": experiment,
         "datasets": datasets,
-        "evaluation": model.evaluation and {**model.evaluation, "dataset": _name(Path(model.evaluation["data"]))},
+        "evaluation": model.evaluation and {**model.evaluation, "dataset": evaluated},
     }
 
 
@@ -97,10 +97,10 @@ def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme:
         trace = Trace(run / "models" / model.name)
         found = model_facts(trace, model, run / settings.dataset_prefix.relative_to(settings.run))
         about = facts if any(dataset["own"] for dataset in found["datasets"]) else corpus_facts(run, foreign)
-        found = about | found | {"content": read_content(trace, *(_SME_DOMAINS if sme else ())), "sme": sme}
-        folder = f"models/{model.name}"
-        written[f"{folder}/README.md"] = page.render("training.huggingface", "model_card.md", **found)
-        written[f"{folder}/training_content.md"] = page.render("cards", "training_content.md", **found)
+        content = read_content(trace, 5, 1000) if sme else read_content(trace, 10)  # the template, section 2.3
+        found = about | found | {"content": content, "sme": sme}
+        written[f"models/{model.name}/README.md"] = page.render("training.huggingface", "model_card.md", **found)
+        written[f"models/{model.name}/training_content.md"] = page.render("cards", "training_content.md", **found)
     if not written:
         raise InputError(f"{run}: has no statistics of documents and no trained model yet")
     for name, text in written.items():

@@ -3,12 +3,10 @@
     content = read_content(Trace(folder), percent=10)
     content.domains                         # (domain, tokens) of the tenth of the domains of which most was read
 
-A token counts once for each time that it was a target. A sample of seq_len + 1 tokens has seq_len of them: the token at
-the border of two samples stands in both, but is a target of the first alone, and the first of an epoch is none. All
-tokens together are consumed samples times seq_len, the `consumed_tokens` of train.csv.
+A token counts each time that it was a target. A sample of seq_len + 1 tokens has seq_len of them: its first is none, so
+that the token at the border of two samples counts once. All together are the `consumed_tokens` of train.csv.
 """
 
-import sys
 from collections import Counter
 from typing import NamedTuple
 
@@ -52,7 +50,7 @@ def targets_read(trace: Trace, corpus: int, documents: int) -> npt.NDArray[np.in
     return found
 
 
-def read_content(trace: Trace, percent: int = 10, most: int = sys.maxsize) -> Content:
+def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
     """Count what a model was trained on; name so many percent of its domains, rounded up, and at most `most`."""
     domains, files, crawled = Counter[int](), Counter[str](), 0
     named: dict[int, tuple[DocumentTable, int]] = {}

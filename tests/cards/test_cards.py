@@ -1,7 +1,6 @@
 """Every figure of a card is what the files of the run say, counted again from documents, journal and trace."""
 
 import hashlib
-import json
 import re
 import shutil
 from collections import Counter
@@ -26,7 +25,6 @@ from training.trace import Trace
 
 pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
 NAMES = ["README.md", "croissant.json", "models/tiny/README.md", "models/tiny/training_content.md"]
-TEXTS = shutil.ignore_patterns("cards", "trace", "snapshots", "*.safetensors")
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def dropped(run: Path, folder: str) -> str:
 
 
 def test_the_rule_and_the_command_write_the_same_bytes(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "x", ignore=TEXTS)
+    copy = shutil.copytree(run, tmp_path / "x", ignore=shutil.ignore_patterns("cards", "trace", "*.safetensors"))
     assert called("cards", "--run", copy).stdout.split() == [str(copy / "cards" / name) for name in NAMES]
     for name in NAMES:
         written = read_text(run / "cards" / name)
@@ -109,9 +107,8 @@ def test_the_summary_names_the_domains_from_which_most_was_read_and_what_a_perso
     assert others and f"1 of {len(read)} registered domains (10 %)" in text
     assert table[domain] == number(tokens) and not any(name in table for name, _ in others)
     assert f"{number(read.total())} were read" in text
-    sections = re.split(r"^##+ ", text, flags=re.MULTILINE)
     for heading in ("1.1. Provider", "1.2. Model", "2.3. Data crawled", "2.4. User", "3.1. Respect", "3.2. Removal"):
-        assert ["TO BE FILLED IN" in part for part in sections if part.startswith(heading)] == [True], heading
+        assert re.search(rf"^#+ {heading}[^#]*TO BE FILLED IN", text, re.MULTILINE), heading
 
 
 @pytest.mark.filterwarnings("ignore")  # rdflib and pandas warn of what mlcroissant calls
@@ -136,12 +133,13 @@ def test_a_run_of_texts_alone_has_a_dataset_card_and_says_what_is_not_known(tmp_
     Stats("ingest", documents_in=3, documents_out=2, reasons=Counter(empty=1)).finish(run / "ingest/stats.json")
     Stats("dedup", documents_in=2, documents_out=2, bytes_out=1500).finish(run / "dedup/0000.stats.json")
     assert_one_line_error(called("cards", "--run", run), "books/config.yaml: no such file")
-    source = {"path": str(tmp_path), "name": "Old books"}
-    (run / "config.yaml").write_text(json.dumps({"run": str(run), "sources": [source]}))
+    config = {"run": str(run), "sources": [{"path": str(tmp_path), "name": "Old books"}]}
+    (run / "config.yaml").write_bytes(orjson.dumps(config))
     assert called("cards", "--run", run).stdout.split() == [str(run / "cards" / name) for name in NAMES[:2]]
     text, table, keys = read_card(run / "cards/README.md")
-    for part in ("Old books", "**Fetched**: not known", "no language was detected", "2 documents of text, 1.5 kB."):
-        assert part in text, part
-    assert "language" not in keys and table["ingest (documents)"] == "3 | 2 | 1 empty"
+    assert "Old books" in text and "no language was detected" in text and "2 documents of text, 1.5 kB." in text
+    assert (
+        "**Fetched**: not known" in text and "language" not in keys and table["ingest (documents)"] == "3 | 2 | 1 empty"
+    )
     shutil.rmtree(run / "dedup")
     assert_one_line_error(called("cards", "--run", run), "books: has no statistics of documents")

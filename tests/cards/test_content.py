@@ -5,7 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 from cards.content import read_content, targets_read
-from corpus.index import read_meta, suffixed
+from common.files import read_json
+from corpus.index import suffixed
 from corpus.index.documents import DocumentWriter
 from tests.training.test_trace import CONSUMED, SEQ_LEN, WIDTH, replay
 from training.trace import Trace
@@ -24,30 +25,24 @@ def test_targets_of_each_document_are_those_of_a_replay_over_full_epochs_and_a_p
     trace, expected, passes = Trace(model), trained_on(model), list[float]()
     for corpus, table in enumerate(trace.tables):
         passes.append(trace.blend.taken(trace.consumed, corpus) / len(trace.order(corpus, 0).epoch.samples))
-        found = targets_read(trace, corpus, len(table))
-        assert found.tolist() == [expected[corpus, number] for number in range(len(table))]
+        assert targets_read(trace, corpus, len(table)).tolist() == [expected[corpus, n] for n in range(len(table))]
     assert max(passes) > 1 and all(each % 1 for each in passes)
     content = read_content(trace, percent=100)
     assert content.tokens == content.crawled == CONSUMED[-1] * SEQ_LEN == expected.total()
-    by_corpus = Counter[str]()
-    for (corpus, _), tokens in expected.items():
-        by_corpus[f"c{corpus}.example"] += tokens
+    by_corpus = {f"c{c}.example": sum(n for (k, _), n in expected.items() if k == c) for c in range(len(passes))}
     assert dict(content.domains) == by_corpus and not content.files
 
 
 def test_documents_count_for_their_domain_and_their_file_and_the_largest_domains_are_named(model: Path) -> None:
-    """Of four documents one was crawled, one read from a file without a URL, one from an archive, one from nowhere."""
     trace, expected = Trace(model), trained_on(model)
     prefix, documents = trace.prefixes[0], []
     for number in range(len(trace.tables[0])):
         url = {"url": f"http://h{number}.d{number % 5}.example/"} if number % 4 in (0, 2) else {}
         origin = {"origin": f"{'books.jsonl' if number % 4 == 1 else 'dump.warc.gz'}:7"} if number % 4 in (1, 2) else {}
         documents.append({"id": f"{number:x}", **url, **origin})
-    meta = read_meta(prefix)
-    assert meta is not None
     with DocumentWriter(prefix.parent) as table, suffixed(prefix, ".docs").open("wb") as file:
         table.add(documents, "0000")
-        table.finish(file, meta.bin)
+        table.finish(file, read_json(suffixed(prefix, ".json"))["bin"])
     for other in trace.prefixes[1:]:  # as of another tool
         suffixed(other, ".docs").unlink()
 
