@@ -1,5 +1,5 @@
 # From a list of URLs to a trained GPT-2: `snakemake all`, or `snakemake --profile slurm all` on a cluster.
-# Targets: all, corpus, dataset, train_<model>, merge_<model>, report. The rules are in workflow/rules/.
+# Targets: all, corpus, dataset, train_<model>, merge_<model>, report, cards. The rules are in workflow/rules/.
 # The configuration is config.yaml, or --configfile FILE instead of it; workflow/snakefile.py reads it.
 
 

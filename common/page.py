@@ -23,13 +23,14 @@ _DIGITS = re.compile(r"(\d\.\d\d)\d+")  # a hundredth of a point is enough
 
 
 def render(package: str, template: str, **values: Any) -> str:
-    """A template of a package that extends `base.html`; `title` is its heading.
+    """A template of a package; one of HTML extends `base.html`, `title` is its heading, and its values are escaped.
 
     Filters for numbers: `number` (1,234), `size` (1.2 MB), `duration` (2 min 5 s).
     """
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(package, "."), jinja2.PackageLoader("common", ".")])
+    escaped = jinja2.select_autoescape(["html"])
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=escaped, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(number=number, size=size, duration=duration)
     return environment.get_template(template).render(values)

@@ -5,14 +5,16 @@
 
 Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed (ZeRO 0 to 3,
 pipelines) and Hugging Face; docs/convert.md has the table. Writes config.json, model.safetensors (or several with their
-index), the tokenizer if it is known, and merge_report.json. The folder appears only after a proof: a fixed batch gives
-the same logits in the source's own arithmetic and from the written files. Exit code 1: it does not.
+index), the tokenizer if it is known, README.md (a model card of what is known), and merge_report.json. The folder
+appears only after a proof: a fixed batch gives the same logits in the source's own arithmetic and from the written
+files. Exit code 1: it does not.
 
 --force replaces an older result if every file in it was written by this command. Needs no GPU, and memory for about two
 copies of the largest tensor.
 """
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +23,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common import cli
+from common import cli, page
 from common.console import warn
 from common.errors import InputError
-from common.files import digest, write_json
+from common.files import digest, write_json, write_text
 from common.folders import replace_folder
 from common.progress import count_bytes
 from common.run_card import versions, write_card
@@ -71,7 +73,7 @@ def merge(
     from convert.assemble import widest_dtype
     from convert.proof import prove, source_outputs
     from convert.sources.consistency import compare_replicas
-    from convert.targets.huggingface import tokenizer_of, write_folder, written_sizes
+    from convert.targets.huggingface import tokenizer_of, write_folder, written_shapes, written_sizes
 
     form = form or Form()
     source = _open(path, output, options, form, force)
@@ -94,6 +96,10 @@ def merge(
                 raise
             read = {**source.hashes, **{path: entry.result() for path, entry in hashing.items()}}
             expected = expecting.result()
+        parameters = sum(map(math.prod, written_shapes(source).values()))
+        known: dict[str, Any] = {"samples": source.consumed_samples, "split": source.facts.get("split")}
+        known |= asdict(source.model) | {"iteration": source.iteration, "parameters": parameters}
+        write_text(temporary / "README.md", page.render("training.huggingface", "model_card.md", **known) + "\n")
         proof = prove(source, expected, temporary)
         files = {path.name: written.get(path.name) or digest(path) for path in sorted(temporary.iterdir())}
         write_json(temporary / REPORT, _report(source, dtype, replicas, proof, read, files))

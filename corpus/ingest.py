@@ -36,15 +36,17 @@ from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
 from corpus.scrape.offline import checked_pages, extracted
+from corpus.scrape.pages import count_date
 from corpus.sources.formats import READERS, recognised
 from corpus.urls.url import document_id
 
 
 def read_pages(
-    scrape: ScrapeSettings, blacklist: BlacklistSettings, workers: int, paths: Iterable[Path]
+    scrape: ScrapeSettings, blacklist: BlacklistSettings, workers: int, stats: Stats, paths: Iterable[Path]
 ) -> Iterator[Outcome]:
     """The documents of WARC files, as `corpus.scrape --warc` makes them, and why the other records have none."""
     for url, outcome in extracted(checked_pages(paths, scrape, blacklist, texts=True), scrape, workers):
+        count_date(stats, outcome)
         yield Drop({"url": url}, outcome["reason"]) if "reason" in outcome else dict(outcome["record"])
 
 
@@ -114,7 +116,7 @@ def ingest(
     """
     workers = options.pop("workers", 1)
     step = Step("ingest", [source.path for source in sources], **options)
-    from_warc = partial(read_pages, scrape or ScrapeSettings(), blacklist or BlacklistSettings(), workers)
+    from_warc = partial(read_pages, scrape or ScrapeSettings(), blacklist or BlacklistSettings(), workers, step.stats)
     documents = read_sources(sources, step, from_warc, known)
     return step.run(partial(identify, removed), shards_by_id(outputs, workers), documents)
 

@@ -12,7 +12,7 @@ from common.page import COLORS, WIDTH, as_svg, duration, figure_style
 from report.models import Model
 
 _FEW = 5  # shards: of fewer, no median
-_NOT_DRAWN = ("train", "report")  # a job that waits for another one; the page itself
+_NOT_DRAWN = ("train", "report", "cards")  # a job that waits for another one; the page itself
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ COMMANDS = (
     "training.train", "training.evaluate", "training.plan", "training.probe", "training.generate", "training.trace",
     "training.kernels",
     "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight",
-    "cluster.autotune", "common.init", "report", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
+    "cluster.autotune", "common.init", "report", "cards", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
     "benchmarks.gpu",
 )  # fmt: skip
 

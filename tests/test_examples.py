@@ -29,7 +29,7 @@ from tests.helpers import called, document, main_of, prose, write_shard
 from tests.test_commands import COMMANDS
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
-CODE = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "workflow")
+CODE = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow")
 SKIPPED = {
     r".*(filters=\[repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",

@@ -19,6 +19,7 @@ ALLOWED = {
     "cluster": {"training", "workflow"},
     # the table of steps is for everyone who shows them; the rest of workflow is Snakemake's
     "report": {"workflow.steps"},
+    "cards": {"training", "report", "workflow.steps", "corpus.index", "corpus.scrape.opt_outs"},
     "demo": {"report", "workflow.steps"},
     "workflow": set[str](),
     # Snakemake finds its plugins by the names of these packages

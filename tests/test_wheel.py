@@ -16,7 +16,7 @@ from common.init import PARTS, start, workflow_files
 from tests.conftest import ROOT, Once
 from tests.helpers import assert_one_line_error, called
 
-PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "demo", "workflow")
+PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow")
 NEEDED = (*{*PACKAGES, *PARTS}, "benchmarks", "pyproject.toml", "README.md", "LICENSE")
 
 

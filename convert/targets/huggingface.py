@@ -4,7 +4,7 @@
         generation_config.json    the tokens that begin and end a text
         model.safetensors         or model-00001-of-0000N.safetensors and model.safetensors.index.json
         tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
-        merge_report.json training.json                                by convert.merge_mp
+        README.md merge_report.json training.json                      by convert.merge_mp
 
 Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head, dim], the head is
 written only if it is not tied. The order of tensors is the model's, so that equal weights give equal files whatever

@@ -265,6 +265,10 @@ class DocumentTable:
         found = place < len(records[0]) and int(records[0, place]) == name
         return f"{archive}:{records[1, place]}" if found else ""
 
+    def domain(self, number: int) -> str:
+        """The registered domain of a document's URL; "" without one."""
+        return registered_domain(_host(self[number].url))
+
     def of_ids(self, ids: Iterable[str]) -> list[int]:
         """The numbers of the documents with these ids, ascending."""
         wanted = np.unique(np.array([_number(name) for name in ids], np.uint64))

@@ -3,7 +3,7 @@
     OUTPUT.journal         the outcomes of all runs, one JSON object per line
     OUTPUT.settings.json   the settings of the crawl (corpus.scrape.outcome_cache)
 
-    {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711}     a page; `hops` if it was redirected
+    {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711, "date": D}   a page; `hops` if redirected
     {"url": U, "settings": S, "reason": "http_404"}                             a final failure
     {"url": U, "settings": S, "reason": "dns", "host_failed": true}             a failure of the whole host
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from common.files import Document, document_writer
+from common.stats import Stats
 from corpus.extract.extractors import Extracted
 from corpus.runner import Step
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
 
 Outcome = Mapping[str, Any]
-"""The result for one URL: `record` and `bytes` (of its decoded body), or `reason`."""
+"""The result for one URL: `record`, `bytes` (of its decoded body) and `date` (of the fetch), or `reason`."""
 _HOSTS = 20  # in the statistics: the largest determine the run time and most of the corpus
 
 
@@ -33,7 +34,14 @@ def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
         "extractor": found.extractor,
         "content_hash": f"sha1:{b32encode(sha1(page.body).digest()).decode()}",
     }
-    return {"record": record, "bytes": len(page.body)}
+    return {"record": record, "bytes": len(page.body), "date": page.date}
+
+
+def count_date(stats: Stats, outcome: Outcome) -> None:
+    """Count a page in `fetch_dates` of the statistics: the first and last day, and the pages whose day is known."""
+    if date := outcome.get("date"):  # journals of earlier versions have none
+        known = stats.extra.setdefault("fetch_dates", {"first": date, "last": date, "pages": 0})
+        known |= {"first": min(known["first"], date), "last": max(known["last"], date), "pages": known["pages"] + 1}
 
 
 @contextmanager
@@ -52,6 +60,7 @@ def outcome_writer(output: Path, step: Step) -> Iterator[Callable[[str, Outcome]
             else:
                 record: Document = {**outcome["record"], "url": url}  # spelled as in this list
                 stats.bytes_in += outcome["bytes"]
+                count_date(stats, outcome)
                 extractors[record["extractor"]] += 1
                 results.keep(record)
             results.meter.advance(1, outcome.get("bytes", 0), stats.dropped())

@@ -54,6 +54,8 @@ class FetchedPage:
     """Whether the page comes from a WARC file."""
     origin: str = ""
     """FILE:BYTE of its record in a WARC file that is an input."""
+    date: str = ""
+    """The day on which it was fetched, in UTC, "2026-11-26"; empty if it is not known."""
 
 
 async def read_response(
@@ -89,6 +91,7 @@ async def read_response(
         content_type=response.headers.get("Content-Type", ""),
         raw=raw,
         body=body,
+        date=datetime.now(UTC).date().isoformat(),
     )
 
 

@@ -173,7 +173,8 @@ def parse_text(record: Any) -> tuple[str, Outcome | str]:
     named = {"date": "WARC-Date", "language": "WARC-Identified-Content-Language"}
     meta = {key: value for key, name in named.items() if (value := record.rec_headers.get_header(name))}
     try:
-        return url, {"record": {"text": text.decode(), "url": url, "meta": meta}, "bytes": len(text)}
+        record = {"text": text.decode(), "url": url, "meta": meta}
+        return url, {"record": record, "bytes": len(text), "date": meta.get("date", "")[:10]}
     except UnicodeDecodeError:
         return url, "bad_encoding"
 
@@ -236,6 +237,7 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
         body=body,
         requested=requested,
         archived=True,
+        date=record.rec_headers.get_header("WARC-Date", "")[:10],
     )
 
 

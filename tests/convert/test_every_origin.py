@@ -74,6 +74,9 @@ def test_a_checkpoint_of_any_origin_gives_transformers_the_same_logits(
     assert max((found - logits).abs().max() for found in (theirs, ours)) <= 1e-5 * logits.abs().max()
     report = json.loads((output / "merge_report.json").read_text())
     assert report["proof"]["relative_difference"] <= 1e-5 and not report["replicas"]["drifted"]
+    card, samples = (output / "README.md").read_text(), report["source"]["consumed_samples"]
+    assert f"| parameters | {sum(tensor.numel() for tensor in truth().values()):,} |" in card and "license:" in card
+    assert f"| samples | {samples:,} |" in card if samples is not None else "| samples |" not in card
 
 
 def test_drift_that_was_planted_in_one_replica_is_reported_with_its_tensor_and_size(

@@ -56,7 +56,7 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_p
     report = json.loads((output / "merge_report.json").read_text())
     assert report["source"]["files"]["rank_0_0.safetensors"] == digest(run / "iter_0000020" / "rank_0_0.safetensors")
     assert report["proof"]["tokens"] == 32 and report["proof"]["relative_difference"] < report["proof"]["tolerance"]
-    names = ("config.json", "generation_config.json", "model.safetensors")
+    names = ("README.md", "config.json", "generation_config.json", "model.safetensors")
     assert report["output"] == {name: digest(output / name) for name in names}
     origin = read_origin(output)
     assert origin is not None and (origin.iteration, origin.consumed_samples, origin.split) == (20, 160, "90,10,0")

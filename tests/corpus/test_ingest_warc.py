@@ -1,6 +1,7 @@
 """WARC files, WET files and Common Crawl's lists of paths as sources of `corpus.ingest`."""
 
 import gzip
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_wet_files_give_their_texts_with_date_and_languages(tmp_path: Path, name
 def test_pages_of_warc_files_become_what_scrape_makes_of_them(tmp_path: Path) -> None:
     pages = [http(article(n)) for n in range(4)] + [http(b"<p>"), http(b"", status="404 Gone"), http(article(0))]
     urls = [f"https://one.example/{n % 6}" for n in range(7)]
-    path = write_warc(tmp_path / "a.warc.gz", *map(record, urls, pages), record("http://10.0.0.1/", http(article(9))))
+    dated = partial(record, WARC_Date="2026-01-02T03:04:05Z")
+    path = write_warc(tmp_path / "a.warc.gz", *map(dated, urls, pages), record("http://10.0.0.1/", http(article(9))))
     extract_archives([path], tmp_path / "scraped.jsonl", ScrapeSettings(), BlacklistSettings())
     (tmp_path / "b.txt").write_text("Beside it.")
     sources = [SourceSettings(path=str(path)), SourceSettings(path=str(tmp_path / "b.txt"))]
@@ -68,6 +70,7 @@ def test_pages_of_warc_files_become_what_scrape_makes_of_them(tmp_path: Path) ->
             ("http://10.0.0.1/", "private_host"),
         ]
         assert reasons == ends and (stats.documents_in, stats.documents_out) == (9, 5)
+        assert stats.extra["fetch_dates"] == {"first": "2026-01-02", "last": "2026-01-02", "pages": 4}
     assert (tmp_path / "1.jsonl.zst").read_bytes() == (tmp_path / "2.jsonl.zst").read_bytes()
 
 

@@ -52,12 +52,13 @@ def test_every_target_and_every_optional_step_is_planned(folder: Path) -> None:
     config |= {"sources": [{"path": "texts"}], "decontaminate": {"files": ["set.jsonl"]}}
     config |= {"repeats": {"units": ["paragraphs"]}}
     config["cluster"] = {"executor": "slurm", "gpus_per_node": 8}
-    targets = ["all", "corpus", "dataset", "report", *(f"merge_{name}" for name in config["models"]), "train_gpt2_7b"]
+    merges = [f"merge_{name}" for name in config["models"]]
+    targets = ["all", "corpus", "dataset", "report", "cards", *merges, "train_gpt2_7b"]
     jobs, _ = planned(folder, *targets, *write(folder, **config))
     optional = {"ingest": 1, "decontaminate_count": 2, "decontaminate_sum": 1, "decontaminate": 2}
     optional |= {"repeats_count": 2, "repeats_sum": 1, "repeats": 2}
-    models = {"train": 4, "merge": 4, **{f"merge_{name}": 1 for name in config["models"]}, "train_gpt2_7b": 1}
-    expected = DEMO | optional | models | {"corpus": 1, "dataset": 1}
+    models = {"train": 4, "merge": 4, **dict.fromkeys(merges, 1), "train_gpt2_7b": 1}
+    expected = DEMO | optional | models | {"corpus": 1, "dataset": 1, "cards": 1}
     assert jobs == expected | {"total": sum(expected.values()) - DEMO["total"]}
 
 

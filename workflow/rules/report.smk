@@ -28,3 +28,27 @@ rule report:
         run=RUN,
     shell:
         'python -m report --run {params.run:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
+
+
+# Dataset card, Croissant metadata, and per trained model a model card and the public summary of training content. No part
+# of `all`: who publishes nothing needs none.
+rule cards:
+    input:
+        stats=(
+            rules.merge_index.output.stats if settings.urls or settings.sources else []
+        ),
+        models=expand(
+            [result("train"), result("evaluate")], model=settings.train_models
+        ),
+    output:
+        [RUN / "cards/README.md"] if settings.urls or settings.sources else [],
+        expand(RUN / "cards/models/{model}/README.md", model=settings.train_models),
+    log:
+        RUN / "logs/cards.log",
+    resources:
+        mem_mb=4000,
+        runtime=runtime("cards", 60),
+    params:
+        run=RUN,
+    shell:
+        "python -m cards --run {params.run:q} > {log:q} 2>&1"
