@@ -87,7 +87,7 @@ class Sources:
             **(table[document]._asdict() if table else {"number": document, "url": ""}),
             "first": span.first, "places": match.places,
             "part": next(name for name, documents in parts.items() if document in documents),
-            "iteration": iteration, "tokens_read": tokens_read,
+            "iteration": iteration or None, "tokens_read": tokens_read,
         }  # fmt: skip
 
 

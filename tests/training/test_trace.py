@@ -19,6 +19,7 @@ from tests.helpers import read_shard
 from tests.training.helpers import Capsys, write_config
 from training.dataset.batches import micro_batches
 from training.dataset.blend import open_splits
+from training.dataset.corpus import Span
 from training.trace import Trace, main
 
 SEQ_LEN, WIDTH = 16, 100  # token = 100 x document + its index: every token says where it stands
@@ -105,6 +106,26 @@ def test_steps_and_documents_are_those_of_a_replay_of_the_loader(model: Path, mi
     assert sum(map(len, read.values())) == sum(
         len(trace.reads(c, range(len(t))).tokens) for c, t in enumerate(trace.tables)
     )
+
+
+def test_the_first_read_of_a_span_is_that_of_a_replay_of_the_loader(model: Path) -> None:
+    trace, samples = Trace(model), list(enumerate(replay(model, 1, 1), start=1))
+    kinds = set[str]()
+    for corpus, number, first, size in [
+        (c, n, f, s) for c in range(len(trace.prefixes)) for n in range(22) for f in (0, 9) for s in (1, 8, 15)
+    ]:
+        length = int(trace.samples[corpus].corpus.lengths[number])
+        span = Span(number, first, min(size, length - first))
+        if span.tokens <= 0:
+            continue
+        tokens = np.arange(span.tokens) + (corpus * 300 + number) * WIDTH + first
+        for last in (4, TRAINED):
+            held = [(n, int(np.isin(tokens, sample).sum())) for n, rows in samples[:last] for sample in rows]
+            reads = [read for read in held if read[1]]
+            expected = next((read for read in reads if read[1] == span.tokens), [*reads, (0, 0)][0])
+            assert trace.first_read(corpus, span, last) == expected
+            kinds.add("none" if not reads else "whole" if expected[1] == span.tokens else "part")
+    assert kinds == {"none", "whole", "part"}
 
 
 def lines(capsys: Capsys, folder: Path, *arguments: object) -> list[str]:
