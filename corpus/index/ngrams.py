@@ -153,12 +153,15 @@ def _extended(
 
     A match is that of its first listed position only, so that it counts once: at most 4 of its tokens are before it.
     """
-    around = np.arange(1 - _STEP, SHORTEST)
+    # 8 tokens hold the one before or the one after these 4: few places do, and few of those hold 8 around them
+    near = [tokens.take(listed + step, mode="clip") == query.take(asked + step, mode="clip") for step in (-1, _GRAM)]
+    listed, around = listed[near[0] | near[1]], np.arange(1 - _STEP, SHORTEST)
     same = tokens.take(listed[:, None] + around, mode="clip") == query.take(asked + around, mode="clip")
     listed = listed[np.any([same[:, begin : begin + SHORTEST].all(axis=1) for begin in range(_STEP)], axis=0)]
     begins, columns = listed[:, None] - asked, np.arange(len(query))
     documents = np.searchsorted(starts, listed, side="right") - 1
-    low, high = starts[documents, None] - begins, (starts + lengths)[documents, None] - begins
+    low = starts[documents, None] - begins
+    high = low + lengths[documents, None]
     wrong = (tokens.take(begins + columns, mode="clip") != query) | (columns < low) | (columns >= high)
     first = np.where(wrong & (columns <= asked), columns, -1).max(axis=1) + 1
     end = np.where(wrong & (columns >= asked), columns, len(query)).min(axis=1)
