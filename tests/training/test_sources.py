@@ -14,7 +14,7 @@ from tests.helpers import run_main
 from tests.training.helpers import Capsys, Patch
 from training.generate import main
 from training.inference import sampling
-from training.sources import Sources, open_sources, source_lines
+from training.sources import open_sources, source_lines
 from training.trace import Trace
 
 pytestmark = pytest.mark.xdist_group("finished_run")
@@ -91,39 +91,29 @@ def test_a_verbatim_text_has_its_url_and_first_iteration(
     assert (expected is None) == (form == "checkpoint"), "iteration 5 is the first that read it, and 4 did not"
 
 
-def test_sources_stand_below_each_text(merged: Path, trace: Trace, text: str, tmp_path: Path, capsys: Capsys) -> None:
-    asked = ("--checkpoint", merged, "--prompt", PROMPT, "--samples", 2, "--output", tmp_path / "out.txt")
+def test_sources_stand_below_each_text(merged: Path, trace: Trace, text: str, capsys: Capsys) -> None:
+    asked = ("--checkpoint", merged, "--prompt", PROMPT, "--samples", 2)
     assert run_main(main, *asked, "--sources") == 0
-    printed = capsys.readouterr().out
-    assert (tmp_path / "out.txt").read_text() == printed
     grams = len(trace.tokenizer.encode(text)) - 7
     below = source_lines(open_sources(merged).of(text))
     assert below[0] == f"--- sources: 10 of {grams} 8-grams stand in the training data ({10 / grams:.1%})"
-    assert any("http" in line and "first read in iteration " in line for line in below[1:])
-    assert any("http" in line and "never read (valid part)" in line for line in below[1:])
-    blocks = printed.split("--- sample ")[1:]
+    for read in ("first read in iteration 5", "never read (valid part)"):
+        assert any(": http" in line and line.endswith(read) for line in below[1:])
+    blocks = capsys.readouterr().out.split("--- sample ")[1:]
     assert [block.splitlines()[-len(below) :] for block in blocks] == [below, below]
     assert run_main(main, *asked) == 0
     assert "--- sources" not in capsys.readouterr().out
 
 
-def test_a_span_is_named_without_urls_and_a_folder_that_moved_names_its_model(
-    merged: Path, trace: Trace, text: str, tmp_path: Path, capsys: Capsys
+def test_without_urls_a_span_has_its_document_and_a_folder_that_moved_names_its_model(
+    merged: Path, text: str, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    run = shutil.copytree(merged.parents[1], tmp_path / "run", ignore=shutil.ignore_patterns("merged", "*.docs"))
-    moved = shutil.copytree(merged, tmp_path / "moved")
+    run = shutil.copytree(merged.parents[1], tmp_path / "run", ignore=shutil.ignore_patterns("*.docs", "*.ngrams"))
+    moved = (run / "merged/tiny").rename(tmp_path / "moved")
     with pytest.raises(InputError, match=f"{moved}: .* name it: --sources MODEL"):
         open_sources(moved)
+    monkeypatch.setattr("training.sources.os.access", lambda *_: False)  # the dataset's folder cannot be written
     assert run_main(main, "--checkpoint", moved, "--prompt", PROMPT, "--sources", run / "models/tiny") == 0
-    shown = capsys.readouterr().out
     prefix = run / "dataset/corpus_text_document"
-    assert re.search(rf": document 1\d of {prefix}, never read \(valid part\)\n", shown)
-
-
-def test_a_dataset_in_a_folder_that_cannot_be_written_has_its_index_in_the_model_folder(
-    finished_run: Path, text: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    run = shutil.copytree(finished_run / "results/x", tmp_path / "run", ignore=shutil.ignore_patterns("*.ngrams"))
-    monkeypatch.setattr("training.sources.os.access", lambda *_: False)
-    assert len(Sources(run / "models/tiny", None).of(text)["sources"]) == 2
-    assert (run / "models/tiny/trace/0.ngrams").is_file() and not list((run / "dataset").glob("*.ngrams"))
+    assert re.search(rf": document 1\d of {prefix}, never read \(valid part\)\n", capsys.readouterr().out)
+    assert (run / "models/tiny/trace/0.ngrams").is_file() and not list(prefix.parent.glob("*.ngrams"))

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +111,16 @@ def test_steps_and_documents_are_those_of_a_replay_of_the_loader(model: Path, mi
 def test_the_first_read_of_a_span_is_that_of_a_replay_of_the_loader(model: Path) -> None:
     trace, samples = Trace(model), list(enumerate(replay(model, 1, 1), start=1))
     kinds = set[str]()
-    for corpus, number, first, size in [
-        (c, n, f, s) for c in range(len(trace.prefixes)) for n in range(22) for f in (0, 9) for s in (1, 8, 15)
-    ]:
-        length = int(trace.samples[corpus].corpus.lengths[number])
-        span = Span(number, first, min(size, length - first))
-        if span.tokens <= 0:
+    for corpus, number, first, size in product(range(len(trace.prefixes)), range(22), (0, 9), (1, 8, 15)):
+        if first + size > trace.samples[corpus].corpus.lengths[number]:
             continue
-        tokens = np.arange(span.tokens) + (corpus * 300 + number) * WIDTH + first
+        span, tokens = Span(number, first, size), np.arange(size) + (corpus * 300 + number) * WIDTH + first
         for last in (4, TRAINED):
             held = [(n, int(np.isin(tokens, sample).sum())) for n, rows in samples[:last] for sample in rows]
-            reads = [read for read in held if read[1]]
-            expected = next((read for read in reads if read[1] == span.tokens), [*reads, (0, 0)][0])
+            some = [*(read for read in held if read[1]), (0, 0)]
+            expected = next((read for read in some if read[1] == size), some[0])
             assert trace.first_read(corpus, span, last) == expected
-            kinds.add("none" if not reads else "whole" if expected[1] == span.tokens else "part")
+            kinds.add("whole" if expected[1] == size else "part" if expected[1] else "none")
     assert kinds == {"none", "whole", "part"}
 
 

@@ -75,25 +75,15 @@ def test_matches_and_spans_are_those_of_a_comparison_of_every_place(
     inside = {at for match in found for at in range(match.first, match.end - SHORTEST + 1)}
     grams = [query[at : at + SHORTEST] for at in range(len(query) - SHORTEST + 1)]
     assert inside == {at for at, gram in enumerate(grams) if everywhere(documents, gram)}
-    spans, free = longest_spans(found, 0, len(query)), set(range(len(query)))
-    for span in sorted(spans, key=lambda span: span.first - span.end):
+    spans = longest_spans(found, 0, len(query))
+    for span in spans:
         places = everywhere(documents, query[span.first : span.end])
         assert (span.place, span.places) == (places[0], len(places))
-        lengths = [len(free & set(range(match.first, match.end))) for match in found]
-        assert span.end - span.first <= max(lengths)
-        free -= set(range(span.first, span.end))
-    assert all(before.end <= after.first for before, after in pairwise(spans))
+    longest = [max((end - first for first, end, *_ in each), default=0) for each in (spans, found)]
+    assert longest[0] == longest[1] and all(before.end <= after.first for before, after in pairwise(spans))
     gaps = pairwise([0, *(edge for span in spans for edge in (span.first, span.end)), len(query)])
-    left = [range(begin, end - SHORTEST + 1) for begin, end in list(gaps)[::2]]
-    assert not any(inside & set(gap) for gap in left), "what lies between spans has no 8 tokens of the dataset"
-
-
-def test_the_first_span_is_the_longest_and_cuts_the_others() -> None:
-    matches = [Match(0, 12, 100, 2), Match(4, 24, 300, 1), Match(16, 40, 500, 1), Match(18, 42, 50, 1, dataset=1)]
-    spans = longest_spans(matches, 0, 50)
-    assert spans == [Match(0, 12, 100, 2), Match(16, 40, 500, 1)]
-    assert longest_spans(matches[:2], 0, 50) == [Match(4, 24, 300, 1)]
-    assert longest_spans([*matches[1:3], Match(0, 14, 9, 1)], 0, 50) == [Match(0, 14, 9, 1), Match(16, 40, 500, 1)]
+    between = {at for begin, end in list(gaps)[::2] for at in range(begin, end - SHORTEST + 1)}
+    assert not inside & between, "what lies between spans has no 8 tokens of the dataset"
 
 
 def test_an_index_is_made_once_and_again_for_other_tokens(tmp_path: Path) -> None:
