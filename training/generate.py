@@ -169,15 +169,29 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
 def _blocks(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> Iterator[str]:
     """The texts of one prompt, each above its sources; several have a line above each with its number and seed."""
     from training.inference.sampling import sample_seed
-    from training.sources import source_lines
 
     for sample, (text, sources) in enumerate(texts([prompt], options)):
         heading = [f"--- sample {sample + 1}, seed {sample_seed(options, sample)}"] * (samples > 1)
         yield "\n".join([*heading, text, *source_lines(sources)])
 
 
-if __name__ == "__main__":
-    sys.exit(cli.run(main))
+def source_lines(found: dict[str, Any]) -> list[str]:
+    """What `Sources.of` found, for people: the share of 8-grams, and a line for each span; none of an empty dict."""
+    if not found:
+        return []
+    grams, verbatim = found["eight_grams"], found["verbatim"]
+    share = f"{verbatim:,} of {grams:,} 8-grams stand in the training data ({verbatim / max(1, grams):.1%})"
+    lines = [f"--- sources: {share}"]
+    for span in found["sources"]:
+        read = f"first read in iteration {span['iteration']:,}" if span["iteration"] else "not read yet"
+        if 0 < span["tokens_read"] < span["tokens"]:
+            read += f" ({span['tokens_read']} of its tokens)"
+        if span["part"] != "train":
+            read = f"never read ({span['part']} part)"
+        place = span["url"] or f"document {span['number']:,} of {span['dataset']}"
+        more = f" (first of {span['places']:,} places)" if span["places"] > 1 else ""
+        lines.append(f"{span['tokens']} tokens {span['text']!r}: {place}{more}, {read}")
+    return lines
 
 
 def read_prompts(path: Path) -> list[Document]:
@@ -197,3 +211,7 @@ def read_prompts(path: Path) -> list[Document]:
     if not records:
         raise InputError(f"{path}: no prompts; write one per line")
     return records
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

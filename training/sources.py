@@ -1,8 +1,7 @@
 """Which training documents a model's text repeats: spans of 8 or more tokens, each with its URL and first iteration.
 
     sources = open_sources(Path("results/demo/merged/tiny"))
-    found = sources.of(" the list of all")      # a text without its prompt
-    print("\n".join(source_lines(found)))
+    sources.of(" the list of all")["sources"]       # of a text without its prompt
 
 A span is equal token by token and lies in one document. The text is encoded by itself, by the tokenizer of the data.
 """
@@ -89,22 +88,3 @@ class Sources:
             "part": next(name for name, documents in parts.items() if document in documents),
             "iteration": iteration or None, "tokens_read": tokens_read,
         }  # fmt: skip
-
-
-def source_lines(found: dict[str, Any]) -> list[str]:
-    """What `Sources.of` found, for people: the share of 8-grams, and a line for each span; none of an empty dict."""
-    if not found:
-        return []
-    grams, verbatim = found["eight_grams"], found["verbatim"]
-    share = f"{verbatim:,} of {grams:,} 8-grams stand in the training data ({verbatim / max(1, grams):.1%})"
-    lines = [f"--- sources: {share}"]
-    for span in found["sources"]:
-        read = f"first read in iteration {span['iteration']:,}" if span["iteration"] else "not read yet"
-        if 0 < span["tokens_read"] < span["tokens"]:
-            read += f" ({span['tokens_read']} of its tokens)"
-        if span["part"] != "train":
-            read = f"never read ({span['part']} part)"
-        place = span["url"] or f"document {span['number']:,} of {span['dataset']}"
-        more = f" (first of {span['places']:,} places)" if span["places"] > 1 else ""
-        lines.append(f"{span['tokens']} tokens {span['text']!r}: {place}{more}, {read}")
-    return lines

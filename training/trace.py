@@ -67,7 +67,7 @@ class Trace:
     def __init__(self, folder: Path, data: Sequence[Path] = ()) -> None:
         path = folder / "settings.yaml"
         if not path.is_file():
-            raise InputError(f"{path}: no such file; --model names the folder of a model that has been trained")
+            raise InputError(f"{path}: no such file; name the folder of a model that has been trained")
         self.folder, self.settings = folder, load_settings(path)
         self.train = self.settings.experiment(folder.name).train
         self.seq_len = self.settings.experiment(folder.name).model.seq_len

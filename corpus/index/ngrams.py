@@ -50,7 +50,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Match(NamedTuple):
-    """Tokens [first, end) of a text that stand verbatim in a document: first from token `place` of the dataset on."""
+    """Tokens [first, end) of a text, which stand verbatim in a document: first at `place` of the dataset's tokens."""
 
     first: int
     end: int

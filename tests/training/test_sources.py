@@ -12,9 +12,9 @@ import pytest
 from common.errors import InputError
 from tests.helpers import run_main
 from tests.training.helpers import Capsys, Patch
-from training.generate import main
+from training.generate import main, source_lines
 from training.inference import sampling
-from training.sources import open_sources, source_lines
+from training.sources import open_sources
 from training.trace import Trace
 
 pytestmark = pytest.mark.xdist_group("finished_run")
