@@ -13,7 +13,7 @@ from report.models import split_samples, trained_models
 from workflow import steps
 
 LINES, COLUMNS = 24, 100
-_TEXT_LINES = 5  # of the generated text
+_TEXT_LINES = 4  # of the generated text
 
 
 def summary(settings: Settings) -> str:
@@ -57,6 +57,10 @@ def _training(settings: Settings, name: str) -> list[str]:
             f"loss on held-out documents: {losses[0]:.2f} after {at[0]:.0f} iterations, {losses[-1]:.2f} after "
             f"{at[-1]:.0f}{f' ({per_byte:.2f} bits per byte)' if per_byte else ''}"
         )
-    _, _, text = split_samples(model.sample or "", None)[0]
-    wrapped = textwrap.wrap(" ".join(text.split()), COLUMNS - 2, max_lines=_TEXT_LINES, placeholder=" …")
-    return [*lines, "", f"{name} continues {settings.generate.prompt!r}:", *(f"  {line}" for line in wrapped)]
+    samples = split_samples(model.sample or "", None)
+    wrapped = textwrap.wrap(" ".join(samples[0].text.split()), COLUMNS - 2, max_lines=_TEXT_LINES, placeholder=" …")
+    lines += ["", f"{name} continues {settings.generate.prompt!r}:", *(f"  {line}" for line in wrapped)]
+    spans = [span for sample in samples for span in sample.sources[1:]]
+    longest = max(spans, key=lambda span: int(span.split()[0]), default="no 8 tokens of it stand in the training data")
+    verbatim = textwrap.wrap(f"verbatim: {longest}", COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+    return [*lines, *(verbatim[:2] if samples[0].sources else [])]

@@ -5,7 +5,7 @@ import re
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from workflow import steps
 
 Floats = NDArray[np.float64]
 _SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
+_SOURCES = re.compile(r"^--- sources: ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,25 @@ def settings_of(path: Path) -> Settings | None:
         return None
 
 
-def split_samples(text: str, settings: Settings | None) -> list[tuple[str, str, str]]:
-    """(heading, prompt, continuation) of each sample in a file of `training.generate`.
+class Sample(NamedTuple):
+    """A text in a file of `training.generate`."""
 
-    The prompt is empty if a sample does not begin with the configured one; the heading, if it is the only sample.
-    """
+    heading: str
+    """Empty if it is the only text."""
+    prompt: str
+    """Empty if the text does not begin with the configured one."""
+    text: str
+    sources: list[str]
+    """How much of it stands in the training data, then a line for each span that does; empty if that was not asked."""
+
+
+def split_samples(text: str, settings: Settings | None) -> list[Sample]:
+    """The texts in a file of `training.generate`."""
     prompt = settings.generate.prompt if settings else ""
     parts = _SAMPLE.split(text)
-    texts = list(zip(parts[1::2], parts[2::2], strict=True)) if len(parts) > 1 else [("", text)]
-    begins = [prompt if prompt and sample.startswith(prompt) else "" for _, sample in texts]
-    found = zip(texts, begins, strict=True)
-    return [(heading, begin, sample[len(begin) :].rstrip()) for (heading, sample), begin in found]
+    samples = []
+    for heading, whole in zip(parts[1::2], parts[2::2], strict=True) if len(parts) > 1 else [("", text)]:
+        sample, *sources = _SOURCES.split(whole)
+        begin = prompt if prompt and sample.startswith(prompt) else ""
+        samples.append(Sample(heading, begin, sample[len(begin) :].rstrip(), "".join(sources).splitlines()))
+    return samples

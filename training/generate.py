@@ -4,6 +4,7 @@
     python -m training.generate --checkpoint results/demo/models/tiny --prompt "The list of" --samples 3
     python -m training.generate --checkpoint results/demo/merged/tiny --prompts prompts.txt --output continued.jsonl
     python -m training.generate --checkpoint results/demo/models/tiny --temperature 0
+    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --sources
 
 --checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --prompts
 is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line; each result is that object with
@@ -11,12 +12,18 @@ its "text", as a line of JSON. Without --prompt and --prompts the command reads 
 until `stop` or the end of the input. The same seed gives the same text, whatever the other prompts are; each typed
 prompt gets a new seed, which is printed, unless --seed is given. --samples N continues each prompt N times, with the
 seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends early at end-of-text.
+
+--sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training data, 8 tokens or
+more, each with its document and the first iteration that read it, and the share of 8-grams that do. It needs the data,
+and the model's folder: that of the run for RUN/merged/NAME, else MODEL. The first question about a dataset writes
+PREFIX.ngrams, .4 of the size of a PREFIX.bin of 2-byte tokens.
 """
 
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -28,8 +35,8 @@ from common.settings import GenerateSettings
 
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
 
-Generate = Callable[[Sequence[str], GenerateSettings], Iterator[str]]
-"""The texts of some prompts; several samples of a prompt follow each other."""
+Generate = Callable[[Sequence[str], GenerateSettings], Iterator[tuple[str, dict[str, Any]]]]
+"""The texts of some prompts, each with its sources, if asked for; several samples of a prompt follow each other."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--samples", type=cli.positive_int, default=1, metavar="N", help="texts per prompt")
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="also write the results to a file")
+    shown = "show what stands verbatim in the training data of the model, or of MODEL"
+    parser.add_argument("--sources", type=cli.input_path, nargs="?", const=Path(), metavar="MODEL", help=shown)
     parser.add_argument(
         "--allow-no-tokenizer", action="store_true", help="print a line instead of failing if the model has none"
     )
@@ -74,6 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from training.inference.load import load_model, require_tokenizer
     from training.inference.sampling import generate
 
+    sources = None
+    if arguments.sources is not None:  # before the model is loaded: both take memory
+        from training.sources import open_sources
+
+        sources = open_sources(arguments.checkpoint, arguments.sources)
     model, tokenizer = load_model(arguments.checkpoint)
     if tokenizer is None and arguments.allow_no_tokenizer:
         print(_NO_TEXT)
@@ -82,8 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
 
-    def texts(prompts: Sequence[str], options: GenerateSettings) -> Iterator[str]:
-        return generate(model, tokenizer, prompts, options, samples)
+    def texts(prompts: Sequence[str], options: GenerateSettings) -> Iterator[tuple[str, dict[str, Any]]]:
+        begins = (prompt for prompt in prompts for _ in range(samples))
+        found = zip(generate(model, tokenizer, prompts, options, samples), begins, strict=True)
+        return ((text, sources.of(text.removeprefix(prompt)) if sources else {}) for text, prompt in found)
 
     if typed:
         _answer_typed(texts, options, samples, new_seeds=arguments.seed is None)
@@ -115,9 +131,9 @@ def _answer_records(
     numbered = ((record, sample) for record in records for sample in range(samples))
     found = texts([record["prompt"] for record in records], options)
     with document_writer(output) as write:
-        for (record, sample), text in zip(numbered, found, strict=True):
+        for (record, sample), (text, sources) in zip(numbered, found, strict=True):
             number = {"sample": sample + 1, "seed": sample_seed(options, sample)} if samples > 1 else {}
-            result = {**record, **number, "text": text}
+            result = {**record, **number, "text": text, **sources}
             print(orjson.dumps(result).decode(), flush=True)
             write(result)
 
@@ -151,16 +167,31 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
 
 
 def _blocks(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> Iterator[str]:
-    """The texts of one prompt; several have a line above each with its number and seed."""
+    """The texts of one prompt, each above its sources; several have a line above each with its number and seed."""
     from training.inference.sampling import sample_seed
 
-    for sample, text in enumerate(texts([prompt], options)):
-        heading = f"--- sample {sample + 1}, seed {sample_seed(options, sample)}\n"
-        yield heading + text if samples > 1 else text
+    for sample, (text, sources) in enumerate(texts([prompt], options)):
+        heading = [f"--- sample {sample + 1}, seed {sample_seed(options, sample)}"] * (samples > 1)
+        yield "\n".join([*heading, text, *source_lines(sources)])
 
 
-if __name__ == "__main__":
-    sys.exit(cli.run(main))
+def source_lines(found: dict[str, Any]) -> list[str]:
+    """What `Sources.of` found, for people: the share of 8-grams, and a line for each span; none of an empty dict."""
+    if not found:
+        return []
+    grams, verbatim = found["eight_grams"], found["verbatim"]
+    share = f"{verbatim:,} of {grams:,} 8-grams stand in the training data ({verbatim / max(1, grams):.1%})"
+    lines = [f"--- sources: {share}"]
+    for span in found["sources"]:
+        read = f"first read in iteration {span['iteration']:,}" if span["iteration"] else "not read yet"
+        if 0 < span["tokens_read"] < span["tokens"]:
+            read += f" ({span['tokens_read']} of its tokens)"
+        if span["part"] != "train":
+            read = f"never read ({span['part']} part)"
+        place = span["url"] or f"document {span['number']:,} of {span['dataset']}"
+        more = f" (first of {span['places']:,} places)" if span["places"] > 1 else ""
+        lines.append(f"{span['tokens']} tokens {span['text']!r}: {place}{more}, {read}")
+    return lines
 
 
 def read_prompts(path: Path) -> list[Document]:
@@ -180,3 +211,7 @@ def read_prompts(path: Path) -> list[Document]:
     if not records:
         raise InputError(f"{path}: no prompts; write one per line")
     return records
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

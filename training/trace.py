@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,7 @@ class Piece:
     span: Span
 
 
-@dataclass(frozen=True)
-class Reads:
+class Reads(NamedTuple):
     """Every reading of some documents of one dataset, in the order of training: one entry per document and sample."""
 
     documents: npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class Trace:
     def __init__(self, folder: Path, data: Sequence[Path] = ()) -> None:
         path = folder / "settings.yaml"
         if not path.is_file():
-            raise InputError(f"{path}: no such file; --model names the folder of a model that has been trained")
+            raise InputError(f"{path}: no such file; name the folder of a model that has been trained")
         self.folder, self.settings = folder, load_settings(path)
         self.train = self.settings.experiment(folder.name).train
         self.seq_len = self.settings.experiment(folder.name).model.seq_len
@@ -123,7 +123,7 @@ class Trace:
         return [DocumentTable(prefix) for prefix in self.prefixes]
 
     @cached_property
-    def _samples(self) -> list[Samples]:
+    def samples(self) -> list[Samples]:
         """The training part of each dataset, opened and compared with what the newest checkpoint was trained on."""
         parts = []
         for prefix in self.prefixes:
@@ -152,7 +152,7 @@ class Trace:
             found = read_order(path, key)
             if found is None:
                 path.parent.mkdir(exist_ok=True)
-                write_order(path, key, self._samples[corpus].make_epoch(epoch))
+                write_order(path, key, self.samples[corpus].make_epoch(epoch))
                 found = read_order(path, key)
                 assert found is not None
             self._orders[corpus, epoch] = found
@@ -172,28 +172,48 @@ class Trace:
 
     def reads(self, corpus: int, documents: Sequence[int]) -> Reads:
         """Every reading of documents of a dataset."""
-        taken = self.blend.taken(self.consumed, corpus)
+        parts = [Reads(*np.empty((3, 0), np.int64)), *self._reads(corpus, documents, self.consumed)]
+        return Reads(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _reads(
+        self, corpus: int, documents: Sequence[int], consumed: int, within: slice = slice(None)
+    ) -> Iterator[Reads]:
+        """The readings of each epoch among the first `consumed` samples; with `within`, of these tokens."""
+        taken = self.blend.taken(consumed, corpus)
         first = self.order(corpus, 0).epoch
         wanted = np.array([number for number in documents if number < len(first.documents)], np.int64)
-        parts = []
         for epoch in range(-(-taken // len(first.samples)) if len(wanted) else 0):
-            held = self.order(corpus, epoch).samples_of(wanted, self.seq_len)
+            held = self.order(corpus, epoch).samples_of(wanted, self.seq_len, within)
             index = held.place + epoch * len(first.samples)
             seen = index < taken
             numbers = self.blend.numbers(corpus, index[seen])
-            parts.append(np.stack([held.document[seen], self.iterations_of(numbers), held.tokens[seen], numbers]))
-        found = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
-        found = found[:, np.lexsort((found[0], found[3]))]
-        return Reads(found[0], found[1], found[2])
+            order = np.lexsort((held.document[seen], numbers))
+            read = (held.document[seen], self.iterations_of(numbers), held.tokens[seen])
+            yield Reads(*(column[order] for column in read))
+
+    def first_read(self, corpus: int, span: Span, last: int) -> tuple[int, int]:
+        """The first iteration up to `last` with a sample that holds a whole span of a dataset, and the span's tokens.
+
+        If borders of samples cut it in every epoch: the first that read a part, and how much of it. 0, 0: none did.
+        """
+        within, some = slice(span.first, span.first + span.tokens), (0, 0)
+        for reads in self._reads(corpus, [span.document], self.consumed_after(last), within):
+            found = list(zip(reads.iterations.tolist(), reads.tokens.tolist(), strict=True))
+            for read in found:
+                if read[1] == span.tokens:
+                    return read
+            some = some if some[0] or not found else found[0]
+        return some
 
     def text(self, piece: Piece) -> str:
         """The text of a piece."""
-        corpus = self._samples[self.prefixes.index(piece.dataset)].corpus
+        corpus = self.samples[self.prefixes.index(piece.dataset)].corpus
         start = int(corpus.starts[piece.span.document]) + piece.span.first
-        return self._tokenizer.decode(corpus.tokens[start : start + piece.span.tokens].tolist())
+        return self.tokenizer.decode(corpus.tokens[start : start + piece.span.tokens].tolist())
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:
+        """That of its data."""
         own = [self.folder / "tokenizer" / name for name in ("encoder.json", "vocab.bpe")]
         tokenize = self.settings.tokenize
         files = own if all(map(Path.is_file, own)) else [tokenize.encoder_json, tokenize.vocab_bpe]

@@ -40,7 +40,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     (run / "evaluation").mkdir()
     write_json(run / "evaluation/tiny.json", {"bits_per_byte": 1.8756})
     (run / "samples").mkdir()
-    (run / "samples/tiny.txt").write_text(f"--- sample 1, seed 1\n{prose(1, 400)}\n--- sample 2, seed 2\n{prose(2)}\n")
+    span = "tokens 'x': https://a-long-name.example/and-a-path, first read in iteration 78"
+    sources = [f"--- sources: 1 of 90 8-grams\n8 {span}\n", f"--- sources: 9 of 90 8-grams\n12 {span}\n9 {span}\n"]
+    texts = [f"--- sample 1, seed 1\n{prose(1, 400)}\n", f"--- sample 2, seed 2\n{prose(2)}\n"]
+    (run / "samples/tiny.txt").write_text("".join(map("".join, zip(texts, sources, strict=True))))
     return settings
 
 
@@ -55,10 +58,13 @@ def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell_on_one_scree
         "1,600 iterations, 1,638,400 tokens in 2:00 min, 2 tensor-parallel processes",
         "5.50 after 200 iterations, 3.90 after 1600 (1.88 bits per byte)",
         " ".join(prose(1, 400).split()[:20]),
+        "verbatim: 12 tokens 'x': https://a-long-name.example/and-a-path, first read in iteration 78",
         *(f"results/demo/{path}" for path in ("report.html", "merged/tiny", "dataset/corpus_text_document.bin")),
     ):
         assert part in text, part
-    assert "sample 2" not in text
+    assert "sample 2" not in text and "8-grams" not in text
+    (settings.run / "samples/tiny.txt").write_text(f"{prose(1)}\n--- sources: 0 of 90 8-grams\n")
+    assert "verbatim: no 8 tokens of it stand in the training data" in summary(settings)
 
 
 @pytest.mark.usefixtures("settings")

@@ -88,7 +88,9 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     evaluation = {"loss": 4.51 + place, "perplexity": 90.017, "bits_per_byte": 2.52, "tokens": 14784, "documents": 34}
     _write(folder / "evaluation" / f"{name}.json", {**evaluation, "part": "valid"})
     (folder / "samples").mkdir(exist_ok=True)
-    (folder / "samples" / f"{name}.txt").write_text("Once <upon> a <b>time</b> there was.\n")
+    sources = "1 of 3 8-grams stand in the training data (33.3%)\n8 tokens ' <b>time': https://a.example/x, first read"
+    text = f"Once <upon> a <b>time</b> there was.\n--- sources: {sources} in iteration 7\n"
+    (folder / "samples" / f"{name}.txt").write_text(text)
     hashes = {"model.safetensors": {"size": 8551096, "xxh3": "2d" * 16}}
     proof = {"tokens": 64, "largest_difference": 6.7e-6, "relative_difference": 4.8e-7, "tolerance": 1e-4}
     merged = {

@@ -46,6 +46,14 @@ def section(page: str, name: str) -> str:
         ("layout", ("tiny: activations 0.0931 GiB predicted", "layout  one &lt;process&gt;")),
         ("checkpoint", ("8,551,096", "2d" * 16, "within 6.7e-06", "3 of 3 compared are equal")),
         ("results", ("perplexity 90.02", "training loss, last interval")),
+        (
+            "samples",
+            (
+                '<blockquote class="sample"><b>Once &lt;upon&gt;</b> a &lt;b&gt;time&lt;/b&gt; there was.</blockquote>',
+                '<p class="quiet">1 of 3 8-grams stand in the training data (33.3%)</p>',
+                "8 tokens &#39; &lt;b&gt;time&#39;: https://a.example/x, first read in iteration 7</li>",
+            ),
+        ),
     ],
 )
 def test_a_section_says_what_the_files_say(page: str, name: str, parts: tuple[str, ...]) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from common.settings import GenerateSettings
 from common.tokenizer import Tokenizer
+from tests.conftest import Command
 from tests.convert.helpers import write_pretrained
-from tests.helpers import run_main
+from tests.helpers import assert_one_line_error, run_main
 from tests.training.helpers import Capsys
 from tests.training.reference import tiny_model
 from training.generate import main
@@ -35,3 +36,8 @@ def test_samples_differ_and_their_seeds_reproduce_them(tmp_path: Path, capsys: C
     printed = capsys.readouterr().out
     assert (tmp_path / "out.txt").read_text() == printed
     assert printed == "".join(f"--- sample {n + 1}, seed {seeds[n]}\n{texts[n]}\n" for n in range(3))
+
+
+def test_prompts_of_a_file_are_read_when_the_module_is_run(command: Command, tmp_path: Path) -> None:
+    result = command("training.generate", "--checkpoint", tmp_path, "--prompts", tmp_path / "none.txt")
+    assert_one_line_error(result, "none.txt: no such file")

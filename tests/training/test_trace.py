@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.helpers import read_shard
 from tests.training.helpers import Capsys, write_config
 from training.dataset.batches import micro_batches
 from training.dataset.blend import open_splits
+from training.dataset.corpus import Span
 from training.trace import Trace, main
 
 SEQ_LEN, WIDTH = 16, 100  # token = 100 x document + its index: every token says where it stands
@@ -105,6 +106,22 @@ def test_steps_and_documents_are_those_of_a_replay_of_the_loader(model: Path, mi
     assert sum(map(len, read.values())) == sum(
         len(trace.reads(c, range(len(t))).tokens) for c, t in enumerate(trace.tables)
     )
+
+
+def test_the_first_read_of_a_span_is_that_of_a_replay_of_the_loader(model: Path) -> None:
+    trace, samples = Trace(model), list(enumerate(replay(model, 1, 1), start=1))
+    kinds = set[str]()
+    for corpus, number, first, size in product(range(len(trace.prefixes)), range(22), (0, 9), (1, 8, 15)):
+        if first + size > trace.samples[corpus].corpus.lengths[number]:
+            continue
+        span, tokens = Span(number, first, size), np.arange(size) + (corpus * 300 + number) * WIDTH + first
+        for last in (4, TRAINED):
+            held = [(n, int(np.isin(tokens, sample).sum())) for n, rows in samples[:last] for sample in rows]
+            some = [*(read for read in held if read[1]), (0, 0)]
+            expected = next((read for read in some if read[1] == size), some[0])
+            assert trace.first_read(corpus, span, last) == expected
+            kinds.add("whole" if expected[1] == size else "part" if expected[1] else "none")
+    assert kinds == {"none", "whole", "part"}
 
 
 def lines(capsys: Capsys, folder: Path, *arguments: object) -> list[str]:

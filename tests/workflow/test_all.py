@@ -23,7 +23,8 @@ def run(finished_run: Path) -> Path:
 
 def test_the_demo_ends_with_text_and_the_paths_of_its_results(finished_run: Path, run: Path) -> None:
     output = (finished_run / "stdout").read_text()
-    sample = (run / "samples/tiny.txt").read_text(encoding="utf-8")
+    sample, _, sources = (run / "samples/tiny.txt").read_text(encoding="utf-8").partition("\n--- sources: ")
+    assert sources.startswith("0 of 0 8-grams stand in the training data"), "it has five tokens"
     assert sample.startswith("The") and " ".join(sample.split()) in " ".join(output.split())
     for name in ("report.html", "merged/tiny", "dataset/corpus_text_document.bin"):
         assert f"results/x/{name}" in output and (run / name).exists()

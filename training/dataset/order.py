@@ -78,10 +78,15 @@ class Order:
         cut, self._sample_places = (np.frombuffer(view, "<u4", samples, begin) for begin in at[3:5])
         self.epoch = Epoch(order, ends, cut)
 
-    def samples_of(self, documents: npt.NDArray[np.int64], seq_len: int) -> Held:
-        """The samples that hold tokens of these documents of the training part, each of seq_len + 1 tokens."""
+    def samples_of(self, documents: npt.NDArray[np.int64], seq_len: int, within: slice = slice(None)) -> Held:
+        """The samples that hold tokens of these documents of the training part, each of seq_len + 1 tokens.
+
+        `within`: only these tokens of a document.
+        """
         places, ends = self._places[documents].astype(np.int64), self.epoch.ends
         end, begin = ends[places], np.where(places > 0, ends[places - 1], 0)
+        if within.stop is not None:
+            begin, end = begin + within.start, begin + within.stop
         first = np.maximum(0, (begin - 1) // seq_len)  # sample k holds k * seq_len to (k + 1) * seq_len, both included
         last = np.minimum((end - 1) // seq_len, len(self.epoch.samples) - 1)
         counts = np.where(end > begin, np.maximum(0, last - first + 1), 0)

@@ -112,6 +112,11 @@ rule evaluate:
 rule generate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
+        datasets=lambda wildcards: made_here(
+            f"{source.prefix}.idx"
+            for source in settings.datasets(wildcards.model)
+            if settings.generate.sources
+        ),
     output:
         sample=report(
             result("generate"),
@@ -132,11 +137,14 @@ rule generate:
         model=subpath(input.weights, parent=True),
         settings=keys("generate")["generate"],
         prompt=lambda wildcards, output: quote(settings.generate.prompt),
+        sources=lambda wildcards, output: (
+            "--sources" if settings.generate.sources else ""
+        ),
     shell:
         "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
         "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
         "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --repetition-penalty {params.settings[repetition_penalty]} --seed {params.settings[seed]} "
-        "--samples {params.settings[samples]} "
+        "--samples {params.settings[samples]} {params.sources} "
         "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 
 
