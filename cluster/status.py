@@ -30,7 +30,8 @@ from common.console import note, text_table
 from common.errors import ConfigError, InputError
 from common.files import read_json, read_rows
 from common.settings import Settings
-from training.model_folder import newest_iteration
+from training.model_folder import blame_files, newest_iteration
+from training.monitoring.blame import listed
 from training.monitoring.heartbeat import progress_of
 
 COLUMNS = (
@@ -86,7 +87,8 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     def trainings(paths: Sequence[Path], first: str) -> str:
         """The table of some trainings; `first` is the head of the column with their folders or names."""
         rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
-        return text_table([(first, *COLUMNS[1:]), *rows], ALIGN) if rows else ""
+        table = text_table([(first, *COLUMNS[1:]), *rows], ALIGN) if rows else ""
+        return "\n".join([table, *(_spikes(path, statuses[path]) for path in paths if statuses[path]["spikes"])])
 
     blocks = [trainings(models, COLUMNS[0])]
     for run in runs:
@@ -107,6 +109,8 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
     state = "finished" if done.exists() else "no job" if folder.is_dir() else "not started"
     status: dict[str, Any] = {"folder": str(folder), "state": state, "reason": ""}
     status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
+    spikes = blame_files(folder)
+    status |= {"spikes": len(spikes), "newest_spike": _newest_spike(spikes)}
     if job is not None:
         now, seen = current_state(folder, job, known), known.get(job.id) if known is not None else None
         reason = "" if now.reason in ("None", SILENT) else now.reason
@@ -129,6 +133,24 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
         "mfu": _number(train.get("mfu")),
         "seconds_left": beat.get("seconds_left") if status["state"] == "running" else None,
     }
+
+
+def _newest_spike(files: Sequence[Path]) -> dict[str, Any] | None:
+    """File, iteration and worst documents of the last of the files that `training.monitoring.blame` writes."""
+    with suppress(InputError, KeyError, IndexError):
+        found = read_json(files[-1])
+        return {"file": str(files[-1]), "iteration": found["iteration"], "worst": found["worst"]}
+    return None
+
+
+def _spikes(folder: Path, status: Mapping[str, Any]) -> str:
+    """A line about the spikes of a training."""
+    newest, times = status["newest_spike"], f"{folder.name}: spikes: {status['spikes']}"
+    return (
+        f"{times}; iteration {newest['iteration']}: {listed(newest['worst'])}; see {newest['file']}"
+        if newest
+        else times
+    )
 
 
 def _number(cell: str | float | None) -> float | None:

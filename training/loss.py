@@ -66,6 +66,13 @@ class LossHead(nn.Module):
         )
         return loss
 
+    def of_targets(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """(B, T, C), (V, C), (B, T) -> nats of each target, 0 where it is IGNORED: float32, (B, T)."""
+        matrix = weight.to(x.dtype) if self.rounded is None else self.rounded
+        parts = zip(*(tensor.flatten(0, 1).chunk(self.chunks) for tensor in (x, targets[..., None])), strict=True)
+        each = [_losses(F.linear(part, matrix), wanted[:, 0], self.vocabulary)[0] for part, wanted in parts]
+        return torch.cat(each).view_as(targets)
+
 
 class _Loss(torch.autograd.Function):
     """(V, C) twice, (N, C), (N,), (N,) -> (): the loss; its gradients are computed in the forward pass."""

@@ -6,12 +6,14 @@ loss = validate(session, data.valid, samples)
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ from training.dataset.batches import (
 )
 from training.dataset.blend import Blend
 from training.launch.process_group import World
+from training.loss import IGNORED, LossHead
 from training.metrics.timers import Timers
 from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
@@ -197,14 +200,50 @@ def validate(session: Session, data: Blend, samples: int) -> float:
     steps = -(-samples // session.experiment.train.global_batch_size)
     ranges = islice(_sample_ranges(session, 0), steps * accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
-    for stage in session.stages:
-        stage.eval()
-    with closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
+    with _evaluating(session), closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
         for step in batched(batches, accumulation):
             total[0] += _sum_over_all_ranks(session, run_micro_batches(session, step, 1.0, train=False))
             targets = torch.tensor(sum(batch.counted for batch in step), device=total.device)
             total[1] += _sum_over_data_ranks(session, targets)
+    return float(total[0] / total[1])
+
+
+@contextmanager
+def _evaluating(session: Session) -> Iterator[None]:
+    """Without dropout; afterwards the parameters are sharded again."""
+    for stage in session.stages:
+        stage.eval()
+    yield
     for stage in session.stages:
         stage.train()
         reshard(stage)
-    return float(total[0] / total[1])
+
+
+def target_losses(
+    session: Session, batches: Sequence[Batch], consumed: int
+) -> dict[int, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]]:
+    """By number of each sample: nats of its targets without dropout, and which of them count, (T,) (a collective call).
+
+    `batches` are this process's micro-batches of the global batch that begins with sample `consumed`. Each sample is on
+    one process. It changes nothing of a step, whose gradients may exist already.
+    """
+    found: list[Tensor] = []
+    hooks = [
+        head.register_forward_hook(lambda head, inputs, _: found.append(head.of_targets(*inputs[:3])))
+        for stage in session.stages
+        for head in stage.modules()
+        if isinstance(head, LossHead)
+    ]
+    with _evaluating(session), torch.compiler.set_stance("force_eager"):  # compiled layers ignore hooks
+        run_micro_batches(session, batches, 1.0, train=False)
+    for hook in hooks:
+        hook.remove()
+    if coordinates(session.mesh)[2]:
+        found = []  # all ranks of a tensor-parallel group have the same
+    return {
+        number: (losses, counted)
+        for numbers, batch, nats in zip(_sample_ranges(session, consumed), batches, found, strict=False)
+        for number, losses, counted in zip(
+            numbers, nats.cpu().numpy(), (batch.targets != IGNORED).cpu().numpy(), strict=True
+        )
+    }

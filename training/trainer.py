@@ -31,6 +31,7 @@ from training.launch.process_group import World
 from training.metrics.boards import open_boards
 from training.metrics.logger import MetricsLogger
 from training.metrics.timers import Timers
+from training.monitoring.blame import Blame, sample_rows
 from training.monitoring.guard import Guard, first_non_finite
 from training.monitoring.heartbeat import Heartbeat
 from training.monitoring.run_lock import RunLock
@@ -42,7 +43,7 @@ from training.parallel.layout import build_model, coordinates, make_mesh, named_
 from training.parallel.pipeline import Pipeline
 from training.parallel.randomness import RandomStreams
 from training.planning.run import Plan, duration
-from training.step import Session, Step, run_micro_batches, step_batches, train_step, validate
+from training.step import Session, Step, run_micro_batches, step_batches, target_losses, train_step, validate
 
 _LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem several times slower than it is
 
@@ -101,8 +102,8 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
             CheckpointWriter(folder, *state, experiment, plan.tokenize, data.train, lock.require, lock.token) as writer,
             MetricsLogger(folder, experiment, world, session.timers, boards, progress, lock.is_held) as logger,
         ):
-            guard = Guard(train, experiment.watch, progress.guard)
-            trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress)
+            guard, blame = Guard(train, experiment.watch, progress.guard), Blame(folder, lock.is_held)
+            trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, blame, writer, logger, progress)
             with closing(step_batches(session, data.train, progress.consumed_samples)) as batches:
                 trainer.run(batches)
     with suppress(OSError):  # the run is over; its lock is only tidied up
@@ -184,6 +185,7 @@ class Trainer:
     stop: Stop
     heartbeat: Heartbeat
     guard: Guard
+    blame: Blame
     writer: CheckpointWriter
     logger: MetricsLogger
     progress: Progress
@@ -219,7 +221,8 @@ class Trainer:
         batch = next(batches)
         waited = time.perf_counter() - asked
         self.heartbeat.beat(iteration, "step")
-        step = train_step(session, iteration, batch, rate, guard.scale, guard.accepts, self.stop.poll())
+        accepts = partial(self._accepts, iteration, batch)
+        step = train_step(session, iteration, batch, rate, guard.scale, accepts, self.stop.poll())
         guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()
@@ -230,6 +233,17 @@ class Trainer:
         consumed = self.progress.consumed_samples + session.experiment.train.global_batch_size
         self.progress = Progress(iteration, consumed, guard.state())
         return step
+
+    def _accepts(self, iteration: int, batches: Sequence[Batch], loss: float, grad_norm: float) -> bool:
+        """The guard's decision on a step; documents of a bad one are named first, while its weights are there."""
+        problem = self.guard.problem(loss, grad_norm)
+        if problem and self.blame.wants(iteration):
+            consumed = self.progress.consumed_samples
+            losses = target_losses(self.session, batches, consumed)
+            everywhere = all_gather(sample_rows(self.data.train, consumed, losses))
+            if self.session.world.rank == 0:
+                self.blame.write(iteration, loss, problem, [row for rows in everywhere for row in rows])
+        return self.guard.accepts(loss, grad_norm)
 
     def _validate(self, last: bool) -> None:
         """Every eval_interval and at the end: the validation loss; at the end: the test loss."""

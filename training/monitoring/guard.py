@@ -86,6 +86,13 @@ class Guard:
         """Whether the optimiser should take a step with this loss and gradient norm."""
         return judge(loss, grad_norm, self._losses, self._watch).taken
 
+    def problem(self, loss: float, grad_norm: float) -> str:
+        """What is wrong with a step of these numbers; nothing if it only lowers the loss scale of float16."""
+        verdict = judge(loss, grad_norm, self._losses, self._watch)
+        overflow = self._float16 and not verdict.finite
+        goes_on = overflow and self._loss_scale.after(True, self._train).at_floor < _LIMIT
+        return "" if goes_on else verdict.problem
+
     def record_step(self, loss: float, grad_norm: float) -> Verdict:
         """Add a step to what later verdicts depend on; returns the verdict on this one."""
         verdict = self._verdict = judge(loss, grad_norm, self._losses, self._watch)
