@@ -30,8 +30,7 @@ from common.console import note, text_table
 from common.errors import ConfigError, InputError
 from common.files import read_json, read_rows
 from common.settings import Settings
-from training.model_folder import blame_files, newest_iteration
-from training.monitoring.blame import listed
+from training.model_folder import newest_iteration
 from training.monitoring.heartbeat import progress_of
 
 COLUMNS = (
@@ -87,8 +86,9 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     def trainings(paths: Sequence[Path], first: str) -> str:
         """The table of some trainings; `first` is the head of the column with their folders or names."""
         rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
-        table = text_table([(first, *COLUMNS[1:]), *rows], ALIGN) if rows else ""
-        return "\n".join([table, *(_spikes(path, statuses[path]) for path in paths if statuses[path]["spikes"])])
+        worst = [(path.name, statuses[path]["spikes"], statuses[path]["worst"]) for path in paths]
+        spiked = [f"{name}: spikes {count}, the last of {', '.join(last[:3])}" for name, count, last in worst if count]
+        return "\n".join([text_table([(first, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
 
     blocks = [trainings(models, COLUMNS[0])]
     for run in runs:
@@ -109,8 +109,6 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
     state = "finished" if done.exists() else "no job" if folder.is_dir() else "not started"
     status: dict[str, Any] = {"folder": str(folder), "state": state, "reason": ""}
     status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
-    spikes = blame_files(folder)
-    status |= {"spikes": len(spikes), "newest_spike": _newest_spike(spikes)}
     if job is not None:
         now, seen = current_state(folder, job, known), known.get(job.id) if known is not None else None
         reason = "" if now.reason in ("None", SILENT) else now.reason
@@ -124,7 +122,10 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
         iteration, loss = beat["done"], _number(beat["loss"])
     if status["state"] == "running" and "hangs_in" in beat:
         status["reason"] = f"hangs in {beat['hangs_in']}"
+    spikes = sorted((folder / "blame").glob("iter_*.json"))
     return status | {
+        "spikes": len(spikes),
+        "worst": read_json(spikes[-1])["worst"] if spikes else [],
         "iteration": None if iteration is None else int(iteration),
         "iterations": total,
         "loss": loss,
@@ -133,24 +134,6 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
         "mfu": _number(train.get("mfu")),
         "seconds_left": beat.get("seconds_left") if status["state"] == "running" else None,
     }
-
-
-def _newest_spike(files: Sequence[Path]) -> dict[str, Any] | None:
-    """File, iteration and worst documents of the last of the files that `training.monitoring.blame` writes."""
-    with suppress(InputError, KeyError, IndexError):
-        found = read_json(files[-1])
-        return {"file": str(files[-1]), "iteration": found["iteration"], "worst": found["worst"]}
-    return None
-
-
-def _spikes(folder: Path, status: Mapping[str, Any]) -> str:
-    """A line about the spikes of a training."""
-    newest, times = status["newest_spike"], f"{folder.name}: spikes: {status['spikes']}"
-    return (
-        f"{times}; iteration {newest['iteration']}: {listed(newest['worst'])}; see {newest['file']}"
-        if newest
-        else times
-    )
 
 
 def _number(cell: str | float | None) -> float | None:

@@ -77,12 +77,8 @@ class Model:
     files: dict[str, dict[str, Any]]
     """The files of the merged folder: `size` in bytes and `xxh3`."""
     sample: str | None
-    spikes: list[Path]
-    """The files about steps whose loss was a spike or not finite, by iteration."""
-
-    def newest_spikes(self, most: int) -> list[dict[str, Any]]:
-        """The contents of the last of these files: `iteration`, `loss`, `problem`, `worst` documents."""
-        return [read_json(path) for path in self.spikes[-most:]]
+    spikes: list[dict[str, Any]]
+    """The last steps whose loss was a spike or not finite: `iteration`, `loss`, `worst` documents."""
 
     @property
     def parameters(self) -> int | None:
@@ -142,7 +138,7 @@ def _model(run: Path, folder: Path) -> Model:
         merged=report,
         files={**(report or {}).get("output", {}), **(listed or {}).get("files", {})},
         sample=read_text(sample) if sample.exists() else None,
-        spikes=sorted((folder / "blame").glob("iter_*.json"), key=lambda path: (len(path.name), path.name)),
+        spikes=[read_json(path) for path in sorted((folder / "blame").glob("iter_*.json"))[-5:]],
     )
 
 

@@ -1,4 +1,4 @@
-"""The names of checkpoints, marks and blame files in a model folder. Imports no torch, which a plan would wait for."""
+"""The names of checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
 
 import re
 from pathlib import Path
@@ -24,17 +24,6 @@ def stop_file(model_folder: Path) -> Path:
 def stopped_mark(model_folder: Path) -> Path:
     """The file that says that a person stopped the last run; the next start removes it."""
     return model_folder / "stopped"
-
-
-def blame_file(model_folder: Path, iteration: int) -> Path:
-    """The file that names the documents of a bad step; see `training.monitoring.blame`."""
-    return model_folder / "blame" / f"iter_{iteration:07d}.json"
-
-
-def blame_files(model_folder: Path) -> list[Path]:
-    """The files of a model folder that `blame_file` names, by iteration."""
-    found = (model_folder / "blame").glob("iter_*.json")
-    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def is_checkpoint_name(name: str) -> bool:

@@ -6,13 +6,12 @@ loss = validate(session, data.valid, samples)
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from training.dataset.batches import (
 )
 from training.dataset.blend import Blend
 from training.launch.process_group import World
-from training.loss import IGNORED, LossHead
+from training.loss import IGNORED
 from training.metrics.timers import Timers
 from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
@@ -137,12 +136,14 @@ def train_step(
 def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
     """Run one step's micro-batches forward and, if `train`, backward; the sum of their losses times `factor`, shape ().
 
-    Zero except on the processes of the last pipeline stage.
+    Without `train` there is no dropout. Zero except on the processes of the last pipeline stage.
     """
     device = session.world.device
     timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
     batches = [batch.to(device) for batch in batches]
     for stage in session.stages:
+        if stage.training != train:
+            stage.train(train)
         stage.round_weights()
     with torch.set_grad_enabled(train):
         if session.pipeline is not None:
@@ -200,50 +201,37 @@ def validate(session: Session, data: Blend, samples: int) -> float:
     steps = -(-samples // session.experiment.train.global_batch_size)
     ranges = islice(_sample_ranges(session, 0), steps * accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
-    with _evaluating(session), closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
+    with closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
         for step in batched(batches, accumulation):
             total[0] += _sum_over_all_ranks(session, run_micro_batches(session, step, 1.0, train=False))
             targets = torch.tensor(sum(batch.counted for batch in step), device=total.device)
             total[1] += _sum_over_data_ranks(session, targets)
-    return float(total[0] / total[1])
-
-
-@contextmanager
-def _evaluating(session: Session) -> Iterator[None]:
-    """Without dropout; afterwards the parameters are sharded again."""
     for stage in session.stages:
-        stage.eval()
-    yield
-    for stage in session.stages:
-        stage.train()
         reshard(stage)
+    return float(total[0] / total[1])
 
 
 def target_losses(
     session: Session, batches: Sequence[Batch], consumed: int
-) -> dict[int, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]]:
-    """By number of each sample: nats of its targets without dropout, and which of them count, (T,) (a collective call).
+) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Number of a sample, nats of its targets without dropout, and which of them count, (T,) each (a collective call).
 
-    `batches` are this process's micro-batches of the global batch that begins with sample `consumed`. Each sample is on
-    one process. It changes nothing of a step, whose gradients may exist already.
+    Those of this process's micro-batches of the global batch that begins with sample `consumed`; each sample is on one
+    process. Gradients and weights stay as they are, so that a step may be between its backward pass and the optimiser.
     """
     found: list[Tensor] = []
-    hooks = [
-        head.register_forward_hook(lambda head, inputs, _: found.append(head.of_targets(*inputs[:3])))
-        for stage in session.stages
-        for head in stage.modules()
-        if isinstance(head, LossHead)
-    ]
-    with _evaluating(session), torch.compiler.set_stance("force_eager"):  # compiled layers ignore hooks
+    heads: list[Any] = [stage.model.head for stage in session.stages if stage.last]
+    for head in heads:
+        head.found = found
+    with torch.compiler.set_stance("force_eager"):  # a graph would not have the list
         run_micro_batches(session, batches, 1.0, train=False)
-    for hook in hooks:
-        hook.remove()
-    if coordinates(session.mesh)[2]:
-        found = []  # all ranks of a tensor-parallel group have the same
-    return {
-        number: (losses, counted)
-        for numbers, batch, nats in zip(_sample_ranges(session, consumed), batches, found, strict=False)
-        for number, losses, counted in zip(
-            numbers, nats.cpu().numpy(), (batch.targets != IGNORED).cpu().numpy(), strict=True
-        )
-    }
+    for head in heads:
+        head.found = None
+    for stage in session.stages:
+        reshard(stage)
+    if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
+        return []
+    numbers = chain.from_iterable(islice(_sample_ranges(session, consumed), len(batches)))
+    targets = torch.cat([batch.targets for batch in batches]).cpu()
+    nats = torch.cat(found).view(targets.shape).cpu()
+    return list(zip(numbers, nats.numpy(), (targets != IGNORED).numpy(), strict=True))

@@ -240,10 +240,6 @@ class VocabParallelLoss(LossHead):
         """(B, T or T / ranks, C), wte's (V, C), (B, T), (B,) -> float32 nats times factor, summed, ()."""
         return super().forward(enter(x, self.ranks), local_shard(weight), targets, factor)
 
-    def of_targets(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """(B, T or T / ranks, C), wte's (V, C), (B, T) -> float32 nats of each target, (B, T)."""
-        return super().of_targets(enter(x, self.ranks), local_shard(weight), targets)
-
 
 _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {
     (nn.Embedding, 0): VocabParallelEmbedding,
