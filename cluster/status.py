@@ -86,8 +86,10 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     def trainings(paths: Sequence[Path], first: str) -> str:
         """The table of some trainings; `first` is the head of the column with their folders or names."""
         rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
-        worst = [(path.name, statuses[path]["spikes"], statuses[path]["worst"]) for path in paths]
-        spiked = [f"{name}: spikes {count}, the last of {', '.join(last[:3])}" for name, count, last in worst if count]
+        of = [(path.name, statuses[path]["spikes"], statuses[path]["worst"]) for path in paths]
+        spiked = [
+            f"{name}: spikes {n}, the last in {', '.join(last[:3]) or 'every sample'}" for name, n, last in of if n
+        ]
         return "\n".join([text_table([(first, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
 
     blocks = [trainings(models, COLUMNS[0])]

@@ -147,7 +147,11 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
         stage.round_weights()
     with torch.set_grad_enabled(train):
         if session.pipeline is not None:
-            return session.pipeline.run(batches, factor, train)
+            kept = {} if train else {parameter: parameter.grad for parameter in session.parameters.values()}
+            summed = session.pipeline.run(batches, factor, train)
+            for parameter, gradient in kept.items():
+                parameter.grad = gradient  # PyTorch drops FSDP's when a schedule turns to evaluation
+            return summed
         (stage,) = session.stages
         total = torch.zeros((), device=device)
         factors = sample_factors(factor, len(batches[0].tokens), device)
@@ -214,10 +218,10 @@ def validate(session: Session, data: Blend, samples: int) -> float:
 def target_losses(
     session: Session, batches: Sequence[Batch], consumed: int
 ) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Number of a sample, nats of its targets without dropout, and which of them count, (T,) each (a collective call).
+    """Number of each sample, nats of its targets without dropout, which of them count, (T,) both (a collective call).
 
-    Those of this process's micro-batches of the global batch that begins with sample `consumed`; each sample is on one
-    process. Gradients and weights stay as they are, so that a step may be between its backward pass and the optimiser.
+    `batches` are this process's of the global batch from sample `consumed` on; each sample is on one process. Gradients
+    and weights stay as they are: a step may be between its backward pass and the optimiser.
     """
     found: list[Tensor] = []
     heads: list[Any] = [stage.model.head for stage in session.stages if stage.last]
@@ -232,6 +236,6 @@ def target_losses(
     if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
         return []
     numbers = chain.from_iterable(islice(_sample_ranges(session, consumed), len(batches)))
-    targets = torch.cat([batch.targets for batch in batches]).cpu()
-    nats = torch.cat(found).view(targets.shape).cpu()
-    return list(zip(numbers, nats.numpy(), (targets != IGNORED).numpy(), strict=True))
+    counted = (torch.cat([batch.targets for batch in batches]) != IGNORED).cpu()
+    nats = torch.cat(found).view(counted.shape).cpu()
+    return list(zip(numbers, nats.numpy(), counted.numpy(), strict=True))

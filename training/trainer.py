@@ -189,8 +189,7 @@ class Trainer:
     logger: MetricsLogger
     progress: Progress
     blamed: list[int] = field(default_factory=list)
-    """Iterations whose documents were named: at most 20 within 100 iterations, so that one long divergence leaves some
-    for later, and 100 of a start. Each costs a third of a step, and 0.25 MB with 512 samples."""
+    """Iterations whose documents were named. Each costs a third of a step, and 0.25 MB with 512 samples."""
 
     def run(self, batches: Iterator[list[Batch]]) -> None:
         """Step, report, validate and save until the last iteration, or until asked to stop."""
@@ -239,14 +238,14 @@ class Trainer:
     def _accepts(self, iteration: int, batches: Sequence[Batch], loss: float, grad_norm: float) -> bool:
         """The guard's decision on a step. First the documents of a bad one are named, while its weights are there."""
         problem = self.guard.problem(loss, grad_norm)
-        recent = sum(iteration - other < 100 for other in self.blamed)
+        recent = sum(iteration - other < 100 for other in self.blamed)  # one divergence leaves some for later
         if problem and recent < 20 and len(self.blamed) < 100:
             self.blamed.append(iteration)
             consumed = self.progress.consumed_samples
             losses = target_losses(self.session, batches, consumed)
-            everywhere = all_gather(blame.sample_rows(self.data.train, consumed, losses))
+            ranks = all_gather(blame.sample_rows(self.data.train, consumed, losses))
             if self.session.world.rank == 0 and self.lock.is_held():
-                blame.write(self.folder, iteration, loss, problem, [row for rows in everywhere for row in rows])
+                blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
         return self.guard.accepts(loss, grad_norm)
 
     def _validate(self, last: bool) -> None:

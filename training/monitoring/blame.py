@@ -5,10 +5,9 @@
 
 The file has `iteration`, `loss`, `problem`, `worst` and `samples`. A sample has its number in the global batch, its
 `loss` and its `pieces`: `dataset`, `document` (its number), `id`, `url`, `first` and `tokens` (the range), `loss`. Each
-loss is in nats per target, without dropout, by the weights that met the step; null if it is not finite. Samples come
-worst first, those that are not finite before the highest losses. So do the pieces of a sample, by tokens times loss
-above the batch's median. `worst` names the documents of the first sample, or of all that are not finite. If no sample
-is finite, nothing tells them apart, and it names none.
+loss is in nats per target, without dropout, by the weights that met the step; null if it is not finite. Samples that
+are not finite come first, then the highest losses; in a sample, the pieces that add most to its loss above the batch's
+median. `worst` names the documents of the first sample, or of all that are not finite; none if no sample is finite.
 """
 
 import math
@@ -21,7 +20,6 @@ from typing import Any
 import numpy.typing as npt
 
 from common.console import warn
-from common.errors import InputError
 from common.files import write_json
 from training.dataset.blend import Blend
 
@@ -38,8 +36,7 @@ def sample_rows(data: Blend, first: int, losses: Iterable[tuple[int, npt.NDArray
             own = slice(max(0, begin - 1), begin + span.tokens - 1)  # target i is token i + 1
             begin += span.tokens
             piece = {"dataset": str(data.parts[corpus].corpus.prefix), "document": span.document, "id": "", "url": ""}
-            loss = _mean(nats[own], counted[own])
-            pieces.append({**piece, "first": span.first, "tokens": span.tokens, "loss": loss})
+            pieces.append({**piece, "first": span.first, "tokens": span.tokens, "loss": _mean(nats[own], counted[own])})
         rows.append({"sample": number - first, "loss": _mean(nats, counted), "pieces": pieces})
     return rows
 
@@ -64,7 +61,6 @@ def write(folder: Path, iteration: int, loss: float, problem: str, rows: Rows) -
         suspects = [piece for row in bad or rows[:1] for piece in row["pieces"] if len(bad) < len(rows)]
         names = (one["url"] or one["id"] or "document {document} of {dataset}".format(**one) for one in suspects)
         worst = list(dict.fromkeys(names))
-        path.parent.mkdir(exist_ok=True)
         write_json(path, {"iteration": iteration, "loss": loss, "problem": problem, "worst": worst, "samples": rows})
         if worst:
             warn(f"iteration {iteration}: the worst sample has {', '.join(worst[:3])}; see {path}")
@@ -77,7 +73,7 @@ def _look_up(piece: dict[str, Any], tables: dict[str, Any]) -> None:
     dataset, number = piece["dataset"], piece["document"]
     if dataset not in tables:
         tables[dataset] = ()
-        with suppress(ImportError, InputError):
+        with suppress(Exception):
             from corpus.index.documents import DocumentTable  # needs tldextract, which a node may lack
 
             tables[dataset] = DocumentTable(Path(dataset))
