@@ -87,9 +87,7 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
         """The table of some trainings; `first` is the head of the column with their folders or names."""
         rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
         of = [(path.name, statuses[path]["spikes"], statuses[path]["worst"]) for path in paths]
-        spiked = [
-            f"{name}: spikes {n}, the last in {', '.join(last[:3]) or 'every sample'}" for name, n, last in of if n
-        ]
+        spiked = [f"{name}: spikes {n}, last in {', '.join(last[:3]) or 'every sample'}" for name, n, last in of if n]
         return "\n".join([text_table([(first, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
 
     blocks = [trainings(models, COLUMNS[0])]

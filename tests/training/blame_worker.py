@@ -1,4 +1,4 @@
-"""One process of a job under test: looks at the losses of every step, and writes what it saw to <output>.<rank>.json."""
+"""One process of a job under test: looks at each step's losses, and writes what it saw to <output>.<rank>.json."""
 
 import json
 from pathlib import Path
