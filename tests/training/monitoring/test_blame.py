@@ -5,6 +5,7 @@ import lzma
 import math
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,7 @@ from torch.nn import functional as F
 
 from common.config import load_settings
 from corpus.index import IndexWriter, Meta
-from tests.training.helpers import (
-    BYTE_VOCABULARY,
-    Capsys,
-    byte_documents,
-    copy_run,
-    launch_ok,
-    make_run,
-    make_session,
-    step_batches,
-    train_tiny,
-    write_config,
-)
+from tests.training import helpers
 from training.dataset.batches import BatchForm, read_batch
 from training.dataset.blend import open_splits
 from training.monitoring import blame
@@ -43,7 +33,7 @@ def blamed(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def write_dataset(prefix: Path, documents: list[np.ndarray]) -> None:
-    with IndexWriter(prefix, np.uint16, Meta(BYTE_VOCABULARY, 256), table=True) as index:
+    with IndexWriter(prefix, np.uint16, Meta(helpers.BYTE_VOCABULARY, 256), table=True) as index:
         assert index.table is not None
         for number, document in enumerate(documents):
             index.add_document(document)
@@ -64,7 +54,7 @@ def test_all_of_twenty_planted_documents_are_named(tmp_path: Path) -> None:
     documents = [np.append(part, 256).astype(np.uint16) for part in np.split(text[: cuts[-1]], cuts[:-1])]
     train = {"iterations": ITERATIONS, "micro_batch_size": BATCH, "global_batch_size": BATCH, "warmup": 0.01}
     watch = {"spike": 0.7, "spike_reaction": "skip"}
-    config = write_config(
+    config = helpers.write_config(
         tmp_path, {"n_layer": 1, "seq_len": 32, "dropout": 0}, {}, {**train, "log_interval": 100}, watch=watch
     )
     settings = load_settings(config)
@@ -80,7 +70,7 @@ def test_all_of_twenty_planted_documents_are_named(tmp_path: Path) -> None:
     for kind, document in enumerate(planted):
         documents[document] = poison(kind, len(documents[document]) - 1)
     write_dataset(prefix, documents)
-    assert train_tiny(config) == 0
+    assert helpers.train_tiny(config) == 0
     files = blamed(tmp_path)
     named = {record["worst"][0] for record in files.values()}
     assert {f"http://site.example/{document}" for document in planted} <= named
@@ -109,35 +99,35 @@ def test_losses_are_those_of_the_whole_model_and_looking_changes_no_bit(
 ) -> None:
     sections: dict[str, Any] = {"model": {"n_layer": 4, "dropout": 0.1}}
     sections["train"] = {"loss": "chunked", "eod_mask_loss": True, "recompute": "selective"}
-    config = make_run(tmp_path / "layout", parallel=parallel, **sections)
+    config = helpers.make_run(tmp_path / "layout", parallel=parallel, **sections)
     processes = math.prod(parallel.get(axis, 1) for axis in ("tensor", "pipeline", "data"))
-    launch_ok(processes, "tests.training.blame_worker", config, tmp_path / "seen")
+    helpers.launch_ok(processes, "tests.training.blame_worker", config, tmp_path / "seen")
     ranks = [json.loads(path.read_text()) for path in tmp_path.glob("seen.*.json")]
     assert [rank["equal"] for rank in ranks] == [True] * processes
     found = [(int(number), loss) for rank in ranks for number, loss in rank["losses"].items()]
     assert sorted(number for number, _ in found) == list(range(3 * 8))  # each on one process
-    session = make_session(tmp_path / "whole", **sections)
+    session = helpers.make_session(tmp_path / "whole", **sections)
     (stage,), data = session.stages, session.plan.data.train
     model = stage.eval().model
     batch = read_batch(data, BatchForm(data.end_of_text, eod_mask_loss=True), range(8))
     with torch.no_grad():
         hidden = model.ln_f(model.blocks(model.embed(batch.tokens)))
-        logits = F.linear(hidden, model.wte.weight[:BYTE_VOCABULARY])
+        logits = F.linear(hidden, model.wte.weight[: helpers.BYTE_VOCABULARY])
     for number, loss in found:
         if number < 8:  # the first step: the weights are the initial ones
             expected = F.cross_entropy(logits[number], batch.targets[number])
             assert loss == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_run_that_warns_ends_with_the_same_bits_and_writes_few_files(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_that_warns_ends_with_the_same_bits_and_writes_few_files(tmp_path: Path, capsys: helpers.Capsys) -> None:
     """Its dataset has no PREFIX.docs: documents are named by their numbers."""
     sizes = {"n_layer": 1, "dropout": 0.1}
     train = {"iterations": 180, "global_batch_size": 2, "log_interval": 50}
-    plain = make_run(tmp_path / "plain", model=sizes, train=train, watch={"spike": 0})
-    config = copy_run(tmp_path / "plain", tmp_path / "watched")
-    assert train_tiny(plain) == 0 and not (tmp_path / "plain/models/tiny/blame").exists()
+    plain = helpers.make_run(tmp_path / "plain", model=sizes, train=train, watch={"spike": 0})
+    config = helpers.copy_run(tmp_path / "plain", tmp_path / "watched")
+    assert helpers.train_tiny(plain) == 0 and not (tmp_path / "plain/models/tiny/blame").exists()
     capsys.readouterr()
-    assert train_tiny(config, "watch.spike=0.001") == 0  # by chance half of the steps
+    assert helpers.train_tiny(config, "watch.spike=0.001") == 0  # by chance half of the steps
     plain_end, end = (
         next((tmp_path / run).glob("models/tiny/iter_*/rank_*.safetensors")) for run in ("plain", "watched")
     )
@@ -151,29 +141,22 @@ def test_a_run_that_warns_ends_with_the_same_bits_and_writes_few_files(tmp_path:
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["with tldextract", "without"])
-def test_a_sample_that_is_not_finite_is_the_worst(
-    library: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = make_session(tmp_path)
+def test_a_sample_that_is_not_finite_is_the_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = helpers.make_session(tmp_path)
     data, prefix = session.plan.data.train, session.plan.data.train.parts[0].corpus.prefix
     inputs = [set(data.sample(number)[:-1].tolist()) for number in range(16, 24)]
-    rare, worst = next(
-        (token, at) for at, own in enumerate(inputs) for token in own if [*chain(*inputs)].count(token) == 1
-    )
+    every = list(chain(*inputs))
+    rare, worst = next((token, at) for at, own in enumerate(inputs) for token in own if every.count(token) == 1)
     with torch.no_grad():
         session.stages[0].model.wte.weight[rare] = 1e30  # overflows in LayerNorm
-    if not library:
-        monkeypatch.setitem(sys.modules, "corpus.index.documents", None)
-    write_dataset(prefix, byte_documents(60))
-    rows = blame.sample_rows(data, 16, target_losses(session, next(step_batches(session, 16)), 16))
-    blame.write(tmp_path, 5, float("nan"), "loss nan", rows)
-    record = json.loads((tmp_path / "blame/iter_0000005.json").read_text())
-    bad, *others = record["samples"]
-    assert (bad["sample"], bad["loss"], record["loss"], len(others)) == (worst, None, None, 7)
-    losses = [sample["loss"] for sample in others]
-    assert None not in losses and losses == sorted(losses, reverse=True)
-    documents = dict.fromkeys(piece["document"] for piece in bad["pieces"])
-    assert record["worst"] == [
-        f"http://site.example/{n}" if library else f"document {n} of {prefix}" for n in documents
-    ]
+    write_dataset(prefix, helpers.byte_documents(60))
+    rows = blame.sample_rows(data, 16, target_losses(session, next(helpers.step_batches(session, 16)), 16))
+    for name in ("http://site.example/{}", f"document {{}} of {prefix}"):  # again: replaces the file
+        blame.write(tmp_path, 5, float("nan"), "loss nan", deepcopy(rows))
+        record = json.loads((tmp_path / "blame/iter_0000005.json").read_text())
+        bad, *others = record["samples"]
+        losses = [sample["loss"] for sample in others]
+        assert (bad["sample"], bad["loss"], len(losses)) == (worst, None, 7)
+        assert None not in losses and losses == sorted(losses, reverse=True)
+        assert record["worst"] == list(dict.fromkeys(name.format(piece["document"]) for piece in bad["pieces"]))
+        monkeypatch.setitem(sys.modules, "corpus.index.documents", None)  # as without tldextract
