@@ -86,7 +86,9 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     def trainings(paths: Sequence[Path], first: str) -> str:
         """The table of some trainings; `first` is the head of the column with their folders or names."""
         rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
-        return text_table([(first, *COLUMNS[1:]), *rows], ALIGN) if rows else ""
+        of = [(path.name, statuses[path]["spikes"], statuses[path]["worst"]) for path in paths]
+        spiked = [f"{name}: spikes {n}, last in {', '.join(last[:3]) or 'every sample'}" for name, n, last in of if n]
+        return "\n".join([text_table([(first, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
 
     blocks = [trainings(models, COLUMNS[0])]
     for run in runs:
@@ -120,7 +122,10 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] |
         iteration, loss = beat["done"], _number(beat["loss"])
     if status["state"] == "running" and "hangs_in" in beat:
         status["reason"] = f"hangs in {beat['hangs_in']}"
+    spikes = sorted((folder / "blame").glob("iter_*.json"))
     return status | {
+        "spikes": len(spikes),
+        "worst": read_json(spikes[-1])["worst"] if spikes else [],
         "iteration": None if iteration is None else int(iteration),
         "iterations": total,
         "loss": loss,

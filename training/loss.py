@@ -43,7 +43,8 @@ class Vocabulary(NamedTuple):
 class LossHead(nn.Module):
     """The head and the summed cross-entropy over targets that are not IGNORED.
 
-    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one.
+    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one. Without gradients, the
+    loss of each target is also appended to `found`, if that is a list: (N,) tensors, in order.
     """
 
     rounded: Tensor | None
@@ -51,6 +52,7 @@ class LossHead(nn.Module):
     def __init__(self, vocab_size: int, chunks: int = 1) -> None:
         super().__init__()
         self.vocabulary, self.chunks = Vocabulary(0, vocab_size), chunks
+        self.found: list[Tensor] | None = None
         self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
@@ -62,7 +64,7 @@ class LossHead(nn.Module):
         flat = x.flatten(0, 1), targets.flatten(), each[:, None].expand_as(targets).flatten()
         training = torch.is_grad_enabled()  # inside an autograd function it never is
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            weight, self.rounded, *flat, self.vocabulary, self.chunks, training
+            weight, self.rounded, *flat, self.vocabulary, self.chunks, training, self.found
         )
         return loss
 
@@ -81,6 +83,7 @@ class _Loss(torch.autograd.Function):
         vocabulary: Vocabulary,
         chunks: int,
         training: bool,
+        found: list[Tensor] | None,
     ) -> Tensor:
         matrix, total = weight.to(x.dtype) if rounded is None else rounded, torch.zeros((), device=x.device)
         of_x: list[Tensor] = []
@@ -89,6 +92,8 @@ class _Loss(torch.autograd.Function):
             logits = F.linear(part, matrix)
             losses, log_sum_exp = _losses(logits, wanted, vocabulary)
             total = total + (losses * scale).sum()
+            if found is not None and not training:
+                found.append(losses)
             if training:
                 logits = _gradient(logits, wanted, log_sum_exp, scale, vocabulary)
                 of_x.append(logits @ matrix)
@@ -103,7 +108,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         torch._assert_async(gradients[0] == 1, "the loss is differentiated with gradient 1; give it a factor instead")
         of_weight, of_x = ctx.saved_tensors
-        return of_weight, None, of_x, None, None, None, None, None
+        return of_weight, None, of_x, None, None, None, None, None, None
 
 
 def _losses(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

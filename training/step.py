@@ -9,9 +9,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from training.dataset.batches import (
 )
 from training.dataset.blend import Blend
 from training.launch.process_group import World
+from training.loss import IGNORED
 from training.metrics.timers import Timers
 from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
@@ -135,16 +137,22 @@ def train_step(
 def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
     """Run one step's micro-batches forward and, if `train`, backward; the sum of their losses times `factor`, shape ().
 
-    Zero except on the processes of the last pipeline stage.
+    Without `train` there is no dropout. Zero except on the processes of the last pipeline stage.
     """
     device = session.world.device
     timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
     batches = [batch.to(device) for batch in batches]
     for stage in session.stages:
+        if stage.training != train:
+            stage.train(train)
         stage.round_weights()
     with torch.set_grad_enabled(train):
         if session.pipeline is not None:
-            return session.pipeline.run(batches, factor, train)
+            kept = {} if train else {parameter: parameter.grad for parameter in session.parameters.values()}
+            summed = session.pipeline.run(batches, factor, train)
+            for parameter, gradient in kept.items():
+                parameter.grad = gradient  # PyTorch drops FSDP's when a schedule turns to evaluation
+            return summed
         (stage,) = session.stages
         total = torch.zeros((), device=device)
         factors = sample_factors(factor, len(batches[0].tokens), device)
@@ -198,14 +206,37 @@ def validate(session: Session, data: Blend, samples: int) -> float:
     steps = -(-samples // session.experiment.train.global_batch_size)
     ranges = islice(_sample_ranges(session, 0), steps * accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
-    for stage in session.stages:
-        stage.eval()
     with closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
         for step in batched(batches, accumulation):
             total[0] += _sum_over_all_ranks(session, run_micro_batches(session, step, 1.0, train=False))
             targets = torch.tensor(sum(batch.counted for batch in step), device=total.device)
             total[1] += _sum_over_data_ranks(session, targets)
     for stage in session.stages:
-        stage.train()
         reshard(stage)
     return float(total[0] / total[1])
+
+
+def target_losses(
+    session: Session, batches: Sequence[Batch], consumed: int
+) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Number of each sample, nats of its targets without dropout, which of them count, (T,) both (a collective call).
+
+    `batches` are this process's of the global batch from sample `consumed` on; each sample is on one process. Gradients
+    and weights stay as they are: a step may be between its backward pass and the optimiser.
+    """
+    found: list[Tensor] = []
+    heads: list[Any] = [stage.model.head for stage in session.stages if stage.last]
+    for head in heads:
+        head.found = found
+    with torch.compiler.set_stance("force_eager"):  # a graph would not have the list
+        run_micro_batches(session, batches, 1.0, train=False)
+    for head in heads:
+        head.found = None
+    for stage in session.stages:
+        reshard(stage)
+    if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
+        return []
+    numbers = chain.from_iterable(islice(_sample_ranges(session, consumed), len(batches)))
+    counted = (torch.cat([batch.targets for batch in batches]) != IGNORED).cpu()
+    nats = torch.cat(found).view(counted.shape).cpu()
+    return list(zip(numbers, nats.numpy(), counted.numpy(), strict=True))

@@ -166,8 +166,7 @@ class Trace:
         for number in range(first, self.consumed_after(iteration)):
             corpus, index = self.blend.find(number)
             epoch, place = divmod(index, len(self.order(corpus, 0).epoch.samples))
-            order = self.order(corpus, epoch).epoch
-            for span in order.spans(int(order.samples[place]) * self.seq_len, self.seq_len + 1):
+            for span in self.order(corpus, epoch).epoch.cut(place, self.seq_len):
                 yield Piece(number - first, self.prefixes[corpus], self.tables[corpus][span.document], span)
 
     def reads(self, corpus: int, documents: Sequence[int]) -> Reads:

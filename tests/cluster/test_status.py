@@ -57,6 +57,16 @@ def test_a_training_that_hangs_names_the_collective_call(folders: list[Path], fa
     assert rows(folders[0])[0]["reason"] == "hangs in nccl:all_reduce 8 of mesh_dp"
 
 
+def test_the_documents_of_the_last_spike_are_named(folders: list[Path], tmp_path: Path, command: Command) -> None:
+    (folders[0] / "blame").mkdir()
+    for iteration in (12, 20):
+        record = {"iteration": iteration, "worst": [f"http://h.example/{iteration}", "a", "b", "c"]}
+        (folders[0] / f"blame/iter_{iteration:07d}.json").write_text(json.dumps(record))
+    assert rows(folders[0])[0]["spikes"] == 2 and rows(folders[0])[0]["worst"][0] == "http://h.example/20"
+    line = command("cluster.status", folders[0], cwd=tmp_path).stdout.splitlines()[-1]
+    assert line == "a: spikes 2, last in http://h.example/20, a, b"
+
+
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(folders: list[Path], fake: FakeSlurm) -> None:
     slurm_job(folders[0], fake)
     reason = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"

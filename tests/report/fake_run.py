@@ -77,6 +77,9 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     (model / "train.csv").write_text("\n".join(lines) + "\n")
     valid = [f"{10 * row},{80 * row},{4.5 + place},90.0" for row in range(1, rows + 1, max(1, rows // 4))]
     (model / "valid.csv").write_text("\n".join(["iteration,consumed_samples,loss,perplexity", *valid]) + "\n")
+    worst = ["http://a.example/<b>", "c", "d", "e"]
+    _write(model / "blame/iter_0000123.json", {"iteration": 1234, "loss": 9.5, "worst": worst})
+    _write(model / "blame/iter_0000124.json", {"iteration": 1235, "loss": None, "worst": []})
     starts = f"iteration,time,processes\n0,{BEGAN + 61},2\n{10 * (rows // 2)},{BEGAN + 90},2\n"
     (model / "starts.csv").write_text(starts)
     parts = {"weights": 4e7, "gradients": 4e7, "optimizer": 8e7, "activations": 1e8}

@@ -43,6 +43,10 @@ def section(page: str, name: str) -> str:
                 "<title>scrape: 6 pages dropped: timeout</title>",
             ),
         ),
+        (
+            "curves",
+            ("1,234", "9.5000", "http://a.example/&lt;b&gt;, c, d and 1 more", "not finite", "no loss is finite"),
+        ),
         ("layout", ("tiny: activations 0.0931 GiB predicted", "layout  one &lt;process&gt;")),
         ("checkpoint", ("8,551,096", "2d" * 16, "within 6.7e-06", "3 of 3 compared are equal")),
         ("results", ("perplexity 90.02", "training loss, last interval")),

@@ -185,6 +185,10 @@ class Epoch:
                 yield Span(int(self.documents[place]), begin - document_begin, take)
             wanted, begin, place = wanted - take, begin + take, place + 1
 
+    def cut(self, place: int, seq_len: int) -> "Iterator[Span]":
+        """What the sample at this place in the order is made of."""
+        return self.spans(int(self.samples[place]) * seq_len, seq_len + 1)
+
 
 def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
     """The numbers below `size` in random order, a pure function of (size, seed).
@@ -250,19 +254,22 @@ class Samples:
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
         """The tokens of sample `number`, counted over all epochs, shape (seq_len + 1,)."""
-        epoch_number, index = divmod(number, self.per_epoch)
-        epoch = self._epoch(epoch_number, index)
-        return self._read(epoch, int(epoch.samples[index]) * self.seq_len, self.seq_len + 1)
+        return self._read(self.spans(number))
+
+    def spans(self, number: int) -> Iterator[Span]:
+        """What sample `number`, counted over all epochs, is made of."""
+        epoch, place = divmod(number, self.per_epoch)
+        return self._epoch(epoch, place).cut(place, self.seq_len)
 
     def tail(self) -> npt.NDArray[np.int64]:
         """The tokens after the last full sample of an unshuffled part, preceded by that sample's last token."""
         begin = self.per_epoch * self.seq_len
-        return self._read(self._epoch(0), begin, self.tokens - begin)
+        return self._read(self._epoch(0).spans(begin, self.tokens - begin))
 
-    def _read(self, epoch: Epoch, begin: int, wanted: int) -> npt.NDArray[np.int64]:
-        """`wanted` tokens from index `begin` of an epoch's concatenated documents."""
+    def _read(self, spans: Iterable[Span]) -> npt.NDArray[np.int64]:
+        """The tokens of some spans, one after the other."""
         pieces: list[npt.NDArray[np.int64]] = []
-        for span in epoch.spans(begin, wanted):
+        for span in spans:
             start = int(self.corpus.starts[span.document]) + span.first
             pieces.append(self.corpus.tokens[start : start + span.tokens].astype(np.int64))
         tokens = np.concatenate(pieces) if pieces else np.empty(0, np.int64)

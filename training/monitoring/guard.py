@@ -86,6 +86,12 @@ class Guard:
         """Whether the optimiser should take a step with this loss and gradient norm."""
         return judge(loss, grad_norm, self._losses, self._watch).taken
 
+    def problem(self, loss: float, grad_norm: float) -> str:
+        """What is wrong with a step of these numbers; nothing if it only lowers the loss scale of float16."""
+        verdict = judge(loss, grad_norm, self._losses, self._watch)
+        lowers = self._float16 and not verdict.finite and self._loss_scale.after(True, self._train).at_floor < _LIMIT
+        return "" if lowers else verdict.problem
+
     def record_step(self, loss: float, grad_norm: float) -> Verdict:
         """Add a step to what later verdicts depend on; returns the verdict on this one."""
         verdict = self._verdict = judge(loss, grad_norm, self._losses, self._watch)
@@ -136,12 +142,8 @@ def first_non_finite(
         for name, module in model.named_modules()
         if name and not list(module.children())
     ]
-    for model in models:
-        model.eval()
     with torch.compiler.set_stance("force_eager"):  # compiled layers ignore hooks
         forward()
-    for model in models:
-        model.train()
     for hook in hooks:
         hook.remove()
     gradients = [name for name, value in parameters.items() if value.grad is not None and not _is_finite(value.grad)]

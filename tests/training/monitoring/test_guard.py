@@ -68,6 +68,7 @@ def test_float16_skips_overflows_and_stops_at_the_tenth_in_a_row_with_the_scale_
     scales = []
     for _ in range(4):
         scales.append(judge.scale)
+        assert not judge.problem(math.inf, math.nan)
         assert not judge.record_step(math.inf, math.nan).taken
     assert scales == [8, 8, 4, 2] and judge.scale == 1  # two overflows before the first halving
     for _ in range(3):
@@ -75,8 +76,9 @@ def test_float16_skips_overflows_and_stops_at_the_tenth_in_a_row_with_the_scale_
             judge.record_step(math.inf, 1.0)
             judge.check(1, where)
         assert judge.record_step(2.0, 1.0).taken  # restarts the count
-    for _ in range(10):
+    for overflow in range(1, 11):
         judge.check(1, where)
+        assert bool(judge.problem(math.inf, 1.0)) is (overflow == 10)  # it stops the run
         judge.record_step(math.inf, 1.0)
     with pytest.raises(TrainingError, match="10 overflows"):
         judge.check(1, where)
