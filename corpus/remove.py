@@ -13,7 +13,6 @@ from the first iteration on that read one of them move to MODEL/withdrawn; the n
 goes on from there. RUN/takedown/0001.json is the record; a run that is killed is finished by the next one with --yes.
 """
 
-import getpass
 import os
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ from training.trace import Trace
 from workflow import steps
 
 FOLDER = REMOVED_IDS.parent.name
-_MADE_AGAIN = ("report.html", "cards")
-# what has no entries of documents; site is the demo's input
-_PASSED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", *_MADE_AGAIN)
+_MADE_AGAIN = ("report.html", "cards/**/*", "dataset/*.ngrams")
+# what has no entries of documents, or is made again; site is the demo's input
+_PASSED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
 _PASSED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
 
@@ -201,9 +201,8 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
         bury(run / prefix, numbers)
     for name, found in record["models"].items():
         _withdraw(run, run / name, found, path.stem)
-    for pattern in (*_MADE_AGAIN, "cards/*", "dataset/*.ngrams"):
-        for path_of_derived in filter(Path.is_file, run.glob(pattern)):
-            path_of_derived.unlink()
+    for made in filter(Path.is_file, chain.from_iterable(map(run.glob, _MADE_AGAIN))):
+        made.unlink()
     for name, time in record["times"].items():  # so that Snakemake does not take them for new
         os.utime(run / name, ns=(time, time))
     outside = {Path(name).parent for name in record["entries"] if Path(name).is_absolute()}
@@ -276,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--exports", type=cli.input_path, nargs="+", default=[], metavar="DIR", help="of corpus.export")
     parser.add_argument("--bring-back", type=cli.output_file, metavar="FILE", help="write displaced duplicates here")
     parser.add_argument("--yes", action="store_true", help="remove them; without it, only say what would be removed")
-    parser.add_argument("--by", metavar="NAME", help="who signs the record off (the user's name)")
+    parser.add_argument("--by", metavar="NAME", help="who signs the record off; needed with --yes")
     cli.add_workers(parser)
     arguments = parser.parse_args(argv)
     run: Path = arguments.run
@@ -288,6 +287,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError(f"{unfinished[0]}: is not finished; finish it first: --run {run} --yes")
     if not arguments.urls and not unfinished:
         raise InputError("--urls is missing: name a file with URLs or ids")
+    if arguments.urls and arguments.yes and not arguments.by:
+        raise InputError("--by is missing: --yes needs the name of who signs the record off")
     with _locked(run) if arguments.yes else nullcontext():
         for path in unfinished:
             carry_out(run, path, arguments.workers)
@@ -302,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("nothing was changed; --yes removes them")
             return 0
         path = run / FOLDER / f"{len(records) + 1:04d}.json"
-        card = {"state": "started", "begun": _now(), "by": arguments.by or getpass.getuser()}
+        card = {"state": "started", "begun": _now(), "by": arguments.by}
         write_json(path, {**card, "commit": run_card.commit(), **plan})
         carry_out(run, path, arguments.workers)
         print(f"removed; the record is {path}")

@@ -128,7 +128,7 @@ def test_duplicates_are_named_and_can_be_brought_back_and_exports_lose_their_row
         )
     back = tmp_path / "back.jsonl"
     arguments = ("--urls", named(run, survivor), "--run", run, "--exports", "out", "--bring-back", back)
-    said = called(main, *arguments, "--yes").stdout
+    said = called(main, *arguments, "--yes", "--by", "Ada").stdout
     assert all(f"{name} " in said and "dropped as its duplicate" in said for name in displaced)
     assert sorted(row["id"] for row in read_shard(back)) == displaced
     fresh = Path("fresh")
@@ -171,7 +171,7 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
                 patch.setattr(module, name, counted(getattr(module, name)))
             patch.setattr(os, "utime", counted(os.utime))
             with suppress(Interrupted):
-                main(["--urls", str(files), "--run", str(folder), "--yes"])
+                main(["--urls", str(files), "--run", str(folder), "--yes", "--by", "Ada"])
         return calls
 
     def state(folder: Path) -> dict[str, object]:
@@ -242,7 +242,7 @@ def test_training_goes_on_as_if_the_documents_had_never_been_there(tmp_path: Pat
     addresses = [trace.tables[0][number].url for number in (*leaving, never)]
     original = tensors(tmp_path / "a/models/tiny/iter_0000012")
     files = named(tmp_path / "a", *addresses)
-    done = called(main, "--urls", files, "--run", tmp_path / "a", "--yes")
+    done = called(main, "--urls", files, "--run", tmp_path / "a", "--yes", "--by", "Ada")
     assert done.returncode == 0, done.stderr
     first_read = min(first[number] for number in leaving)
     assert f"first read by iteration {first_read}" in done.stdout and "iter_0000004 is the newest before" in done.stdout
@@ -268,7 +268,7 @@ def test_a_model_that_never_read_them_keeps_its_checkpoints_and_its_tokens_are_m
     (tmp_path / "models/tiny/owner.json").write_text("{}")
     assert_one_line_error(called(main, "--urls", files, "--run", tmp_path), "a training has this folder")
     (tmp_path / "models/tiny/owner.json").unlink()
-    done = called(main, "--urls", files, "--run", tmp_path, "--yes")
+    done = called(main, "--urls", files, "--run", tmp_path, "--yes", "--by", "Ada")
     assert "never read them; its checkpoints stay" in done.stdout
     assert train_tiny(config) == 0 and train_tiny(config, "train.iterations=13") == 0
     steps = [
@@ -284,6 +284,10 @@ def test_what_names_no_document_is_one_line(tmp_path: Path) -> None:
         done = called(main, "--urls", tmp_path / "leaving.txt", "--run", tmp_path)
         assert_one_line_error(done, said)
     assert_one_line_error(called(main, "--run", tmp_path), "--urls is missing")
+    (tmp_path / "leaving.txt").write_text("http://h1.example/1\n")
+    assert_one_line_error(
+        called(main, "--urls", tmp_path / "leaving.txt", "--run", tmp_path, "--yes"), "--by is missing"
+    )
     assert_one_line_error(called(main, "--run", tmp_path / "models"), "no such file")
 
 
