@@ -21,7 +21,7 @@ from cards.content import read_content
 from common import cli, page
 from common.config import load_settings
 from common.errors import InputError
-from common.files import expand_inputs, read_json, sha256, shard_paths, write_text
+from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
 from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from report.funnel import funnel
@@ -48,6 +48,7 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
         "shards": shard_paths(run / last[-1].folder, settings.shards, ".jsonl.zst") if last else [],
         "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
         "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
+        "removed": len(removed_ids([run / REMOVED_IDS])),
         "fetched": [found for path in paths if (found := read_json(path).get("fetch_dates"))],
     }
 

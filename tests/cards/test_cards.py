@@ -57,6 +57,11 @@ def test_the_rule_and_the_command_write_the_same_bytes(run: Path, tmp_path: Path
     for name in NAMES:
         written = read_text(run / "cards" / name)
         assert read_text(copy / "cards" / name) == written and ("TO BE FILLED IN" in written) == (name != NAMES[1])
+    (copy / "takedown").mkdir()
+    (copy / "takedown/ids.txt").write_text(f"{'a' * 16}\n{'b' * 16}\n")
+    called("cards", "--run", copy)
+    counted = [read_text(copy / "cards" / name).count("the steps below had counted them: 2") for name in NAMES]
+    assert counted == [1, 0, 0, 1]
     (copy / "dataset/corpus_text_document.idx").unlink()
     assert_one_line_error(called("cards", "--run", copy), "corpus_text_document.idx: no such file")
 
