@@ -1,6 +1,6 @@
 """Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
 
-Both kinds of `Stored` have a shape and a dtype, `read()` a new contiguous tensor (OSError naming the file if that ends
+All kinds of `Stored` have a shape and a dtype, `read()` a new contiguous tensor (OSError naming the file if that ends
 early), give `rows(first, last)` of dimension 0 and, by index, one row with a dimension less.
 """
 
@@ -54,7 +54,27 @@ class StoredPieces:
         return StoredPieces(self.shape[1:], self.rows(row, row + 1).pieces)
 
 
-Stored = StoredTensor | StoredPieces
+@dataclass(frozen=True)
+class StoredZeros:
+    """A tensor that no file holds: the biases of a model that has none."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def read(self) -> Tensor:
+        """Zeros."""
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+    def rows(self, first: int, last: int) -> "StoredZeros":
+        """The rows from `first` to before `last` (of dimension 0)."""
+        return StoredZeros((last - first, *self.shape[1:]), self.dtype)
+
+    def __getitem__(self, row: int) -> "StoredZeros":
+        """One row, with a dimension less."""
+        return StoredZeros(self.shape[1:], self.dtype)
+
+
+Stored = StoredTensor | StoredPieces | StoredZeros
 
 
 def joined(parts: Sequence[Stored]) -> StoredPieces:

@@ -127,25 +127,24 @@ def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
     return recorded
 
 
-def recorded_in(config: Mapping[str, Any], options: Options) -> Recorded:
-    """What config.json and the flags say of the model. CheckpointError if they contradict each other."""
+def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG) -> Recorded:
+    """What config.json, or another `place`, and the flags say of the model. CheckpointError if they contradict."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),
     ):
         said = "gelu_new" if config.get(key) == "gelu_pytorch_tanh" else config.get(key)
         if given is not None and said not in (None, given):
-            raise CheckpointError(f"{flag} is {given}, but {CONFIG} says {key} {config[key]}; leave the flag out")
+            raise CheckpointError(f"{flag} is {given}, but {place} says {key} {config[key]}; leave the flag out")
     sizes = {key: config[key] for key in ("n_layer", "n_embd", "n_positions") if config.get(key)}
     n_inner = config.get("n_inner") or 4 * config.get("n_embd", 0)
     dropouts = [config.get(key, 0.1) for key in DROPOUTS]
-    kept = f"of the dropout probabilities in {CONFIG}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
+    kept = f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
     return Recorded(
         n_head=options.num_heads or config.get("n_head"),
         vocab_size=options.vocab_size or config.get("vocab_size"),
         sizes={
-            key: (f"{CONFIG}'s {key}", size)
-            for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
+            key: (f"{place}'s {key}", size) for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
         },
         constants={
             "activation": config.get("activation_function") or options.activation or ACTIVATIONS[0],
