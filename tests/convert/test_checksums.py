@@ -39,6 +39,10 @@ def write_safetensors(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
+def write_bin(folder: Path) -> Path:
+    return write_pt(folder).rename(folder / "pytorch_model.bin")
+
+
 @pytest.mark.parametrize(
     ("write", "opened"),
     [
@@ -46,6 +50,7 @@ def write_safetensors(folder: Path) -> Path:
         (write_distcp, lambda path: Dcp(path.parent).sharded("weight").blocks[0].tensor.read),
         (write_safetensors, lambda path: read_file(path, once(check_hash, path))["weight"].read),
         (write_safetensors, lambda path: partial(load_pretrained, path.parent)),
+        (write_bin, lambda path: partial(load_pretrained, path.parent)),
     ],
 )
 def test_a_flipped_bit_is_found_when_the_first_tensor_of_the_file_is_read(

@@ -120,7 +120,9 @@ def read_raw_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: not a model's configuration")
     _check(path, config, _GPT2)
-    check_foreign(path, config)
+    for key, value in config.items():
+        if _FOREIGN.fullmatch(key) and (value is True or value not in _NEUTRAL):
+            raise CheckpointError(f"{path}: {key} is {value!r}, which makes the model no GPT-2")
     for key in SIZES:
         if config.get(key) is not None and (type(config[key]) is not int or config[key] < 1):
             raise CheckpointError(f"{path}: {key} is {config[key]!r}, not a positive number")
@@ -138,17 +140,10 @@ def _check(path: Path, config: Mapping[str, Any], values: Mapping[str, tuple[Any
             )
 
 
-def check_foreign(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError naming a key of another network that changes what GPT-2's tensors compute."""
-    for key, value in config.items():
-        if _FOREIGN.fullmatch(key) and (value is True or value not in _NEUTRAL):
-            raise CheckpointError(f"{path}: {key} is {value!r}, which makes the model no GPT-2")
-
-
 def read_config(folder: Path) -> ModelSettings:
     """The architecture in a folder's config.json. Raises CheckpointError for a key that we do not train with."""
-    path, config = folder / CONFIG, read_raw_config(folder)
-    _check(path, config, _OURS)
+    path = folder / CONFIG
+    _check(path, read_raw_config(folder), _OURS)
     model, variant = read_variant(folder)
     if variant.n_inner != 4 * model.n_embd:
         raise CheckpointError(
