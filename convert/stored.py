@@ -1,6 +1,6 @@
 """Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
 
-All kinds of `Stored` have a shape and a dtype, `read()` a new contiguous tensor (OSError naming the file if that ends
+Both kinds of `Stored` have a shape and a dtype, `read()` a new contiguous tensor (OSError naming the file if that ends
 early), give `rows(first, last)` of dimension 0 and, by index, one row with a dimension less.
 """
 
@@ -18,7 +18,10 @@ _ELEMENTS = 4 << 20  # per band of rows
 
 @dataclass(frozen=True)
 class StoredPieces:
-    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions."""
+    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions.
+
+    Without pieces it is float32 zeros: a bias that a model lacks.
+    """
 
     shape: tuple[int, ...]
     pieces: tuple["Stored", ...]
@@ -26,11 +29,11 @@ class StoredPieces:
     @property
     def dtype(self) -> torch.dtype:
         """Its type in the files."""
-        return self.pieces[0].dtype
+        return self.pieces[0].dtype if self.pieces else torch.float32
 
     def read(self) -> Tensor:
         """The elements of all pieces."""
-        whole = torch.empty(math.prod(self.shape), dtype=self.dtype)
+        whole = (torch.empty if self.pieces else torch.zeros)(math.prod(self.shape), dtype=self.dtype)
         start = 0
         for piece in self.pieces:
             whole[start : start + piece.shape[0]] = piece.read()
@@ -54,27 +57,7 @@ class StoredPieces:
         return StoredPieces(self.shape[1:], self.rows(row, row + 1).pieces)
 
 
-@dataclass(frozen=True)
-class StoredZeros:
-    """A tensor that no file holds: the biases of a model that has none."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def read(self) -> Tensor:
-        """Zeros."""
-        return torch.zeros(self.shape, dtype=self.dtype)
-
-    def rows(self, first: int, last: int) -> "StoredZeros":
-        """The rows from `first` to before `last` (of dimension 0)."""
-        return StoredZeros((last - first, *self.shape[1:]), self.dtype)
-
-    def __getitem__(self, row: int) -> "StoredZeros":
-        """One row, with a dimension less."""
-        return StoredZeros(self.shape[1:], self.dtype)
-
-
-Stored = StoredTensor | StoredPieces | StoredZeros
+Stored = StoredTensor | StoredPieces
 
 
 def joined(parts: Sequence[Stored]) -> StoredPieces:

@@ -11,9 +11,9 @@ Source: train_gpt2.py and train_gpt2.cu of https://github.com/karpathy/llm.c
 
 import math
 import re
-import struct
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from common.errors import CheckpointError
@@ -25,8 +25,6 @@ from convert.stored import StoredTensor
 from training.huggingface.config import DROPOUTS
 from training.tensors import LAYER_LEAVES, Sizes, leaf_of
 
-_MAGIC = (20240326).to_bytes(4, "little")
-_HEADER = 1024  # bytes
 _DTYPES = {3: torch.float32, 5: torch.bfloat16}  # by version
 _ORDER = ("wte.weight", "wpe.weight", *LAYER_LEAVES, "ln_f.weight", "ln_f.bias")
 _SAVE = re.compile(r"model_(\d+)\.bin")
@@ -40,28 +38,24 @@ def matches(path: Path) -> bool:
 def _models(path: Path) -> list[Path]:
     """The models at `path`, in order of their names."""
     files = sorted(path.glob("*.bin")) if path.is_dir() else [path]
-    return [file for file in files if file.is_file() and _begin(file, 4) == _MAGIC]
+    return [file for file in files if file.is_file() and _header(file)[0] == 20240326]
 
 
-def _begin(file: Path, size: int) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(size)
+def _header(file: Path) -> list[int]:
+    """The first 8 numbers; zeros if the file ends earlier."""
+    return [*np.fromfile(file, "<i4", 8).tolist(), *[0] * 8][:8]
 
 
 def open_folder(path: Path, options: Options) -> Source:
     """A file, or the newest save of a run. Raises CheckpointError for one that is cut off or of an unknown version."""
     files = _models(path)
-    saves = [file for file in files if _SAVE.fullmatch(file.name)]
-    if len(files) > 1 and files != saves:
+    if len(files) > 1 and not all(_SAVE.fullmatch(file.name) for file in files):
         raise CheckpointError(f"{path}: holds {', '.join(file.name for file in files)}; give one of these files")
     file = files[-1]
-    header = _begin(file, _HEADER)
-    _, version, positions, tokens, layers, heads, width, rows = struct.unpack_from("<8i", header.ljust(32, b"\0"))
+    _, version, positions, tokens, layers, heads, width, rows = _header(file)
     if version not in _DTYPES:
         raise CheckpointError(f"{file}: version {version} of llm.c's format; 3 (float32) and 5 (bfloat16) are read")
-    if min(positions, layers, heads, width, rows) < 1 or not 0 < tokens <= rows:
-        raise CheckpointError(f"{file}: damaged (sizes in its header are not those of a model); copy it again")
-    dtype, sizes, end = _DTYPES[version], Sizes(width, 4 * width, positions, rows), _HEADER
+    dtype, sizes, end = _DTYPES[version], Sizes(width, 4 * width, positions, rows), 1024
     stored: dict[str, StoredTensor] = {}
     for name in _ORDER:
         shape = (layers, *LAYER_LEAVES[name].shape(sizes)) if name in LAYER_LEAVES else leaf_of(name).shape(sizes)
@@ -74,7 +68,6 @@ def open_folder(path: Path, options: Options) -> Source:
         tensors |= {f"h.{layer}.{name}": whole(stored[name][layer]) for name in LAYER_LEAVES}
     config = {"n_head": heads, "vocab_size": tokens, "activation_function": "gelu_new", **dict.fromkeys(DROPOUTS, 0.0)}
     model, notes = architecture(tensors, recorded_in(config, options, "the header"))
-    save = _SAVE.fullmatch(file.name)
     return Source(
         path=file.parent,
         layout=f"llm.c, {file.name}, {layers} layers, {str(dtype).removeprefix('torch.')}",
@@ -82,6 +75,6 @@ def open_folder(path: Path, options: Options) -> Source:
         qkv=qkv_order(0, options, 1, what="llm.c's order"),
         tensors=tensors,
         files=(file,),
-        iteration=int(save[1]) if save else None,
+        iteration=int(save[1]) if (save := _SAVE.fullmatch(file.name)) else None,
         notes=notes,
     )

@@ -17,13 +17,12 @@ from convert.pt import fields, load_pt
 from convert.sources.huggingface import by_our_names, recorded_in
 from convert.sources.ranks import architecture, qkv_order, tie_head
 from convert.sources.source import Source, whole
-from convert.stored import StoredTensor, StoredZeros
+from convert.stored import StoredPieces, StoredTensor
 from training.huggingface.config import DROPOUTS
 from training.tensors import leaf_of
 
 _FILE = "ckpt.pt"
 _SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions"}
-_OTHERS = ("vocab_size", "dropout", "bias")
 _GELU = "GELU is taken as the exact form, nanoGPT's since May 2023 (--activation gelu_new for an older training)"
 
 
@@ -40,14 +39,13 @@ def open_folder(folder: Path, options: Options) -> Source:
     if not args or not all(isinstance(tensor, StoredTensor) for tensor in stored.values()):
         raise CheckpointError(f"{path}: holds no tensors under model, or no model_args; only nanoGPT's is read")
     for key, value in args.items():
-        if key not in (*_SIZES, *_OTHERS) and value:
-            raise CheckpointError(f"{path}: model_args has {key} {value!r}, which nanoGPT's own GPT-2 has not")
+        if key not in (*_SIZES, "vocab_size", "dropout", "bias") and value:
+            raise CheckpointError(f"{path}: model_args has {key} {value!r}, a setting that nanoGPT's GPT-2 lacks")
     tensors, _ = tie_head({name: whole(tensor) for name, tensor in by_our_names(stored).items()}, True)
     if args.get("bias") is False:
         for name, weight in list(tensors.items()):
             if leaf_of(name).module.kind != "embedding":
-                zeros = StoredZeros(weight.shape[:1], weight.blocks[0].tensor.dtype)
-                tensors.setdefault(name.removesuffix("weight") + "bias", whole(zeros))
+                tensors.setdefault(f"{name.removesuffix('weight')}bias", whole(StoredPieces(weight.shape[:1], ())))
     config: dict[str, Any] = {theirs: size for ours, theirs in _SIZES.items() if (size := number(args, ours))}
     config |= dict.fromkeys(DROPOUTS, real(args, 0.0, "dropout"))
     config["activation_function"] = options.activation or "gelu"

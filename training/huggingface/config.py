@@ -31,12 +31,11 @@ _GPT2: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True, False),
     "quantization_config": (None,),
 }
-# Keys by which other networks change what the same tensors compute; GPT-2 has none, or one of _NEUTRAL.
+# Keys by which other networks change what the same tensors compute; GPT-2 has none, or None, False, 0 or 1.
 _FOREIGN = re.compile(
     r"mup_.*|rope_.*|rotary.*|alibi.*|.*_multiplier|.*soft_?cap(ping)?|.*parallel_(attn|residual)|sliding_window"
     r"|(attn|attention|softmax|logits?|embeddings?|residual)_scal(e|ing)"
 )
-_NEUTRAL = (None, 0, 1)  # False and 1.0 are among them
 # Those for which the model that we train computes the same function.
 _OURS: dict[str, tuple[Any, ...]] = {
     "activation_function": ACTIVATIONS[:2],
@@ -47,15 +46,13 @@ _OURS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """What other GPT-2s may have and those that we train have not; such a model can be used."""
+    """How a GPT-2 of others may differ from those that we train; it can be used, not trained."""
 
     n_inner: int
     """Width of the MLP; ours is 4 * n_embd."""
-    erf: bool = False
-    """GELU is the exact one."""
+    exact_gelu: bool = False
     layer_norm_epsilon: float = 1e-5
     tied: bool = True
-    """The head's weight is the token embedding."""
 
 
 SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "n_inner", "vocab_size")
@@ -121,7 +118,7 @@ def read_raw_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: not a model's configuration")
     _check(path, config, _GPT2)
     for key, value in config.items():
-        if _FOREIGN.fullmatch(key) and (value is True or value not in _NEUTRAL):
+        if _FOREIGN.fullmatch(key) and (value is True or value not in (None, 0, 1)):
             raise CheckpointError(f"{path}: {key} is {value!r}, which makes the model no GPT-2")
     for key in SIZES:
         if config.get(key) is not None and (type(config[key]) is not int or config[key] < 1):
@@ -142,13 +139,8 @@ def _check(path: Path, config: Mapping[str, Any], values: Mapping[str, tuple[Any
 
 def read_config(folder: Path) -> ModelSettings:
     """The architecture in a folder's config.json. Raises CheckpointError for a key that we do not train with."""
-    path = folder / CONFIG
-    _check(path, read_raw_config(folder), _OURS)
-    model, variant = read_variant(folder)
-    if variant.n_inner != 4 * model.n_embd:
-        raise CheckpointError(
-            f"{path}: n_inner is {variant.n_inner}, only 4 x n_embd = {4 * model.n_embd} is supported"
-        )
+    model, _ = read_variant(folder)
+    _check(folder / CONFIG, read_raw_config(folder), {**_OURS, "n_inner": (4 * model.n_embd, None)})
     return model
 
 
@@ -172,7 +164,7 @@ def read_variant(folder: Path) -> tuple[ModelSettings, Variant]:
         raise CheckpointError(f"{path}: {where}{': ' if where else ''}{problem['msg']}") from None
     return model, Variant(
         n_inner=config.get("n_inner") or 4 * model.n_embd,
-        erf=config.get("activation_function") == "gelu",
+        exact_gelu=config.get("activation_function") == "gelu",
         layer_norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
         tied=config.get("tie_word_embeddings", True),
     )

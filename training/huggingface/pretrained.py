@@ -22,7 +22,6 @@ from training.tensors import HEAD, HUGGING_FACE_PREFIX, QKV, Sizes, all_names, l
 
 Readable = Tensor | StoredTensor
 Stored = TypeVar("Stored")
-_CHUNK = 1 << 20  # bytes per read
 _IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks in old files
 
 
@@ -102,22 +101,16 @@ def read_tensors(folder: Path, *others: str) -> dict[str, Readable]:
 def _read_old_file(file: Path) -> dict[str, Tensor]:
     """The tensors of a pytorch_model.bin, mapped if torch 1.6 or newer wrote it, and compared with their CRC32."""
     try:
-        zipped = is_zipfile(file)
-        if zipped:
+        if zipped := is_zipfile(file):
             with ZipFile(file) as archive:
-                for member in archive.infolist():
-                    if member.CRC:  # 0: it was not computed
-                        with archive.open(member) as data:
-                            while data.read(_CHUNK):
-                                pass
+                if bad := archive.testzip():
+                    raise ValueError(f"{bad} differs from its CRC32")
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
+        if not (isinstance(content, dict) and all(isinstance(value, Tensor) for value in content.values())):
+            raise TypeError("not one tensor by each name")
     except Exception as error:  # whatever a damaged pickle or archive leads to
-        problem = str(error).splitlines()[0][:150] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{file}: damaged, or no file of tensors ({problem}); copy it again, or give it to convert.merge_mp"
-        ) from None
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise CheckpointError(f"{file}: holds more than tensors by name; give it to convert.merge_mp")
+        problem = str(error).partition("\n")[0][:150]
+        raise CheckpointError(f"{file}: damaged, or no file of tensors ({problem}); copy or save it again") from None
     return content
 
 

@@ -8,7 +8,7 @@ from training.huggingface.config import Variant
 from training.model import GPT2, MLP, GeluLinear, Head, LayerNorm, Linear
 
 
-class ErfGeluLinear(GeluLinear):
+class ExactGeluLinear(GeluLinear):
     """A matrix product and GELU in its exact form."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def become(model: GPT2, variant: Variant) -> None:
     width = model.settings.n_embd
     for module in model.modules():
         if isinstance(module, MLP):
-            module.c_fc = (ErfGeluLinear if variant.erf else GeluLinear)(width, variant.n_inner)
+            module.c_fc = (ExactGeluLinear if variant.exact_gelu else GeluLinear)(width, variant.n_inner)
             module.c_proj = Linear(variant.n_inner, width)
         elif isinstance(module, LayerNorm):
             module.eps = variant.layer_norm_epsilon
