@@ -32,7 +32,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         type=cli.input_path,
         required=True,
         metavar="RUN|ITER|TAG_DIR",
-        help="run (its newest checkpoint), one of its iter_* or DeepSpeed tag folders, or a Hugging Face folder",
+        help="run (its newest checkpoint), its iter_* or DeepSpeed tag folder, Hugging Face folder, or .bin of llm.c",
     )
     parser.add_argument("--num-heads", type=cli.positive_int, metavar="N", help="attention heads, if not recorded")
     parser.add_argument(

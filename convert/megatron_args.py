@@ -77,8 +77,8 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
     if isinstance(untied, bool):
         sizes["tied"] = "tied (not args.untie_embeddings_and_output_weights)", not untied
     activation, notes = _activation(args, options)
-    dropout = _float(args, 0.1, "hidden_dropout")
-    if (attention := _float(args, dropout, "attention_dropout")) != dropout:
+    dropout = real(args, 0.1, "hidden_dropout")
+    if (attention := real(args, dropout, "attention_dropout")) != dropout:
         notes += (f"dropout {dropout} is that of the hidden states; the attention's was {attention}",)
     tokens = number(args, "vocab_size")
     if tokens and args.get("tokenizer_type") == "NullTokenizer":
@@ -90,7 +90,7 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
         sizes=sizes,
         constants={
             "activation": activation,
-            "layer_norm_epsilon": _float(args, 1e-5, "norm_epsilon", "layernorm_epsilon"),
+            "layer_norm_epsilon": real(args, 1e-5, "norm_epsilon", "layernorm_epsilon"),
             "dropout": dropout,
         },
         consumed_samples=number(args, "consumed_train_samples"),
@@ -222,5 +222,6 @@ def _plain(value: Any) -> Any:
     return enum_member(value) or (value.args[0] if len(value.args) == 1 else f"a {value.name}")
 
 
-def _float(args: Mapping[str, Any], default: float, *names: str) -> float:
+def real(args: Mapping[str, Any], default: float, *names: str) -> float:
+    """The first of these arguments that is a number."""
     return next((float(value) for name in names if isinstance(value := args.get(name), int | float)), default)

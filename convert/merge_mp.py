@@ -4,10 +4,10 @@
     python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m --dtype bfloat16
 
 Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed (ZeRO 0 to 3,
-pipelines) and Hugging Face; docs/convert.md has the table. Writes config.json, model.safetensors (or several with their
-index), the tokenizer if it is known, README.md (a model card of what is known), and merge_report.json. The folder
-appears only after a proof: a fixed batch gives the same logits in the source's own arithmetic and from the written
-files. Exit code 1: it does not.
+pipelines), Hugging Face, nanoGPT and llm.c; docs/convert.md has the table. Writes config.json, model.safetensors (or
+several with their index), the tokenizer if it is known, README.md (a model card of what is known), and
+merge_report.json. The folder appears only after a proof: a fixed batch gives the same logits in the source's own
+arithmetic and from the written files. Exit code 1: it does not.
 
 --force replaces an older result if every file in it was written by this command. Needs no GPU, and memory for about two
 copies of the largest tensor.

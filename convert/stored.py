@@ -18,7 +18,10 @@ _ELEMENTS = 4 << 20  # per band of rows
 
 @dataclass(frozen=True)
 class StoredPieces:
-    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions."""
+    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions.
+
+    Without pieces it is float32 zeros: a bias that a model lacks.
+    """
 
     shape: tuple[int, ...]
     pieces: tuple["Stored", ...]
@@ -26,11 +29,11 @@ class StoredPieces:
     @property
     def dtype(self) -> torch.dtype:
         """Its type in the files."""
-        return self.pieces[0].dtype
+        return self.pieces[0].dtype if self.pieces else torch.float32
 
     def read(self) -> Tensor:
         """The elements of all pieces."""
-        whole = torch.empty(math.prod(self.shape), dtype=self.dtype)
+        whole = (torch.empty if self.pieces else torch.zeros)(math.prod(self.shape), dtype=self.dtype)
         start = 0
         for piece in self.pieces:
             whole[start : start + piece.shape[0]] = piece.read()

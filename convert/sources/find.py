@@ -9,13 +9,13 @@ from convert.arguments import Options
 from convert.sources.source import Source
 
 # in the order in which they are asked; each module has `matches(folder)` and `open_folder(folder, options)`
-_FORMATS = ("ours", "torch_dist", "deepspeed", "megatron", "huggingface")
+_FORMATS = ("ours", "torch_dist", "deepspeed", "megatron", "huggingface", "nanogpt", "llmc")
 _POINTERS = ("latest_checkpointed_iteration.txt", "latest")  # Megatron's; DeepSpeed's; and ours
 _SHOWN = 8  # candidates listed in a message
 
 
 def open_source(path: Path, options: Options | None = None) -> Source:
-    """The checkpoint in `path`: a run, an iteration, a tag, or a Hugging Face folder.
+    """The checkpoint in `path`: a run, an iteration, a tag, a Hugging Face folder, or one of llm.c's files.
 
     Raises CheckpointError of one line if there is none, or if what is there cannot be understood.
     """
@@ -33,18 +33,19 @@ def open_source(path: Path, options: Options | None = None) -> Source:
 
 
 def _format_of(folder: Path) -> Any:
-    """The module that reads what is in `folder`; None if it is no checkpoint."""
-    modules: list[Any] = [import_module(f"convert.sources.{name}") for name in _FORMATS]
+    """The module that reads `folder`, or one file; None if it is no checkpoint."""
+    names = _FORMATS if folder.is_dir() else _FORMATS[-1:]  # llm.c's files may be given themselves
+    modules: list[Any] = [import_module(f"convert.sources.{name}") for name in names]
     return next((module for module in modules if module.matches(folder)), None)
 
 
 def _locate(path: Path) -> Path:
-    """The folder that holds one checkpoint's files. Raises CheckpointError if `path` does not lead to exactly one."""
+    """The folder of one checkpoint, or its only file. Raises CheckpointError if `path` does not lead to exactly one."""
+    if _format_of(path):
+        return path
     if not path.is_dir():
         hint = f"; give its folder {path.parent}" if path.exists() else ""
         raise CheckpointError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}{hint}")
-    if _format_of(path):
-        return path
     if path.name.startswith("mp_rank_"):
         raise CheckpointError(f"{path}: one rank of a checkpoint; give the folder that holds all ranks: {path.parent}")
     found = {folder.name: _format_of(folder) for folder in sorted(path.iterdir()) if folder.is_dir()}
@@ -68,7 +69,8 @@ def _locate(path: Path) -> Path:
     if found:
         raise CheckpointError(f"{path}: holds {_list(found)}; give one of these folders")
     raise CheckpointError(
-        f"{path}: no checkpoint here (iter_*, mp_rank_*, a DeepSpeed tag, .metadata, or config.json with weights)"
+        f"{path}: no checkpoint here (iter_*, mp_rank_*, a DeepSpeed tag, .metadata, config.json with weights, "
+        "nanoGPT's ckpt.pt, or llm.c's model_*.bin)"
     )
 
 

@@ -23,6 +23,7 @@ from training.huggingface.config import (
     DROPOUTS,
     GENERATION_CONFIG,
     INDEX,
+    OLD_WEIGHTS,
     WEIGHTS,
     read_raw_config,
 )
@@ -30,8 +31,7 @@ from training.huggingface.pretrained import open_weights
 from training.huggingface.tokenizer import read_tokenizer, token_count
 from training.tensors import HEAD
 
-_OLD_WEIGHTS = "pytorch_model.bin"
-_WEIGHT_FILES = (WEIGHTS, INDEX, _OLD_WEIGHTS, f"{_OLD_WEIGHTS}.index.json")
+_WEIGHT_FILES = (WEIGHTS, INDEX, OLD_WEIGHTS, f"{OLD_WEIGHTS}.index.json")
 _POINTER = "latest"  # DeepSpeed's
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FACTS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version")
@@ -46,8 +46,8 @@ def matches(folder: Path) -> bool:
 def open_folder(folder: Path, options: Options) -> Source:
     """The model in a folder. Raises CheckpointError for anything that is not a whole GPT-2."""
     config = read_raw_config(folder)
-    files, stored = open_weights(folder, _read_file, _OLD_WEIGHTS)
-    found = {name: whole(tensor) for name, tensor in _by_our_names(stored).items()}
+    files, stored = open_weights(folder, _read_file, OLD_WEIGHTS)
+    found = {name: whole(tensor) for name, tensor in by_our_names(stored).items()}
     tensors, _ = tie_head(found, None)
     recorded = recorded_in(config, options)
     tied = config.get("tie_word_embeddings", True)
@@ -95,7 +95,7 @@ def _read_file(path: Path) -> Mapping[str, Stored]:
     return content
 
 
-def _by_our_names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+def by_our_names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
     """The weights by our names; causal masks of old files are left out."""
     tensors: dict[str, Stored] = {}
     for key, tensor in stored.items():
@@ -106,7 +106,7 @@ def _by_our_names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
         if name is None:
             continue
         if name.family != "transformers":
-            raise CheckpointError(f"tensor {key!r} has a name of Megatron, which a Hugging Face folder has not")
+            raise CheckpointError(f"tensor {key!r} has a name of Megatron; expected those of transformers")
         if name.ours() in tensors:
             raise CheckpointError(f"tensor {key!r} is there twice, with and without a prefix")
         if tensor.dtype not in _FLOATS:
@@ -127,25 +127,24 @@ def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
     return recorded
 
 
-def recorded_in(config: Mapping[str, Any], options: Options) -> Recorded:
-    """What config.json and the flags say of the model. CheckpointError if they contradict each other."""
+def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG) -> Recorded:
+    """What config.json, or another `place`, and the flags say of the model. CheckpointError if they contradict."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),
     ):
         said = "gelu_new" if config.get(key) == "gelu_pytorch_tanh" else config.get(key)
         if given is not None and said not in (None, given):
-            raise CheckpointError(f"{flag} is {given}, but {CONFIG} says {key} {config[key]}; leave the flag out")
+            raise CheckpointError(f"{flag} is {given}, but {place} says {key} {config[key]}; leave the flag out")
     sizes = {key: config[key] for key in ("n_layer", "n_embd", "n_positions") if config.get(key)}
     n_inner = config.get("n_inner") or 4 * config.get("n_embd", 0)
     dropouts = [config.get(key, 0.1) for key in DROPOUTS]
-    kept = f"of the dropout probabilities in {CONFIG}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
+    kept = f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
     return Recorded(
         n_head=options.num_heads or config.get("n_head"),
         vocab_size=options.vocab_size or config.get("vocab_size"),
         sizes={
-            key: (f"{CONFIG}'s {key}", size)
-            for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
+            key: (f"{place}'s {key}", size) for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
         },
         constants={
             "activation": config.get("activation_function") or options.activation or ACTIVATIONS[0],

@@ -14,6 +14,7 @@ from convert.pt import load_pt, once
 from convert.sources.dcp import Dcp
 from tests.convert.sources.torch_dist_files import FolderWriter
 from training.checkpoint.files import read_file, write_file
+from training.huggingface.config import OLD_WEIGHTS
 from training.huggingface.origin import check_hash, write_origin
 from training.huggingface.pretrained import load_pretrained
 
@@ -46,6 +47,7 @@ def write_safetensors(folder: Path) -> Path:
         (write_distcp, lambda path: Dcp(path.parent).sharded("weight").blocks[0].tensor.read),
         (write_safetensors, lambda path: read_file(path, once(check_hash, path))["weight"].read),
         (write_safetensors, lambda path: partial(load_pretrained, path.parent)),
+        (lambda it: write_pt(it).rename(it / OLD_WEIGHTS), lambda path: partial(load_pretrained, path.parent)),
     ],
 )
 def test_a_flipped_bit_is_found_when_the_first_tensor_of_the_file_is_read(

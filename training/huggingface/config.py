@@ -1,6 +1,8 @@
 """Read and make the config.json of a Hugging Face GPT-2 folder. Imports no torch."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from training.huggingface.tokenizer import read_tokenizer, true_vocabulary, voca
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
+OLD_WEIGHTS = "pytorch_model.bin"
 INDEX = "model.safetensors.index.json"
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
@@ -28,12 +31,30 @@ _GPT2: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True, False),
     "quantization_config": (None,),
 }
-# Those for which our model computes the same function.
+# Keys by which other networks change what the same tensors compute; GPT-2 has none, or None, False, 0 or 1.
+_FOREIGN = re.compile(
+    r"mup_.*|rope_.*|rotary.*|alibi.*|.*_multiplier|.*soft_?cap(ping)?|.*parallel_(attn|residual)|sliding_window"
+    r"|(attn|attention|softmax|logits?|embeddings?|residual)_scal(e|ing)"
+)
+# Those for which the model that we train computes the same function.
 _OURS: dict[str, tuple[Any, ...]] = {
     "activation_function": ACTIVATIONS[:2],
     "layer_norm_epsilon": (1e-5,),
     "tie_word_embeddings": (True,),
 }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a GPT-2 of others may differ from those that we train; it can be used, not trained."""
+
+    n_inner: int
+    """Width of the MLP; ours is 4 * n_embd."""
+    exact_gelu: bool = False
+    layer_norm_epsilon: float = 1e-5
+    tied: bool = True
+
+
 SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "n_inner", "vocab_size")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
@@ -96,6 +117,9 @@ def read_raw_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: not a model's configuration")
     _check(path, config, _GPT2)
+    for key, value in config.items():
+        if _FOREIGN.fullmatch(key) and (value is True or value not in (None, 0, 1)):
+            raise CheckpointError(f"{path}: {key} is {value!r}, which makes the model no GPT-2")
     for key in SIZES:
         if config.get(key) is not None and (type(config[key]) is not int or config[key] < 1):
             raise CheckpointError(f"{path}: {key} is {config[key]!r}, not a positive number")
@@ -114,9 +138,15 @@ def _check(path: Path, config: Mapping[str, Any], values: Mapping[str, tuple[Any
 
 
 def read_config(folder: Path) -> ModelSettings:
-    """The architecture in a folder's config.json. Raises CheckpointError for a key that our GPT-2 does not support."""
+    """The architecture in a folder's config.json. Raises CheckpointError for a key that we do not train with."""
+    model, _ = read_variant(folder)
+    _check(folder / CONFIG, read_raw_config(folder), {**_OURS, "n_inner": (4 * model.n_embd, None)})
+    return model
+
+
+def read_variant(folder: Path) -> tuple[ModelSettings, Variant]:
+    """The architecture of any GPT-2, to use it. Raises CheckpointError naming a key that is missing or not GPT-2's."""
     path, config = folder / CONFIG, read_raw_config(folder)
-    _check(path, config, _OURS)
     try:
         model = ModelSettings(
             n_layer=config["n_layer"],
@@ -132,11 +162,12 @@ def read_config(folder: Path) -> ModelSettings:
         problem = errors.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise CheckpointError(f"{path}: {where}{': ' if where else ''}{problem['msg']}") from None
-    if config.get("n_inner") not in (None, 4 * model.n_embd):
-        raise CheckpointError(
-            f"{path}: n_inner is {config['n_inner']}, only 4 x n_embd = {4 * model.n_embd} is supported"
-        )
-    return model
+    return model, Variant(
+        n_inner=config.get("n_inner") or 4 * model.n_embd,
+        exact_gelu=config.get("activation_function") == "gelu",
+        layer_norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        tied=config.get("tie_word_embeddings", True),
+    )
 
 
 def find_weights(folder: Path, *others: str) -> tuple[Path, dict[str, Path]]:

@@ -7,6 +7,7 @@ Their layout differs from ours twice: linear layers are Conv1D, stored [in, out]
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from common.errors import CheckpointError
 from common.settings import ModelSettings
 from training.checkpoint.files import StoredTensor, read_file
-from training.huggingface.config import find_weights, read_config
+from training.huggingface.config import OLD_WEIGHTS, Variant, find_weights, read_config, read_variant
 from training.huggingface.origin import check_hash
 from training.parallel.dtensor import copy_shard_
 from training.tensors import HEAD, HUGGING_FACE_PREFIX, QKV, Sizes, all_names, leaf_of
@@ -25,25 +26,29 @@ _IGNORED = (".attn.bias", ".attn.masked_bias")  # causal masks in old files
 
 
 def convert_tensors(
-    tensors: Mapping[str, Readable], model: ModelSettings, wanted: Container[str] | None = None
+    tensors: Mapping[str, Readable],
+    model: ModelSettings,
+    wanted: Container[str] | None = None,
+    variant: Variant | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield Hugging Face's tensors (with or without `transformer.`) with our names and layout, one at a time.
 
-    `wanted` holds our names of the tensors to yield; None yields all. Raises CheckpointError before the first one if
-    any tensor is missing, unknown or of another shape, or if the head is not tied.
+    `wanted` holds our names of the tensors to yield; None yields all. `variant` None is the one that we train. Raises
+    CheckpointError before the first tensor if any is missing, unknown or of another shape, or a tied head is no copy.
     """
-    expected = set(all_names(model.n_layer))
+    variant = variant or Variant(4 * model.n_embd)
+    expected = set(all_names(model.n_layer, variant.tied))
     theirs = {name.removeprefix(HUGGING_FACE_PREFIX): t for name, t in tensors.items() if not name.endswith(_IGNORED)}
-    head = theirs.pop(HEAD, None)
+    head = theirs.pop(HEAD, None) if variant.tied else None
     for name in sorted(expected ^ theirs.keys()):
         raise CheckpointError(f"tensor {name!r} is {'missing' if name in expected else 'no part of a GPT-2'}")
-    sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
+    sizes = Sizes(model.n_embd, variant.n_inner, model.seq_len, model.vocab_size)
     for name, tensor in theirs.items():
         shape = leaf_of(name).shape(sizes, conv1d=True)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"tensor {name!r} has shape {list(tensor.shape)}, config.json asks for {list(shape)}")
     if head is not None and not torch.equal(_read(head).float(), _read(theirs["wte.weight"]).float()):
-        raise CheckpointError("tensor 'lm_head.weight' differs from wte: only tied heads are supported")
+        raise CheckpointError("tensor 'lm_head.weight' differs from wte, but the head is tied (tie_word_embeddings)")
     for name, tensor in theirs.items():
         if wanted is None or name in wanted:
             leaf, value = leaf_of(name), _read(tensor)
@@ -79,24 +84,42 @@ def open_weights(
     return [*files, *([path] if listed else [])], tensors
 
 
-def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors in a folder's safetensors files, with Hugging Face's names and layout; none has been read.
+def read_tensors(folder: Path, *others: str) -> dict[str, Readable]:
+    """The tensors in a folder's weight files, with Hugging Face's names and layout; none has been read.
 
-    Raises CheckpointError for a file that is damaged, or is not the one whose hash is in a training.json of ours.
+    `others`: see `find_weights`. Raises CheckpointError for a file that is damaged, or is not the one whose hash is in
+    a training.json of ours.
     """
 
-    def read(file: Path) -> dict[str, StoredTensor]:
+    def read(file: Path) -> Mapping[str, Readable]:
         check_hash(file)
-        return read_file(file)
+        return read_file(file) if file.suffix == ".safetensors" else _read_old_file(file)
 
-    return open_weights(folder, read)[1]
+    return open_weights(folder, read, *others)[1]
 
 
-def load_pretrained(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
-    """Architecture and weights, in our layout, of any GPT-2 saved as one or several safetensors files."""
-    model, tensors = read_config(folder), read_tensors(folder)
+def _read_old_file(file: Path) -> dict[str, Tensor]:
+    """The tensors of a pytorch_model.bin, mapped if torch 1.6 or newer wrote it, and compared with their CRC32."""
     try:
-        return model, dict(convert_tensors(tensors, model))
+        if zipped := is_zipfile(file):
+            with ZipFile(file) as archive:
+                if bad := archive.testzip():
+                    raise ValueError(f"{bad} differs from its CRC32")
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
+        if not (isinstance(content, dict) and all(isinstance(value, Tensor) for value in content.values())):
+            raise TypeError("not one tensor by each name")
+    except Exception as error:  # whatever a damaged pickle or archive leads to
+        problem = str(error).partition("\n")[0][:150]
+        raise CheckpointError(f"{file}: damaged, or no file of tensors ({problem}); copy or save it again") from None
+    return content
+
+
+def load_pretrained(folder: Path) -> tuple[ModelSettings, Variant, dict[str, Tensor]]:
+    """Architecture and weights, in our layout, of any GPT-2 in safetensors files or pytorch_model.bin."""
+    model, variant = read_variant(folder)
+    tensors = read_tensors(folder, OLD_WEIGHTS)
+    try:
+        return model, variant, dict(convert_tensors(tensors, model, variant=variant))
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 

@@ -12,20 +12,25 @@ from common.settings import ModelSettings
 from common.tokenizer import Tokenizer, vocabulary_files
 from training import checkpoint
 from training.checkpoint import Manifest
-from training.huggingface.config import is_pretrained_folder
+from training.huggingface.config import Variant, is_pretrained_folder
 from training.huggingface.origin import read_origin
 from training.huggingface.pretrained import load_pretrained
 from training.huggingface.tokenizer import read_tokenizer, true_vocabulary
+from training.inference.variants import become
 from training.launch.device import keep_freed_memory
 from training.model import GPT2
 from training.model_folder import checkpoint_folders
+from training.tensors import HEAD, VOCABULARY
 
 
-def model_from_weights(settings: ModelSettings, weights: dict[str, Tensor]) -> GPT2:
+def model_from_weights(settings: ModelSettings, weights: dict[str, Tensor], variant: Variant | None = None) -> GPT2:
     """A model in evaluation mode that uses `weights` (full tensors in our layout, no padding) without a copy."""
     with torch.device("meta"):
         model = GPT2(settings)
-    model.load_state_dict(weights, assign=True)
+        if variant is not None:
+            become(model, variant)
+    own = {"head.weight" if name == HEAD else name: weight for name, weight in weights.items()}
+    model.load_state_dict(own, assign=True)
     return model.eval()
 
 
@@ -53,22 +58,23 @@ def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
     Rows of a Hugging Face embedding that its tokenizer does not know are left out, with a note on stderr. Raises
     CheckpointError if `path` is neither a Hugging Face GPT-2 nor holds a complete checkpoint.
     """
+    variant = None
     if is_pretrained_folder(path):
-        settings, weights = load_pretrained(path)
+        settings, variant, weights = load_pretrained(path)
         tokenizer = read_tokenizer(path)
         rows, true = settings.vocab_size, true_vocabulary(settings.vocab_size, tokenizer)
         if true < rows:
             note(f"{path}: {rows - true} of {rows} embedding rows are padding; they are left out")
             settings = settings.model_copy(update={"vocab_size": true})
-            weights["wte.weight"] = weights["wte.weight"][:true]
+            weights |= {name: weights[name][:true] for name in VOCABULARY if name in weights}
     else:
         manifest = checkpoint.resolve(path)
         settings, weights = manifest.experiment.model, checkpoint.load_weights(manifest)
         tokenizer = tokenizer_for(manifest)
     if torch.cuda.is_available():
-        return model_from_weights(settings, weights).to("cuda"), tokenizer
+        return model_from_weights(settings, weights, variant).to("cuda"), tokenizer
     keep_freed_memory()
-    return model_from_weights(settings, weights), tokenizer
+    return model_from_weights(settings, weights, variant), tokenizer
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, path: Path) -> Tokenizer:

@@ -11,6 +11,7 @@ from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
 from tests.convert.helpers import write_pretrained
 from tests.training.reference import random_gpt2
+from training.huggingface.config import Variant
 from training.huggingface.pretrained import convert_tensors, load_pretrained
 from training.huggingface.tokenizer import read_tokenizer
 from training.inference.load import model_from_weights
@@ -36,8 +37,8 @@ def test_our_folder_loads_in_transformers_with_equal_logits_and_bit_for_bit_agai
     tokens = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len), generator=torch.Generator().manual_seed(1))
     expected = model_from_weights(SMALL, weights)(tokens)
     assert (theirs.eval()(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
-    settings, read = load_pretrained(tmp_path)
-    assert settings == SMALL and read.keys() == weights.keys()
+    settings, variant, read = load_pretrained(tmp_path)
+    assert settings == SMALL and variant == Variant(96) and read.keys() == weights.keys()
     assert [name for name in weights if not torch.equal(read[name], weights[name])] == []
 
 
