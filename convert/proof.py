@@ -11,7 +11,7 @@ be exchanged and the logits hardly move) and names the layer that is wrong.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from common.errors import ProofError
 from common.files import read_json
 from convert.sources.source import Architecture, Source
-from convert.stored import Stored, row_bands
+from convert.stored import row_bands
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
@@ -58,12 +58,15 @@ def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tup
     return list(_source_steps(source, *_batch(source.model), dtype))
 
 
-def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
+@torch.no_grad()
+def prove(source: Source, expected: Iterable[tuple[str, Tensor]], folder: Path) -> Proof:
     """Compare the source's outputs (`source_outputs`) with those of the Hugging Face folder that was made of it.
 
-    Raises ProofError naming the first output that differs more than the tolerance, or is not finite.
+    `expected` is asked for last: it may still be in the making. Raises ProofError naming the first output that differs
+    more than the tolerance, or is not finite.
     """
-    return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
+    found = list(_folder_steps(folder, *_batch(source.model)))
+    return _compare(source, iter(expected), iter(found))
 
 
 def prove_source(source: Source, written: Source) -> Proof:
