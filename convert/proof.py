@@ -29,7 +29,7 @@ from convert.stored import row_bands
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
 _LENGTH = 32  # tokens per row: 64 in all cost a 7B model 0.9 TFLOP, and every row of the embedding is in the logits
-_BAND = 1 << 20  # elements of a matrix that are multiplied at a time: they stay in the cache after the conversion
+_BAND = 1 << 19  # elements of a matrix that are multiplied at a time: they stay in the cache after the conversion
 
 Steps = Iterator[tuple[str, Tensor]]
 """(name, output) of the embedding, of each attention and MLP, and of the head."""
