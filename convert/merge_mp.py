@@ -85,10 +85,7 @@ def merge(
         total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
         # all of it beside each other, a thread each: the disk is read once where the files fit the page cache
         one_thread = partial(torch.set_num_threads, 1)  # more would wait for each other and the writer at every product
-        with (
-            count_bytes("convert.merge_mp", total) as count,
-            ThreadPoolExecutor(2, initializer=one_thread) as pool,
-        ):
+        with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2, initializer=one_thread) as pool:
             expecting = pool.submit(source_outputs, source, dtype)
             hashing = {path: pool.submit(_hash, path, count) for path in unknown}
             comparing = pool.submit(compare_replicas, source)
