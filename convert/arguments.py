@@ -26,7 +26,7 @@ class Options:
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add --checkpoint and the flags of `Options`."""
+    """Add --checkpoint, and `add_options`."""
     parser.add_argument(
         "--checkpoint",
         type=cli.input_path,
@@ -34,6 +34,11 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="RUN|ITER|TAG_DIR",
         help="run (its newest checkpoint), its iter_* or DeepSpeed tag folder, Hugging Face folder, or .bin of llm.c",
     )
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `Options`."""
     parser.add_argument("--num-heads", type=cli.positive_int, metavar="N", help="attention heads, if not recorded")
     parser.add_argument(
         "--qkv-version",
@@ -47,7 +52,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def options(arguments: argparse.Namespace) -> Options:
-    """The flags that `add_source` added, parsed."""
+    """The flags that `add_options` added, parsed."""
     return Options(arguments.num_heads, arguments.qkv_version, arguments.vocab_size, arguments.activation)
 
 

@@ -1,5 +1,6 @@
 """Whole tensors of a source, in the layout that a writer asks for; the next ones while one is written."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,9 +39,8 @@ def assemble(
     """
     leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
     rows = source.model.vocab_size if name in tensors.VOCABULARY else None
-    if leaf.kind == "weight" and leaf.split is not None and tensor is None:
-        # not of padding, which repeats a row
-        check_distinct(block.tensor for block in sharded.blocks if rows is None or block.offset[0] < rows)
+    if tensor is None:
+        check_parts(source, name)
     reorder = leaf.module.name == tensors.QKV and source.qkv != qkv
     turned = leaf.conv1d and source.conv1d  # [in, out] now
     if leaf.conv1d and turned != conv1d and not reorder and _are_columns(sharded):
@@ -52,6 +52,14 @@ def assemble(
     if leaf.conv1d and turned != conv1d:
         whole = whole.t()
     return whole.contiguous()
+
+
+def check_parts(source: Source, name: str) -> None:
+    """CheckpointError naming the files if two ranks have the same part of the matrix `name`."""
+    leaf, rows = tensors.leaf_of(name), source.model.vocab_size if name in tensors.VOCABULARY else math.inf
+    if leaf.kind == "weight" and leaf.split is not None:
+        # not of padding, which repeats a row
+        check_distinct(block.tensor for block in source.tensors[name].blocks if block.offset[0] < rows)
 
 
 def prefetched(source: Source, names: Sequence[str], *, qkv: QKV, conv1d: bool, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -18,8 +18,9 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,25 +83,27 @@ def merge(
     with replace_folder(output, lambda old, _new: _check_older(output, old, force)) as temporary:
         unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
         total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
-        # all of it beside each other: the disk is read once where the files fit the page cache
-        with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2) as pool:
+        # all of it beside each other, a thread each: the disk is read once where the files fit the page cache
+        one_thread = partial(torch.set_num_threads, 1)  # more would wait for each other and the writer at every product
+        with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2, initializer=one_thread) as pool:
             expecting = pool.submit(source_outputs, source, dtype)
             hashing = {path: pool.submit(_hash, path, count) for path in unknown}
+            comparing = pool.submit(compare_replicas, source)
             try:
-                replicas = compare_replicas(source)
                 written = write_folder(
                     temporary, source, dtype=dtype, max_shard_size=form.max_shard_size, progress=count
                 )
+                expected = (step for done in as_completed([expecting]) for step in done.result())
+                proof = pool.submit(prove, source, expected, temporary).result()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+            replicas = comparing.result()
             read = {**source.hashes, **{path: entry.result() for path, entry in hashing.items()}}
-            expected = expecting.result()
         parameters = sum(map(math.prod, written_shapes(source).values()))
         known: dict[str, Any] = {"samples": source.consumed_samples, "split": source.facts.get("split")}
         known |= asdict(source.model) | {"iteration": source.iteration, "parameters": parameters}
         write_text(temporary / "README.md", page.render("training.huggingface", "model_card.md", **known) + "\n")
-        proof = prove(source, expected, temporary)
         files = {path.name: written.get(path.name) or digest(path) for path in sorted(temporary.iterdir())}
         write_json(temporary / REPORT, _report(source, dtype, replicas, proof, read, files))
         origin = Origin(source.iteration, source.consumed_samples, source.facts.get("split"), source.facts.get("data"))

@@ -10,7 +10,8 @@ Comparing every attention and MLP output, not only the logits, makes the proof s
 be exchanged and the logits hardly move) and names the layer that is wrong.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from torch.nn import functional as F
 from common.errors import ProofError
 from common.files import read_json
 from convert.sources.source import Architecture, Source
-from convert.stored import Stored
+from convert.stored import row_bands
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
 _LENGTH = 32  # tokens per row: 64 in all cost a 7B model 0.9 TFLOP, and every row of the embedding is in the logits
-_ROWS = 8192  # of the embedding that are multiplied at a time: bounds the memory
+_BAND = 1 << 19  # elements of a matrix that are multiplied at a time: they stay in the cache after the conversion
 
 Steps = Iterator[tuple[str, Tensor]]
 """(name, output) of the embedding, of each attention and MLP, and of the head."""
@@ -57,12 +58,15 @@ def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tup
     return list(_source_steps(source, *_batch(source.model), dtype))
 
 
-def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
+@torch.no_grad()
+def prove(source: Source, expected: Iterable[tuple[str, Tensor]], folder: Path) -> Proof:
     """Compare the source's outputs (`source_outputs`) with those of the Hugging Face folder that was made of it.
 
-    Raises ProofError naming the first output that differs more than the tolerance, or is not finite.
+    `expected` is asked for last: it may still be in the making. Raises ProofError naming the first output that differs
+    more than the tolerance, or is not finite.
     """
-    return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
+    found = list(_folder_steps(folder, *_batch(source.model)))
+    return _compare(source, iter(expected), iter(found))
 
 
 def prove_source(source: Source, written: Source) -> Proof:
@@ -107,12 +111,11 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
     """The outputs, computed from the blocks as they lie."""
     model, (batch, length) = source.model, tokens.shape
 
-    def load(stored: Stored) -> Tensor:
-        tensor = stored.read()
+    def exact(tensor: Tensor) -> Tensor:
         return tensor.to(dtype or tensor.dtype).float()
 
     def vector(name: str) -> Tensor:
-        return load(source.tensors[name].blocks[0].tensor)
+        return exact(source.tensors[name].blocks[0].tensor.read())
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(
@@ -125,20 +128,29 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
         for (start, column), stored in source.tensors[name].blocks:
             for at in ((ids >= start) & (ids < start + stored.shape[0])).nonzero():
                 row = int(ids[tuple(at)]) - start
-                y[tuple(at)][column : column + stored.shape[1]] += load(stored.rows(row, row + 1))[0]
+                y[tuple(at)][column : column + stored.shape[1]] += exact(stored.rows(row, row + 1).read())[0]
         return y
 
-    def linear(x: Tensor, name: str, out: int) -> Tensor:
+    def product(x: Tensor, name: str, out: int) -> Tensor:
         """Column-parallel blocks give their own features; row-parallel ones take theirs, and are added."""
-        y = torch.zeros(*x.shape[:-1], out)
+        inputs = x.flatten(0, -2).t().contiguous()  # (B, T, in) -> (in, B * T)
+        y = torch.zeros(out, inputs.shape[1])
         conv1d = source.conv1d and name.startswith("h.")
-        for offset, stored in source.tensors[f"{name}.weight"].blocks:
-            weight = load(stored)
-            row, column = offset[::-1] if conv1d else offset
-            weight = weight.t() if conv1d else weight
-            y[..., row : row + weight.shape[0]] += x[..., column : column + weight.shape[1]] @ weight.t()
+        for (row, column), stored in source.tensors[name].blocks:
+            width, last = stored.shape[1], stored.shape[0] if conv1d else min(stored.shape[0], out - row)
+            for weight in row_bands(stored.rows(0, last), _BAND) if last > 0 else ():  # later rows are padding
+                end, weight = row + len(weight), exact(weight)
+                if conv1d:
+                    y[column : column + width].addmm_(weight.t(), inputs[row:end])
+                else:
+                    y[row:end].addmm_(weight, inputs[column : column + width])
+                row = end
+        return y.t().reshape(*x.shape[:-1], out)
+
+    def linear(x: Tensor, name: str, out: int) -> Tensor:
+        y = product(x, f"{name}.weight", out)
         for (start,), stored in source.tensors[f"{name}.bias"].blocks:
-            y[..., start : start + stored.shape[0]] += load(stored)
+            y[..., start : start + stored.shape[0]] += exact(stored.read())
         return y
 
     def attention(x: Tensor, name: str) -> Tensor:
@@ -162,14 +174,7 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
         yield f"the MLP of layer {layer}", y
         x = x + y
     x = norm(x, "ln_f")
-    logits = torch.zeros(batch, length, model.vocab_size)
-    for (start, column), stored in source.tensors["wte.weight" if model.tied else "lm_head.weight"].blocks:
-        last = min(stored.shape[0], model.vocab_size - start)  # the rows after it are padding
-        for first in range(0, last, _ROWS):
-            weight = load(stored.rows(first, min(first + _ROWS, last)))
-            y = x[..., column : column + weight.shape[1]] @ weight.t()
-            logits[..., start + first : start + first + len(weight)] += y
-    yield "logits", logits
+    yield "logits", product(x, "wte.weight" if model.tied else "lm_head.weight", model.vocab_size)
 
 
 def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
@@ -180,22 +185,33 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 
-    def rows(name: str, first: int = 0, last: int | None = None) -> Tensor:
+    def bands(name: str, first: int = 0, last: int | None = None) -> Iterator[Tensor]:
         if name not in files:
             raise ProofError(f"model.safetensors.index.json does not name the file of {name!r}; nothing was written")
         with safe_open(files[name], framework="pt") as file:  # closed each time: mapped pages count as memory
-            part: Tensor = file.get_slice(name)[first:last]
-            return part.float()
+            part = file.get_slice(name)
+            count, *widths = part.get_shape()
+            step, last = max(1, _BAND // math.prod(widths)), last or count
+            for start in range(first, last, step):
+                yield part[start : min(start + step, last)].float()
+
+    def vector(name: str) -> Tensor:
+        return torch.cat(list(bands(f"transformer.{name}")))
 
     def conv1d(x: Tensor, name: str) -> Tensor:
-        return torch.matmul(x, rows(f"transformer.{name}.weight")).add(rows(f"transformer.{name}.bias"))  # [in, out]
+        inputs, bias = x.flatten(0, -2), vector(f"{name}.bias")
+        y, start = bias.repeat(len(inputs), 1), 0
+        for weight in bands(f"transformer.{name}.weight"):  # [in, out]
+            y.addmm_(inputs[:, start : start + len(weight)], weight)
+            start += len(weight)
+        return y.view(*x.shape[:-1], len(bias))
 
     def norm(x: Tensor, name: str) -> Tensor:
-        weight, bias = (rows(f"transformer.{name}.{kind}") for kind in ("weight", "bias"))
+        weight, bias = (vector(f"{name}.{kind}") for kind in ("weight", "bias"))
         return F.layer_norm(x, (n_embd,), weight, bias, config["layer_norm_epsilon"])
 
     def lookup(name: str, ids: Tensor) -> Tensor:
-        found = [rows(f"transformer.{name}.weight", int(i), int(i) + 1) for i in ids.flatten()]
+        found = [next(bands(f"transformer.{name}.weight", i, i + 1)).clone() for i in ids.flatten().tolist()]
         return torch.cat(found).view(*ids.shape, n_embd)
 
     x = lookup("wte", tokens) + lookup("wpe", positions)
@@ -216,9 +232,9 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         yield f"the MLP of layer {layer}", y
         x = x + y
     x = norm(x, "ln_f")
-    head, count = "transformer.wte.weight" if config["tie_word_embeddings"] else "lm_head.weight", config["vocab_size"]
-    parts = [x @ rows(head, first, min(first + _ROWS, count)).t() for first in range(0, count, _ROWS)]
-    yield "logits", torch.cat(parts, dim=-1)
+    head, inputs = "transformer.wte.weight" if config["tie_word_embeddings"] else "lm_head.weight", x.flatten(0, 1).t()
+    scores = torch.cat([weight @ inputs for weight in bands(head, 0, config["vocab_size"])])
+    yield "logits", scores.t().view(batch, length, -1)
 
 
 def _files_of(folder: Path) -> dict[str, Path]:

@@ -16,14 +16,13 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from io import BytesIO, IOBase
+from io import BytesIO, RawIOBase
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, cast
 from zipfile import ZIP_STORED, ZipFile
 
 import torch
-from torch.distributed.checkpoint.utils import _ReaderView
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
 from common.errors import CheckpointError
@@ -181,7 +180,7 @@ def damage_named(path: Path, record: str = "") -> Iterator[None]:
 
 def part_of(file: IO[bytes], start: int, length: int) -> IO[bytes]:
     """A range of a file as a file."""
-    return cast(IO[bytes], _Part(cast(IOBase, file), start, length))
+    return cast(IO[bytes], _Part(file, start, length))
 
 
 def load_record(
@@ -280,8 +279,25 @@ def _load_object(path: Path, file: IO[bytes], place: _Storages, check: Callable[
     return load_plain(file, None, known, storage)
 
 
-class _Part(_ReaderView):
-    """A range of a file; zipfile looks for the end, which torch's class puts in a wrong place."""
+class _Part(RawIOBase):
+    """A range of a file. PyTorch's class of this kind takes seconds to import, and finds the end in a wrong place."""
+
+    def __init__(self, file: IO[bytes], start: int, length: int) -> None:
+        self._file, self._start, self._length, self._position = file, start, length, 0
+
+    def seekable(self) -> bool:
+        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return super().seek(offset + self.len) if whence == os.SEEK_END else super().seek(offset, whence)
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise OSError("before the first byte")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        wanted = memoryview(buffer)[: max(self._length - self._position, 0)]
+        self._file.seek(self._start + self._position)
+        found = self._file.readinto(wanted)  # type: ignore[attr-defined]
+        self._position += found
+        return int(found)

@@ -65,9 +65,9 @@ def joined(parts: Sequence[Stored]) -> StoredPieces:
     return StoredPieces((sum(part.shape[0] for part in parts),), tuple(parts))
 
 
-def row_bands(stored: Stored) -> Iterator[Tensor]:
+def row_bands(stored: Stored, elements: int = _ELEMENTS) -> Iterator[Tensor]:
     """A tensor's rows, a few million elements at a time."""
-    rows = max(1, _ELEMENTS // max(1, math.prod(stored.shape[1:])))
+    rows = max(1, elements // max(1, math.prod(stored.shape[1:])))
     for start in range(0, stored.shape[0], rows):
         yield stored.rows(start, min(start + rows, stored.shape[0])).read()
 

@@ -13,9 +13,9 @@ COMMANDS = (
     "corpus.sample", "corpus.show", "corpus.repeats", "corpus.remove",
     "training.train", "training.evaluate", "training.plan", "training.probe", "training.generate", "training.trace",
     "training.kernels",
-    "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight",
-    "cluster.autotune", "common.init", "report", "cards", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
-    "benchmarks.gpu",
+    "convert.merge_mp", "convert.verify", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel",
+    "cluster.preflight", "cluster.autotune", "common.init", "report", "cards", "demo", "demo.build", "demo.serve",
+    "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
 
 

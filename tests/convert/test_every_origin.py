@@ -48,17 +48,18 @@ def deepspeed(**settings: Any) -> Maker:
     return make
 
 
-@pytest.mark.parametrize(
-    ("make", "flags"),
-    [
-        pytest.param(megatron(names="2019", version=None, tensor=2), SIZES, id="2019"),
-        pytest.param(megatron(names="transformer", version=1, tensor=4, pipeline=2), (), id="qkv version 1"),
-        pytest.param(megatron(names="core", version=3.0, pipeline=2, chunks=2), (), id="interleaved"),
-        pytest.param(torch_dist(tp=2, pp=2, stacked=True), (), id="torch_dist"),
-        pytest.param(deepspeed(stage=3, data=3), SIZES, id="ZeRO 3"),
-        pytest.param(deepspeed(stage=1, names="megatron", pipeline=2), (), id="pipeline"),
-    ],
-)
+ORIGINS = [
+    pytest.param(megatron(names="2019", version=None, tensor=2), SIZES, id="2019"),
+    pytest.param(megatron(names="transformer", version=1, tensor=4, pipeline=2), (), id="qkv version 1"),
+    pytest.param(megatron(names="core", version=3.0, pipeline=2, chunks=2), (), id="interleaved"),
+    pytest.param(torch_dist(tp=2, pp=2, stacked=True), (), id="torch_dist"),
+    pytest.param(deepspeed(stage=3, data=3), SIZES, id="ZeRO 3"),
+    pytest.param(deepspeed(stage=1, names="megatron", pipeline=2), (), id="pipeline"),
+]
+"""(maker, flags of the command)."""
+
+
+@pytest.mark.parametrize(("make", "flags"), ORIGINS)
 def test_a_checkpoint_of_any_origin_gives_transformers_the_same_logits(
     tmp_path: Path, make: Maker, flags: tuple[object, ...]
 ) -> None:

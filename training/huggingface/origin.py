@@ -70,6 +70,21 @@ def check_hash(path: Path) -> None:
         )
 
 
+def check_files(folder: Path) -> list[Path]:
+    """Compare every file that the folder's training.json lists; returns them, none if it is no folder of ours.
+
+    Raises CheckpointError naming a file that is missing or differs.
+    """
+    files = [folder / name for name in _read(folder).get("files", {})]
+    if not files and (folder / NAME).exists():
+        raise CheckpointError(f"{folder / NAME}: damaged; copy it again, or remove it if it is not of this toolkit")
+    for path in files:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing from its folder, {NAME} lists it; copy it again")
+        check_hash(path)
+    return files
+
+
 def _read(folder: Path) -> dict[str, Any]:
     """The content of training.json; empty if it is missing or not ours."""
     try:

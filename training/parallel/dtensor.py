@@ -1,9 +1,10 @@
-"""Whole tensors and the shards that a process holds, for plain tensors and DTensors alike."""
+"""Whole tensors and the shards that a process holds, for plain tensors and DTensors alike.
+
+PyTorch's module of DTensors takes a second to import: commands that only read files do not wait for it.
+"""
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
@@ -24,6 +25,9 @@ def copy_shard_(target: Tensor, whole: Tensor) -> None:
 
 def shard_place(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and offset of this process's shard in the whole tensor."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.dim()
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -32,4 +36,6 @@ def shard_place(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def local_shard(tensor: Tensor) -> Tensor:
     """This process's shard of a DTensor, or the tensor itself."""
+    from torch.distributed.tensor import DTensor
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
