@@ -9,11 +9,12 @@
 
 --checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --prompts
 is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line; each result is that object with
-its "text", as a line of JSON; --json does this for --prompt, too. Without --prompt and --prompts the command reads prompts from the terminal, one per line,
-until `stop` or the end of the input. The same seed gives the same text, whatever the other prompts are; each typed
-prompt gets a new seed, which is printed, unless --seed is given. --samples N continues each prompt N times, with the
-seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends early at end-of-text, or before the first
---stop text after the prompt. On a terminal the answer to a prompt appears as it is generated: the first of its samples.
+its "text", as a line of JSON, which --json also gives for --prompt. Without --prompt and --prompts the command reads
+prompts from the terminal, one per line, until `stop` or the end of the input. The same seed gives the same text,
+whatever the other prompts are; each typed prompt gets a new seed, which is printed, unless --seed is given. --samples N
+continues each prompt N times, with the seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends
+early at end-of-text, or before the first --stop text after the prompt. On a terminal the text of a prompt, or the first
+of its samples, appears as it is generated.
 
 --sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training data, 8 tokens or
 more, each with its document and the first iteration that read it, and the share of 8-grams that do. It needs the data,
