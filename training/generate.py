@@ -3,15 +3,18 @@
     python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --max-tokens 64
     python -m training.generate --checkpoint results/demo/models/tiny --prompt "The list of" --samples 3
     python -m training.generate --checkpoint results/demo/merged/tiny --prompts prompts.txt --output continued.jsonl
+    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "Q: What is it?" --stop "Q:" --json
     python -m training.generate --checkpoint results/demo/models/tiny --temperature 0
     python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --sources
 
 --checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --prompts
 is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line; each result is that object with
-its "text", as a line of JSON. Without --prompt and --prompts the command reads prompts from the terminal, one per line,
-until `stop` or the end of the input. The same seed gives the same text, whatever the other prompts are; each typed
-prompt gets a new seed, which is printed, unless --seed is given. --samples N continues each prompt N times, with the
-seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends early at end-of-text.
+its "text", as a line of JSON, which --json also gives for --prompt. Without --prompt and --prompts the command reads
+prompts from the terminal, one per line, until `stop` or the end of the input. The same seed gives the same text,
+whatever the other prompts are; each typed prompt gets a new seed, which is printed, unless --seed is given. --samples N
+continues each prompt N times, with the seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends
+early at end-of-text, or before the first --stop text after the prompt. On a terminal the text of a prompt, or the first
+of its samples, appears as it is generated.
 
 --sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training data, 8 tokens or
 more, each with its document and the first iteration that read it, and the share of 8-grams that do. It needs the data,
@@ -35,8 +38,8 @@ from common.settings import GenerateSettings
 
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
 
-Generate = Callable[[Sequence[str], GenerateSettings], Iterator[tuple[str, dict[str, Any]]]]
-"""The texts of some prompts, each with its sources, if asked for; several samples of a prompt follow each other."""
+Generate = Callable[..., Iterator[tuple[str, dict[str, Any]]]]
+"""Prompts, options and `Show` -> texts, each with its sources, if asked for; samples of a prompt follow each other."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="R",
         help="above 1: lower the logits of tokens that are in the text already",
     )
+    ends = "end a text before the first TEXT after the prompt; repeat it for several"
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=ends)
     parser.add_argument(
         "--seed", type=int, metavar="S", help=f"default {defaults.seed}; for typed prompts a new one each"
     )
     parser.add_argument("--samples", type=cli.positive_int, default=1, metavar="N", help="texts per prompt")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per text")
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="also write the results to a file")
     shown = "show what stands verbatim in the training data of the model, or of MODEL"
     parser.add_argument("--sources", type=cli.input_path, nargs="?", const=Path(), metavar="MODEL", help=shown)
@@ -78,7 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError(f"--samples {samples}: with --temperature 0 all texts of a prompt are the same")
     if typed and output is not None:
         raise InputError("--output needs --prompt or --prompts: typed prompts are answered on the terminal")
-    records = [] if arguments.prompts is None else read_prompts(arguments.prompts)
+    if typed and arguments.json:
+        raise InputError("--json needs --prompt or --prompts: typed prompts are answered on the terminal")
+    records = [{"prompt": arguments.prompt}] if arguments.json else []
+    if arguments.prompts is not None:
+        records = read_prompts(arguments.prompts)
 
     from training.inference.load import load_model, require_tokenizer
     from training.inference.sampling import generate
@@ -96,9 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
 
-    def texts(prompts: Sequence[str], options: GenerateSettings) -> Iterator[tuple[str, dict[str, Any]]]:
+    def texts(
+        prompts: Sequence[str], options: GenerateSettings, show: Callable[[str], None] | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         begins = (prompt for prompt in prompts for _ in range(samples))
-        found = zip(generate(model, tokenizer, prompts, options, samples), begins, strict=True)
+        found = zip(generate(model, tokenizer, prompts, options, samples, show), begins, strict=True)
         return ((text, sources.of(text.removeprefix(prompt)) if sources else {}) for text, prompt in found)
 
     if typed:
@@ -113,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(given: dict[str, object]) -> GenerateSettings:
     from pydantic import ValidationError
 
-    names = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed")
     try:
         return GenerateSettings.model_validate({name: given[name] for name in names})
     except ValidationError as errors:
@@ -140,12 +152,9 @@ def _answer_records(
 
 def _answer_prompt(texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None) -> None:
     """Print the texts of one prompt, and write them to `output`."""
-    printed = []
-    for block in _blocks(texts, prompt, options, samples):
-        print(block, flush=True)
-        printed.append(block + "\n")
+    printed = _print_texts(texts, prompt, options, samples)
     if output is not None:
-        write_text(output, "".join(printed))
+        write_text(output, printed)
 
 
 def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, new_seeds: bool) -> None:
@@ -158,21 +167,40 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
         if new_seeds:
             options = options.model_copy(update={"seed": secrets.randbelow(2**32)})
         try:
-            for block in _blocks(texts, line.rstrip("\n"), options, samples):
-                print(block, flush=True)
+            _print_texts(texts, line.rstrip("\n"), options, samples)
             if new_seeds:
                 print(f"(seed {options.seed})", flush=True)
         except InputError as error:  # the next prompt may be fine
             fail(error)
 
 
-def _blocks(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> Iterator[str]:
-    """The texts of one prompt, each above its sources; several have a line above each with its number and seed."""
+def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> str:
+    """Print the texts of one prompt, each above its sources, and return all that was printed.
+
+    Several have a line above each with its number and seed. A terminal shows the first one as it grows.
+    """
     from training.inference.sampling import sample_seed
 
-    for sample, (text, sources) in enumerate(texts([prompt], options)):
-        heading = [f"--- sample {sample + 1}, seed {sample_seed(options, sample)}"] * (samples > 1)
-        yield "\n".join([*heading, text, *source_lines(sources)])
+    printed: list[str] = []
+    shown = 0  # characters of the text
+
+    def write(piece: str) -> None:
+        printed.append(piece)
+        print(piece, end="", flush=True)
+
+    def show(text: str) -> None:
+        nonlocal shown
+        write(text[shown:])
+        shown = len(text)
+
+    found = texts([prompt], options, show if sys.stdout.isatty() else None)
+    for sample in range(samples):
+        if samples > 1:
+            write(f"--- sample {sample + 1}, seed {sample_seed(options, sample)}\n")
+        text, sources = next(found)
+        write("\n".join([text[shown:], *source_lines(sources), ""]))
+        shown = 0
+    return "".join(printed)
 
 
 def source_lines(found: dict[str, Any]) -> list[str]:

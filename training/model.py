@@ -154,7 +154,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """(B, T, C), (V, C) -> (B, T, V)."""
-        return F.linear(x, weight.to(x.dtype))
+        return ops.linear(x, weight, None)
 
 
 class GPT2(nn.Module):

@@ -196,6 +196,8 @@ class GenerateSettings(Section):
     """Sample among the most likely tokens whose probabilities add up to this."""
     repetition_penalty: Annotated[float, Field(ge=1, le=100)] = 1.0
     """Factor by which the logits of tokens that are in the text already are lowered. 1: not at all."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """A text ends before the first of these strings that is generated."""
     seed: Seed = 1
     """Seed of the sampling, below 2^64."""
     samples: PositiveInt = 1

@@ -4,7 +4,8 @@ model, tokenizer = load_model(Path("results/demo/merged/tiny"))
 (text,) = generate(model, tokenizer, ["The list of"], GenerateSettings(max_tokens=64))
 """
 
-from collections.abc import Iterator, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -15,6 +16,11 @@ from common.tokenizer import Tokenizer
 from common.workers import batched
 from training.inference.kv_cache import kv_cache
 from training.model import GPT2
+
+Request = tuple[str, list[int], int]
+"""A prompt, its tokens and the seed of its text."""
+Show = Callable[[str], None]
+"""Gets the first text so far after each of its tokens: always a beginning of the text that is yielded at the end."""
 
 _SEEDS = 2**64
 _BATCH = 8  # texts per batch; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
@@ -52,8 +58,11 @@ def continue_tokens(
     options: GenerateSettings,
     end_of_text: int,
     seeds: Sequence[int] | None = None,
+    goes_on: Callable[[int, int], bool] = lambda row, token: True,
 ) -> list[list[int]]:
     """The continuation of each prompt, at most `max_tokens` tokens, computed as one batch.
+
+    `goes_on` gets each token with the number of its prompt; if it returns False, that is the last token of its text.
 
     An empty prompt begins with an end-of-text, which training texts follow; any other stands alone, as in
     transformers, so that both give the same greedy text. Ids above `end_of_text` are never chosen. A text depends on
@@ -65,16 +74,18 @@ def continue_tokens(
     growing = list(range(len(prompts)))
     with kv_cache(model, len(prompts), max(starts) + options.max_tokens) as next_logits:
         for _ in range(options.max_tokens):
-            logits = next_logits(texts).cpu()
-            rows = {row: penalise_repetition(logits[row], texts[row], options.repetition_penalty) for row in growing}
-            tokens = {
-                row: sample_token(found[: end_of_text + 1], options, generators[row]) for row, found in rows.items()
-            }
-            growing = [row for row in growing if tokens[row] != end_of_text]
+            logits = next_logits({row: texts[row] for row in growing}).cpu()
+            ended = set()
+            for row, found in zip(growing, logits, strict=True):
+                found = penalise_repetition(found, texts[row], options.repetition_penalty)
+                token = sample_token(found[: end_of_text + 1], options, generators[row])
+                if token != end_of_text:
+                    texts[row].append(token)
+                if token == end_of_text or not goes_on(row, token):
+                    ended.add(row)
+            growing = [row for row in growing if row not in ended]
             if not growing:
                 break
-            for row in growing:
-                texts[row].append(tokens[row])
     return [text[start:] for text, start in zip(texts, starts, strict=True)]
 
 
@@ -84,7 +95,12 @@ def sample_seed(options: GenerateSettings, sample: int) -> int:
 
 
 def generate(
-    model: GPT2, tokenizer: Tokenizer, prompts: Sequence[str], options: GenerateSettings, samples: int = 1
+    model: GPT2,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    options: GenerateSettings,
+    samples: int = 1,
+    show: Show | None = None,
 ) -> Iterator[str]:
     """Yield `samples` texts per prompt, in the order of the prompts: the prompt and its continuation.
 
@@ -95,16 +111,46 @@ def generate(
     for number, tokens in enumerate(encoded, start=1):
         if len(tokens) > room:
             raise InputError(f"prompt {number}: {len(tokens):,} tokens, the model has room for {room:,}; shorten it")
-    requests = [(tokens, sample_seed(options, sample)) for tokens in encoded for sample in range(samples)]
-    return _generate_batches(model, tokenizer, requests, options)
+    requests = [
+        (prompt, tokens, sample_seed(options, sample))
+        for prompt, tokens in zip(prompts, encoded, strict=True)
+        for sample in range(samples)
+    ]
+    return _generate_batches(model, tokenizer, requests, options, show)
 
 
 def _generate_batches(
-    model: GPT2, tokenizer: Tokenizer, requests: Sequence[tuple[list[int], int]], options: GenerateSettings
+    model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request], options: GenerateSettings, show: Show | None
 ) -> Iterator[str]:
-    """The texts for pairs of a prompt and a seed, in order."""
     for batch in batched(requests, _BATCH):
-        prompts, seeds = [prompt for prompt, _ in batch], [seed for _, seed in batch]
-        continuations = continue_tokens(model, prompts, options, tokenizer.end_of_text, seeds)
-        for prompt, continuation in zip(prompts, continuations, strict=True):
-            yield tokenizer.decode(prompt + continuation)
+        yield from _generate_batch(model, tokenizer, batch, options, show)
+        show = None
+
+
+def _generate_batch(
+    model: GPT2, tokenizer: Tokenizer, batch: Sequence[Request], options: GenerateSettings, show: Show | None
+) -> list[str]:
+    prompts, tokens, seeds = zip(*batch, strict=True)
+    stops = [stop.encode() for stop in options.stop]
+    found = [b""] * len(batch)  # the continuations
+
+    def goes_on(row: int, token: int) -> bool:
+        found[row] += tokenizer.vocabulary.tokens[token]
+        decided, ends = decided_bytes(found[row], stops)
+        if ends:
+            found[row] = found[row][:decided]
+        if show and row == 0:  # without the first bytes of a character that is not complete
+            show(prompts[0] + getincrementaldecoder("utf-8")("replace").decode(found[0][:decided]))
+        return not ends
+
+    continue_tokens(model, tokens, options, tokenizer.end_of_text, seeds, goes_on)
+    return [prompt + text.decode("utf-8", "replace") for prompt, text in zip(prompts, found, strict=True)]
+
+
+def decided_bytes(text: bytes, stops: Sequence[bytes]) -> tuple[int, bool]:
+    """How many bytes of a growing text no stop string can take away any more, and whether it ends there."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if found:
+        return min(found), True
+    begun = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return len(text) - max(begun, default=0), False

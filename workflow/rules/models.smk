@@ -137,6 +137,9 @@ rule generate:
         model=subpath(input.weights, parent=True),
         settings=keys("generate")["generate"],
         prompt=lambda wildcards, output: quote(settings.generate.prompt),
+        stop=lambda wildcards, output: " ".join(
+            f"--stop={quote(text)}" for text in settings.generate.stop
+        ),
         sources=lambda wildcards, output: (
             "--sources" if settings.generate.sources else ""
         ),
@@ -144,7 +147,7 @@ rule generate:
         "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
         "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
         "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --repetition-penalty {params.settings[repetition_penalty]} --seed {params.settings[seed]} "
-        "--samples {params.settings[samples]} {params.sources} "
+        "--samples {params.settings[samples]} {params.stop} {params.sources} "
         "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 
 

@@ -1,6 +1,8 @@
 """Sampling obeys its options, and the same seed gives the same text."""
 
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from common.settings import GenerateSettings
 from common.tokenizer import Tokenizer
 from tests.training.reference import tiny_model
 from tests.training.test_model import SMALL, same_models
-from training.inference.sampling import continue_tokens, generate, sample_token
+from training.inference.sampling import continue_tokens, decided_bytes, generate, sample_token
 from training.model import GPT2
 
 PROMPTS = [[], [7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(10, 30))]
@@ -91,3 +93,71 @@ def test_greedy_tokens_equal_those_of_transformers(
     (found,) = continue_tokens(models[0], [prompt], options, end)
     assert found == [token for token in expected[0, text.shape[1] :].tolist() if token != end]
     assert len(set(found)) > 3
+
+
+def scripted(text: bytes, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every model write `text`, one byte per token, after any prompt."""
+    script = [tokenizer.vocabulary.tokens.index(bytes([byte])) for byte in text]
+
+    def next_logits(texts: Mapping[int, list[int]]) -> torch.Tensor:
+        step.append(len(texts))
+        token = torch.tensor([script[len(step) - 1]] * len(texts))
+        return torch.nn.functional.one_hot(token, 50257).float()
+
+    step: list[int] = []
+    monkeypatch.setattr("training.inference.sampling.kv_cache", lambda *sizes: nullcontext(next_logits))
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ([], "one two\nthr\u00e9\u00e9 \U0001f600 four\n"),
+        (["\n"], "one two"),
+        (["two\nt"], "one "),
+        (["twin", "four", "three"], "one two\nthr\u00e9\u00e9 \U0001f600 "),
+        (["\u00e9 "], "one two\nthr\u00e9"),
+        (["P: one"], "one two\nthr\u00e9\u00e9 \U0001f600 four\n"),
+        (["one"], ""),
+    ],
+    ids=str,
+)
+def test_a_text_ends_before_a_stop_string_and_shows_only_whole_characters_that_stay(
+    stop: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte is a token here, so that stop strings and characters cross the borders of tokens."""
+    tokenizer, shown = Tokenizer(), [""]
+    whole = "one two\nthr\u00e9\u00e9 \U0001f600 four\n".encode()
+    scripted(whole, tokenizer, monkeypatch)
+    options = GenerateSettings(temperature=0, stop=stop, max_tokens=len(whole))
+    found = list(generate(tiny_model(50257), tokenizer, ["P: "], options, show=shown.append))
+    assert found == ["P: " + text]
+    assert all(found[0].startswith(each) for each in shown) and shown == sorted(shown, key=len)
+    assert len(set(shown)) > len(text) / 2  # it grows, not all at once
+    if not stop:
+        assert shown[-1] == found[0] and len(set(shown)) == len(text) + 1
+
+
+def test_only_bytes_that_no_stop_string_can_take_away_are_decided() -> None:
+    assert decided_bytes(b"ab", [b"bcd", b"abc"]) == (0, False)
+    assert decided_bytes(b"xbc", [b"bcd", b"cx"]) == (1, False)
+    assert decided_bytes(b"xbcx", [b"bcd", b"cx"]) == (2, True)
+    assert decided_bytes(b"one one", [b"one"]) == (0, True)
+
+
+def test_texts_that_end_leave_the_batch(models: tuple[GPT2, GPT2LMHeadModel]) -> None:
+    """Nothing is computed for them, and the others keep the text that they have alone."""
+    sizes: list[int] = []
+    hook = models[0].head.register_forward_hook(lambda _head, inputs, _logits: sizes.append(len(inputs[0])))
+    options = GenerateSettings(max_tokens=12, temperature=1, top_k=0, seed=3)
+    limits, counts = [3, 12, 1, 7], Counter[int]()
+
+    def goes_on(row: int, token: int) -> bool:
+        counts[row] += 1
+        return counts[row] < limits[row]
+
+    end = SMALL.vocab_size - 1
+    found = continue_tokens(models[0], PROMPTS, options, end, goes_on=goes_on)
+    hook.remove()
+    assert sizes == [sum(limit > step for limit in limits) for step in range(12)]
+    alone = [continue_tokens(models[0], [prompt], options, end)[0] for prompt in PROMPTS]
+    assert found == [tokens[:limit] for tokens, limit in zip(alone, limits, strict=True)]
