@@ -12,8 +12,8 @@ COMMANDS = (
     "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "corpus.export",
     "corpus.sample", "corpus.show", "corpus.repeats", "corpus.remove",
     "training.train", "training.evaluate", "training.plan", "training.probe", "training.generate", "training.trace",
-    "training.kernels",
-    "convert.merge_mp", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight",
+    "training.kernels", "convert.merge_mp", "convert.to_gguf",
+    "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel", "cluster.preflight",
     "cluster.autotune", "common.init", "report", "cards", "demo", "demo.build", "demo.serve", "benchmarks.corpus",
     "benchmarks.gpu",
 )  # fmt: skip
