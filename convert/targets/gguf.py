@@ -19,8 +19,8 @@ from convert.sources.source import Source
 from convert.targets.huggingface import SPECIAL_TOKENS, check_tokenizer, generation_config, tokenizer_of, written_shapes
 from training.tensors import leaf_of, llama_name
 
-_F32, _F16, _Q8_0 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0"))
-_FORMS = {"f32": (_F32, "ALL_F32"), "f16": (_F16, "MOSTLY_F16"), "q8_0": (_Q8_0, "MOSTLY_Q8_0")}
+_F32, _F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
+_FORMS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 
 
 def write(source: Source, path: Path, dtype: str) -> None:
@@ -28,12 +28,11 @@ def write(source: Source, path: Path, dtype: str) -> None:
 
     Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large, OSError naming the file.
     """
-    kind, form = _FORMS[dtype]
-    vocabulary = _check(source, kind)
+    vocabulary = _check(source, kind := gguf.GGMLQuantizationType[dtype.upper()])
     shapes = {name: leaf_of(name).shape(source.model.sizes) for name in written_shapes(source)}  # [out, in]
     kinds = {name: kind if len(shape) == 2 and name != "wpe.weight" else _F32 for name, shape in shapes.items()}
     writer = gguf.GGUFWriter(path, "gpt2")
-    writer.add_file_type(gguf.LlamaFileType[form])
+    writer.add_file_type(gguf.LlamaFileType[_FORMS[dtype]])
     _describe(writer, source, vocabulary)
     for name, shape in shapes.items():
         block, size = gguf.GGML_QUANT_SIZES[kinds[name]]
@@ -62,8 +61,11 @@ def _check(source: Source, kind: gguf.GGMLQuantizationType) -> Vocabulary:
     if model.n_embd % block or model.n_inner % block:
         raise InputError(f"{source.path}: q8_0 needs widths that {block} divides; choose --dtype f16")
     check_tokenizer(source)
-    tokenizer = tokenizer_of(source)
-    if tokenizer is None or tokenizer.vocab_size > model.vocab_size or not tokenizer.vocabulary.merges:
+    if (
+        not (tokenizer := tokenizer_of(source))
+        or tokenizer.vocab_size > model.vocab_size
+        or not tokenizer.vocabulary.merges
+    ):
         raise InputError(
             f"{source.path}: has no tokenizer with merges for its {model.vocab_size} tokens, which llama.cpp needs; "
             "merge it with convert.merge_mp --tokenizer DIR"
@@ -87,8 +89,7 @@ def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -
     values |= {"token_merges": vocabulary.merges, "add_bos_token": False, "chat_template": _chat_template(files)}
     values |= {"block_count": model.n_layer, "context_length": model.n_positions, "head_count": model.n_head}
     values |= {"embedding_length": model.n_embd, "feed_forward_length": model.n_inner, "quantization_version": 2}
-    values |= {"layer_norm_eps": model.layer_norm_epsilon}
-    special = generation_config(source)
+    special, values["layer_norm_eps"] = generation_config(source), model.layer_norm_epsilon
     for key in SPECIAL_TOKENS:  # of several ids, the first
         values[key] = special[key][0] if isinstance(special.get(key), list) else special.get(key)
     for key, value in values.items():

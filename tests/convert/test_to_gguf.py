@@ -50,8 +50,6 @@ def weights_of(model: Architecture) -> dict[str, Tensor]:
 
 @pytest.fixture
 def trained(once: Once) -> Tokenizer:
-    """600 tokens of several scripts."""
-
     def build(folder: Path) -> None:
         texts = [f"{prose(number, 300)} {' '.join(SCRIPTS)} 2026-11-26 12345\n\n    x" for number in range(30)]
         shard = write_shard(folder / "in.jsonl.zst", [document(number, text) for number, text in enumerate(texts)])
@@ -76,7 +74,6 @@ def written(folder: Path, *options: str) -> Path:
 
 
 def hard_texts(count: int) -> Iterator[str]:
-    """Random code points, whitespace runs, digits, emoji, scripts and texts that look like special tokens."""
     rng = random.Random(11)
     for _ in range(count):
         parts = []
@@ -107,7 +104,6 @@ def test_llama_cpp_gives_our_ids_and_logits(trained: Tokenizer, vocabulary: str,
     tokens = torch.from_numpy(ids[:64].astype(np.int64))[None]
     expected = load_model(folder)[0](tokens)[0].numpy(force=True)
     theirs.eval(tokens[0].tolist())
-    # of the largest: llama.cpp's GELU on a CPU looks its values up in float16
     assert expected.std() > 0.1 and np.abs(theirs.scores[:64] - expected).max() < 1e-3 * np.abs(expected).max()
     theirs.close()
 
@@ -135,13 +131,12 @@ def test_the_file_holds_every_tensor_and_key(trained: Tokenizer, dtype: str, tie
     assert keys == {
         **{"general.architecture": "gpt2", "general.file_type": {"f32": 0, "f16": 1, "q8_0": 7}[dtype]},
         **{"general.quantization_version": 2, "gpt2.attention.head_count": 4},
+        **{"tokenizer.chat_template": "{{ messages }}"},
         **{f"gpt2.{key}": size for key, size in sizes.items()},
         **{f"tokenizer.ggml.{key}": value for key, value in {**special, "model": "gpt2", "pre": "gpt-2"}.items()},
-        **{"tokenizer.chat_template": "{{ messages }}"},
     }
     model = replace(MODEL, vocab_size=602, tied=tied)
     found = {tensor.name: tensor for tensor in reader.tensors}
-    # Hugging Face's order of qkv rows, but [out, in]
     expected = {name: one.blocks[0].tensor.read() for name, one in as_conv1d(weights_of(model), model).tensors.items()}
     assert sorted(found) == sorted(map(llama_name, expected))
     for name, value in expected.items():
