@@ -61,11 +61,8 @@ def _check(source: Source, kind: gguf.GGMLQuantizationType) -> Vocabulary:
     if model.n_embd % block or model.n_inner % block:
         raise InputError(f"{source.path}: q8_0 needs widths that {block} divides; choose --dtype f16")
     check_tokenizer(source)
-    if (
-        not (tokenizer := tokenizer_of(source))
-        or tokenizer.vocab_size > model.vocab_size
-        or not tokenizer.vocabulary.merges
-    ):
+    tokenizer = tokenizer_of(source)
+    if tokenizer is None or tokenizer.vocab_size > model.vocab_size or not tokenizer.vocabulary.merges:
         raise InputError(
             f"{source.path}: has no tokenizer with merges for its {model.vocab_size} tokens, which llama.cpp needs; "
             "merge it with convert.merge_mp --tokenizer DIR"
