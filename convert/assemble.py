@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 
@@ -62,14 +62,14 @@ def check_parts(source: Source, name: str) -> None:
         check_distinct(block.tensor for block in source.tensors[name].blocks if block.offset[0] < rows)
 
 
-def prefetched(source: Source, names: Sequence[str], *, qkv: QKV, conv1d: bool, dtype: torch.dtype) -> Iterator[Tensor]:
-    """`assemble` for each of `names`, by a thread that is a few tensors ahead of the caller.
+def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, conv1d: bool) -> Iterator[Tensor]:
+    """`assemble` for each of `wanted`, in its type, by a thread that is a few tensors ahead of the caller.
 
     The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming the tensor if a
-    finite value is infinite in `dtype`.
+    finite value is infinite in that type.
     """
 
-    def make(name: str) -> Tensor:
+    def make(name: str, dtype: torch.dtype) -> Tensor:
         tensor = assemble(source, name, qkv=qkv, conv1d=conv1d, dtype=dtype)
         _check_range(source, name, tensor)
         return tensor
@@ -78,8 +78,8 @@ def prefetched(source: Source, names: Sequence[str], *, qkv: QKV, conv1d: bool, 
     # one thread for its operations, too: more would compete with the writer
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
-            for name in names:
-                started.append(pool.submit(make, name))
+            for item in wanted.items():
+                started.append(pool.submit(make, *item))
                 if len(started) > _AHEAD:
                     yield started.popleft().result()
             while started:

@@ -1,4 +1,4 @@
-"""THE table of GPT-2's tensors: names, shapes, how tensor parallelism splits them, and what Megatron calls them.
+"""THE table of GPT-2's tensors: names, shapes, how tensor parallelism splits them, what others call them.
 
 Every reader, writer, layout and prediction asks it; `convert.proof` alone does not, because it checks the rest. Names
 are Hugging Face's without `transformer.` (`wte.weight`, `h.0.attn.c_attn.weight`, …). One layout is ours: the rows of
@@ -32,6 +32,8 @@ class Module(NamedTuple):
     """Megatron-LM's name today."""
     fork_2019: str
     """Its name in 2019, still DeepSpeed's."""
+    llama: str
+    """llama.cpp's name."""
     others: tuple[str, ...] = ()
     """Its names in between."""
     folded: str = ""
@@ -45,22 +47,22 @@ class Module(NamedTuple):
 
 # fmt: off
 ROOT = (
-    Module("wte", "embedding", ("vocabulary", "width"), 0, "word_embeddings", "word_embeddings"),
-    Module("wpe", "embedding", ("positions", "width"), None, "position_embeddings", "position_embeddings"),
-    Module("ln_f", "norm", ("width",), None, "final_layernorm", "final_layernorm", ("final_norm",)),
-    Module("lm_head", "embedding", ("vocabulary", "width"), 0, "output_layer", "output_layer"),  # if it is not tied
+    Module("wte", "embedding", ("vocabulary", "width"), 0, *("word_embeddings",) * 2, "token_embd"),
+    Module("wpe", "embedding", ("positions", "width"), None, *("position_embeddings",) * 2, "position_embd"),
+    Module("ln_f", "norm", ("width",), None, *("final_layernorm",) * 2, "output_norm", ("final_norm",)),
+    Module("lm_head", "embedding", ("vocabulary", "width"), 0, *("output_layer",) * 2, "output"),  # if it is not tied
 )
 LAYER = (
-    Module("ln_1", "norm", ("width",), None, "input_layernorm", "input_layernorm", ("input_norm",),
-           "self_attention.linear_qkv.layer_norm_"),
-    Module(QKV, "linear", ("qkv", "width"), 0, "self_attention.linear_qkv", "attention.query_key_value",
+    Module("ln_1", "norm", ("width",), None, "input_layernorm", "input_layernorm", "attn_norm",
+           ("input_norm",), "self_attention.linear_qkv.layer_norm_"),
+    Module(QKV, "linear", ("qkv", "width"), 0, "self_attention.linear_qkv", "attention.query_key_value", "attn_qkv",
            ("self_attention.query_key_value",)),
     Module("attn.c_proj", "linear", ("width", "width"), 1, "self_attention.linear_proj", "attention.dense",
-           ("self_attention.dense",)),
-    Module("ln_2", "norm", ("width",), None, "pre_mlp_layernorm", "post_attention_layernorm",
+           "attn_output", ("self_attention.dense",)),
+    Module("ln_2", "norm", ("width",), None, "pre_mlp_layernorm", "post_attention_layernorm", "ffn_norm",
            ("post_attention_norm", "post_self_attn_layernorm"), "mlp.linear_fc1.layer_norm_"),
-    Module("mlp.c_fc", "linear", ("inner", "width"), 0, "mlp.linear_fc1", "mlp.dense_h_to_4h"),
-    Module("mlp.c_proj", "linear", ("width", "inner"), 1, "mlp.linear_fc2", "mlp.dense_4h_to_h"),
+    Module("mlp.c_fc", "linear", ("inner", "width"), 0, "mlp.linear_fc1", "mlp.dense_h_to_4h", "ffn_up"),
+    Module("mlp.c_proj", "linear", ("width", "inner"), 1, "mlp.linear_fc2", "mlp.dense_4h_to_h", "ffn_down"),
 )
 # fmt: on
 
@@ -138,3 +140,9 @@ def all_names(n_layer: int, tied: bool = True) -> list[str]:
 def hugging_face_name(name: str) -> str:
     """`transformer.wte.weight`; the head is outside of the transformer."""
     return name if name == HEAD else HUGGING_FACE_PREFIX + name
+
+
+def llama_name(name: str) -> str:
+    """`token_embd.weight`, `blk.3.attn_output.bias`."""
+    leaf, layer = leaf_of(name), layer_of(name)
+    return f"{'' if layer is None else f'blk.{layer}.'}{leaf.module.llama}.{leaf.kind}"

@@ -33,7 +33,7 @@ from training.huggingface.origin import VOCABULARIES, shard_name
 from training.huggingface.tokenizer import vocabulary_size, write_tokenizer
 from training.tensors import ROOT_LEAVES, hugging_face_name, layer_of, leaf_of
 
-_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Files = dict[str, dict[str, Any]]
 """`{"size": bytes, "xxh3": hex}` by file name."""
@@ -61,11 +61,11 @@ def write_folder(
         )
     config = make_config(**asdict(source.model), dtype=str(dtype).removeprefix("torch."))
     write_json(folder / CONFIG, config | _special_tokens(source, source.facts))
-    write_json(folder / GENERATION_CONFIG, _generation_config(source))
+    write_json(folder / GENERATION_CONFIG, generation_config(source))
     _write_tokenizer(folder, source)
     shards = split_into_shards(sizes, max_shard_size)
-    names = [name for shard in shards for name in shard]
-    tensors = prefetched(source, names, qkv=HUGGING_FACE, conv1d=True, dtype=dtype)
+    wanted = {name: dtype for shard in shards for name in shard}
+    tensors = prefetched(source, wanted, qkv=HUGGING_FACE, conv1d=True)
     files: Files = {}
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else shard_name(number, len(shards))
@@ -149,7 +149,7 @@ def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, An
     size = vocabulary_size(tokenizer_of(source)) or (vocabulary if vocabulary == GPT2_VOCABULARY else None)
     found: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id"), size and size - 1)
     for record in reversed(records):
-        for key in _SPECIAL_TOKENS:
+        for key in SPECIAL_TOKENS:
             if _are_tokens(record.get(key), vocabulary):
                 found[key] = record[key]
     return found
@@ -160,13 +160,13 @@ def _are_tokens(ids: Any, vocab_size: int) -> bool:
     return all(type(one) is int and 0 <= one < vocab_size for one in (ids if isinstance(ids, list) else [ids]))
 
 
-def _generation_config(source: Source) -> dict[str, Any]:
+def generation_config(source: Source) -> dict[str, Any]:
     """A Hugging Face source's own, with the tokens corrected."""
     recorded: Any = {}
     if is_pretrained_folder(source.path) and (source.path / GENERATION_CONFIG).is_file():
         recorded = read_json(source.path / GENERATION_CONFIG)
     recorded = recorded if isinstance(recorded, dict) else {}
-    others = {key: value for key, value in recorded.items() if key not in _SPECIAL_TOKENS}
+    others = {key: value for key, value in recorded.items() if key not in SPECIAL_TOKENS}
     return others | _special_tokens(source, recorded, source.facts)
 
 

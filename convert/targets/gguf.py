@@ -1,0 +1,103 @@
+"""Write a source as the file of llama.cpp, GGUF, for its architecture `gpt2`.
+
+Matrices are [out, in], qkv rows [(q, k, v), head, dim]; without `output.weight` the head is the embedding. Vectors and
+positions are float32, as in llama.cpp's own converter, convert_hf_to_gguf.py. The format: docs/gguf.md of ggml.
+"""
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from common.errors import InputError
+from common.files import naming, read_json, read_text
+from common.tokenizer import Vocabulary
+from convert.assemble import HUGGING_FACE, prefetched
+from convert.sources.source import Source
+from convert.targets.huggingface import SPECIAL_TOKENS, check_tokenizer, generation_config, tokenizer_of, written_shapes
+from training.tensors import leaf_of, llama_name
+
+_F32, _F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
+_FORMS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+
+
+def write(source: Source, path: Path, dtype: str) -> None:
+    """Write the file, a tensor at a time, matrices as `dtype`: f32, f16 or q8_0.
+
+    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large, OSError naming the file.
+    """
+    vocabulary = _check(source, kind := gguf.GGMLQuantizationType[dtype.upper()])
+    shapes = {name: leaf_of(name).shape(source.model.sizes) for name in written_shapes(source)}  # [out, in]
+    kinds = {name: kind if len(shape) == 2 and name != "wpe.weight" else _F32 for name, shape in shapes.items()}
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_file_type(gguf.LlamaFileType[_FORMS[dtype]])
+    _describe(writer, source, vocabulary)
+    for name, shape in shapes.items():
+        block, size = gguf.GGML_QUANT_SIZES[kinds[name]]
+        count = math.prod(shape) // block * size
+        writer.add_tensor_info(llama_name(name), shape, np.dtype(np.float32), count, raw_dtype=kinds[name])
+    wanted = {name: torch.float16 if kinds[name] == _F16 else torch.float32 for name in shapes}
+    tensors = prefetched(source, wanted, qkv=HUGGING_FACE, conv1d=False)
+    try:
+        with naming(path):
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for name in shapes:
+                writer.write_tensor_data(gguf.quantize(next(tensors).numpy(), kinds[name]))
+    finally:
+        writer.close()
+
+
+def _check(source: Source, kind: gguf.GGMLQuantizationType) -> Vocabulary:
+    """The vocabulary. Raises InputError for what llama.cpp cannot load."""
+    model, (block, _) = source.model, gguf.GGML_QUANT_SIZES[kind]
+    if model.activation == "gelu":
+        raise InputError(
+            f"{source.path}: its GELU is the erf form, and llama.cpp has only the tanh form for GPT-2; use transformers"
+        )
+    if model.n_embd % block or model.n_inner % block:
+        raise InputError(f"{source.path}: q8_0 needs widths that {block} divides; choose --dtype f16")
+    check_tokenizer(source)
+    tokenizer = tokenizer_of(source)
+    if tokenizer is None or tokenizer.vocab_size > model.vocab_size or not tokenizer.vocabulary.merges:
+        raise InputError(
+            f"{source.path}: has no tokenizer with merges for its {model.vocab_size} tokens, which llama.cpp needs; "
+            "merge it with convert.merge_mp --tokenizer DIR"
+        )
+    return tokenizer.vocabulary
+
+
+def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -> None:
+    """The metadata: sizes, tokens and merges, special ids, the chat template."""
+    model, kind = source.model, gguf.TokenType
+    files = {path.name: path for path in source.tokenizer_files}
+    raw = read_json(files["tokenizer.json"]) if "tokenizer.json" in files else {}
+    added = {token["id"]: token for token in raw.get("added_tokens", [])}
+    tokens = [(text, kind.NORMAL) for text in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__)]
+    tokens[-1] = (tokens[-1][0], kind.CONTROL)  # end-of-text
+    for number in range(len(tokens), model.vocab_size):  # rows after the vocabulary, with or without a text
+        token = added.get(number, {"content": f"[PAD{number}]", "special": True})
+        tokens.append((token["content"], kind.CONTROL if token.get("special") else kind.USER_DEFINED))
+    texts, types = zip(*tokens, strict=True)
+    values = {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": texts, "token_types": types}
+    values |= {"token_merges": vocabulary.merges, "add_bos_token": False, "chat_template": _chat_template(files)}
+    values |= {"block_count": model.n_layer, "context_length": model.n_positions, "head_count": model.n_head}
+    values |= {"embedding_length": model.n_embd, "feed_forward_length": model.n_inner, "quantization_version": 2}
+    special, values["layer_norm_eps"] = generation_config(source), model.layer_norm_epsilon
+    for key in SPECIAL_TOKENS:  # of several ids, the first
+        values[key] = special[key][0] if isinstance(special.get(key), list) else special.get(key)
+    for key, value in values.items():
+        if value is not None:
+            getattr(writer, f"add_{key}")(value)
+
+
+def _chat_template(files: dict[str, Path]) -> str | None:
+    """The one that transformers takes: the file's, else that of tokenizer_config.json, of several the default."""
+    if "chat_template.jinja" in files:
+        return read_text(files["chat_template.jinja"])
+    path = files.get("tokenizer_config.json")
+    found = read_json(path).get("chat_template") if path else None
+    return {one["name"]: one["template"] for one in found}.get("default") if isinstance(found, list) else found

@@ -1,0 +1,50 @@
+"""Write a GPT-2, with its vocabulary, as the one file that llama.cpp loads.
+
+    python -m convert.to_gguf --checkpoint merged/tiny --output tiny.gguf
+    python -m convert.to_gguf --checkpoint merged/gpt2-345m --output gpt2-345m.gguf --dtype f16
+
+--checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp reads. --dtype is
+that of matrices: f32 is exact, f16 rounds, q8_0 has 8 bits per weight and a scale per 32. The file appears whole or not
+at all. Needs the package gguf (`pip install '.[gguf]'`) and memory for a few copies of the largest tensor.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from common import cli
+from common.errors import InputError
+from common.files import atomic_path, check_outputs
+from convert import arguments as flags
+from convert.arguments import Options
+
+
+def convert(path: Path, output: Path, *, dtype: str = "f32", options: Options | None = None) -> str:
+    """Write the file; returns one line about it. Raises InputError for what llama.cpp cannot compute."""
+    if find_spec("gguf") is None:
+        raise InputError("convert.to_gguf needs the package gguf; pip install '.[gguf]'")
+    from convert.sources.find import open_source
+    from convert.targets import gguf
+
+    source = open_source(path, options)
+    check_outputs([output], [*source.files, *source.tokenizer_files])
+    flags.announce(source)
+    with atomic_path(output) as temporary:
+        gguf.write(source, temporary, dtype)
+    return f"{output}: llama.cpp, {dtype}, {output.stat().st_size / 1e6:.1f} MB, from {source.path}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("convert.to_gguf", __doc__)
+    flags.add_source(parser)
+    parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help="default f32")
+    arguments = parser.parse_args(argv)
+    print(convert(arguments.checkpoint, arguments.output, dtype=arguments.dtype, options=flags.options(arguments)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
