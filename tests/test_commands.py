@@ -14,8 +14,8 @@ COMMANDS = (
     "training.train", "training.evaluate", "training.plan", "training.probe", "training.generate", "training.trace",
     "training.kernels",
     "convert.merge_mp", "convert.to_gguf", "convert.verify", "cluster.submit", "cluster.status", "cluster.logs",
-    "cluster.cancel", "cluster.preflight", "cluster.autotune", "common.init", "report", "cards", "demo", "demo.build", "demo.serve",
-    "benchmarks.corpus", "benchmarks.gpu",
+    "cluster.cancel", "cluster.preflight", "cluster.autotune", "common.init", "report", "cards",
+    "demo", "demo.build", "demo.serve", "benchmarks.corpus", "benchmarks.gpu",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ positions are float32, as in llama.cpp's own converter, convert_hf_to_gguf.py. T
 
 import math
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -82,7 +83,12 @@ def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -
         token = added.get(number, {"content": f"[PAD{number}]", "special": True})
         tokens.append((token["content"], kind.CONTROL if token.get("special") else kind.USER_DEFINED))
     texts, types = zip(*tokens, strict=True)
-    values = {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": texts, "token_types": types}
+    values: dict[str, Any] = {
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": "gpt-2",
+        "token_list": texts,
+        "token_types": types,
+    }
     values |= {"token_merges": vocabulary.merges, "add_bos_token": False, "chat_template": _chat_template(files)}
     values |= {"block_count": model.n_layer, "context_length": model.n_positions, "head_count": model.n_head}
     values |= {"embedding_length": model.n_embd, "feed_forward_length": model.n_inner, "quantization_version": 2}
