@@ -196,7 +196,7 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
     for name in record["entries"]:
         remove_from(run / name, gone, run / name)
     for name in record["signatures"]:
-        _sign(run, name, settings)
+        _sign(run, name, settings, workers)
     for prefix, numbers in record["datasets"].items():
         bury(run / prefix, numbers)
     for name, found in record["models"].items():
@@ -213,9 +213,9 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
     return record
 
 
-def _sign(run: Path, name: str, settings: Settings) -> None:
+def _sign(run: Path, name: str, settings: Settings, workers: int) -> None:
     """Make the signatures of a clean shard again, for runs that grow this one."""
-    with Workers(1) as pool:
+    with Workers(workers) as pool:
         write_signatures(run / f"clean/{name}.jsonl.zst", run / f"dedup/work/{name}.signatures", settings.dedup, pool)
 
 
