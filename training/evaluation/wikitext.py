@@ -14,6 +14,7 @@ WikiText is split into words: `1 @,@ 000 km ( 600 mi ) , " so "`. Three rules ma
   where a line end counts as a word, as in the papers, which count it as `<eos>`.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from common.errors import InputError
 from common.files import read_blocks
 from common.tokenizer import Tokenizer
-from training.evaluation.scoring import perplexity, sum_of_sliding_losses
+from training.evaluation.scoring import BATCH, perplexity, sum_of_sliding_losses
 from training.model import GPT2
 
 # Megatron-LM's rules, which other toolkits copied; each is applied to the whole text, in this order.
@@ -65,19 +66,22 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 (byte {error.start}); convert it first") from None
 
 
-def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) -> dict[str, Any]:
-    """Loss (nats) and perplexity per token, and perplexity per word, of a WikiText file."""
+def word_perplexity(
+    model: GPT2, tokenizer: Tokenizer, path: Path, stride: int, batch_size: int = BATCH
+) -> dict[str, Any]:
+    """Loss (nats) and perplexity per token, perplexity per word and bits per byte of a WikiText file."""
     text = read_text(path)
     words, tokens = count_words(text), tokenizer.encode(detokenize(text))
     if words < 2 or len(tokens) < 2:
         raise InputError(f"{path}: fewer than two words to evaluate; choose another file")
     scored = len(tokens) - 1  # the first token has no context
-    loss = sum_of_sliding_losses(model, tokens, stride) / scored
+    loss = sum_of_sliding_losses(model, tokens, stride, batch_size) / scored
     ratio = scored / (words - 1)
     return {
         "loss": loss,
         "perplexity": perplexity(loss),
         "word_perplexity": perplexity(loss * ratio),
+        "bits_per_byte": loss * scored / math.log(2) / len(text.encode()),  # of the file, as the words are
         "token_ratio": ratio,
         "tokens": scored,
         "words": words,

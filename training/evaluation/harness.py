@@ -1,0 +1,100 @@
+"""Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, the package `lm_eval`.
+
+    tasks = ["lambada_openai", "hellaswag"]
+    result = run_tasks(Path("merged/tiny"), tasks, find_tasks(tasks))
+
+The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks with `datasets`.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from common.console import is_quiet, text_table
+from common.errors import InputError
+from common.settings import closest
+
+BATCH = 8  # requests per forward pass
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+
+def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> "TaskManager":
+    """The index of all tasks that lm_eval knows and of the YAML files in `folder`.
+
+    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (names or patterns).
+    """
+    if is_quiet():
+        os.environ["TQDM_DISABLE"] = "1"
+    try:
+        import lm_eval.models.huggingface  # noqa: F401  # needs accelerate
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise InputError(f"tasks need lm_eval ({error}): pip install 'urls-to-gpt2[eval]'") from None
+    manager = TaskManager(include_path=str(folder) if folder else None)
+    for task in tasks:
+        if not manager.match_tasks([task]):
+            raise InputError(
+                f"{task}: no task of lm_eval{closest(task, manager.all_tasks)}; "
+                "--task-dir names a folder with YAML files of more"
+            )
+    return manager
+
+
+def run_tasks(
+    checkpoint: Path,
+    tasks: Sequence[str],
+    manager: "TaskManager",
+    batch_size: int = BATCH,
+    max_samples: int | None = None,
+) -> dict[str, Any]:
+    """Print and return lm_eval's figures of a Hugging Face folder: a row per task, group of tasks, and metric.
+
+    `max_samples`: the first samples of each task, all without it. Raises InputError if a task's data cannot be read.
+    """
+    from lm_eval import __version__, simple_evaluate
+
+    try:
+        found = simple_evaluate(
+            model="hf",
+            model_args={"pretrained": str(checkpoint.resolve())},  # a relative one is looked up on the hub, too
+            tasks=manager.match_tasks(list(tasks)),
+            task_manager=manager,
+            batch_size=batch_size,
+            limit=max_samples,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            log_samples=False,
+        )
+    except OSError as error:
+        raise InputError(
+            f"{' '.join(tasks)}: {error}; without a network, keep the data in the cache of `datasets` or in --task-dir"
+        ) from None
+    rows = list(_rows(found["results"]))
+    cells = [(row["task"], row["metric"], f"{row['value']:.4f}", _error(row), f"{row['samples']:,}") for row in rows]
+    print(text_table([("task", "metric", "value", "standard error", "samples"), *cells], "llrrr"))
+    return {"tasks": rows, "lm_eval": __version__}
+
+
+def _rows(results: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a table from lm_eval's `{task: {"metric,filter": value, "metric_stderr,filter": …}}`."""
+    for task, figures in results.items():
+        for key, value in figures.items():
+            metric, comma, kind = key.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            error = figures.get(f"{metric}_stderr,{kind}")
+            yield {
+                "task": task,
+                "metric": metric if kind == "none" else f"{metric} ({kind})",
+                "value": float(value),
+                "stderr": None if error in (None, "N/A") else float(error),  # no error is known for some metrics
+                "samples": figures["sample_len"],
+            }
+
+
+def _error(row: dict[str, Any]) -> str:
+    return "" if row["stderr"] is None else f"{row['stderr']:.4f}"
