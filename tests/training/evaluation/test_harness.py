@@ -86,7 +86,7 @@ def test_the_figures_are_those_of_lm_eval_called_directly(tmp_path: Path, tasks:
     assert "standard error" in capsys.readouterr().out
 
 
-def test_a_share_of_the_samples_is_enough_for_a_look(tmp_path: Path, tasks: Path) -> None:
+def test_max_samples_takes_the_first_of_each_task(tmp_path: Path, tasks: Path) -> None:
     write_reference(tmp_path)
     asked = ("--checkpoint", tmp_path, "--tasks", "colours", "--task-dir", tasks, "--max-samples", "2")
     assert run_main(main, *asked, "--output", tmp_path / "result.json") == 0
