@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="loss: evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
     )
-    parser.add_argument("--batch", type=cli.positive_int, metavar="N", help="windows per forward pass (default 8)")
+    parser.add_argument(
+        "--batch", type=cli.positive_int, metavar="N", help="loss, tasks: windows at a time (default 8)"
+    )
     parser.add_argument("--tasks", nargs="+", default=[], metavar="NAME", help="tasks of lm-evaluation-harness")
     parser.add_argument("--task-dir", type=cli.input_path, metavar="DIR", help="folder with YAML files of more tasks")
-    parser.add_argument(
-        "--max-samples", type=cli.positive_int, metavar="N", help="use the first N samples of each of --tasks"
-    )
+    parser.add_argument("--max-samples", type=cli.positive_int, metavar="N", help="samples of each task (default: all)")
     parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="also write the result as JSON")
     arguments = parser.parse_args(argv)
     checkpoint, paths = arguments.checkpoint, arguments.data
@@ -81,14 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_outputs([arguments.output], files)
     result: dict[str, Any] = {"checkpoint": str(checkpoint)}
     if arguments.tasks:
-        from training.evaluation import harness
+        from training.evaluation.harness import find_tasks, run_tasks
 
-        manager = harness.find_tasks(arguments.tasks, arguments.task_dir)
+        manager = find_tasks(arguments.tasks, arguments.task_dir)
     if paths:
         result |= _on_data(arguments)
     if arguments.tasks:
-        size = arguments.batch or harness.BATCH
-        result |= harness.run_tasks(checkpoint, arguments.tasks, manager, size, arguments.max_samples)
+        result |= run_tasks(checkpoint, arguments.tasks, manager, arguments.batch or 8, arguments.max_samples)
     if arguments.output is not None:
         write_json(arguments.output, result)
         if arguments.output.is_file():  # not a pipe
@@ -131,14 +130,10 @@ def _check_data(arguments: argparse.Namespace) -> None:
     task, part, checkpoint = arguments.task, arguments.part, arguments.checkpoint
     if not arguments.data and (not arguments.tasks or task != "loss"):
         raise InputError("nothing to evaluate on; give --data, or --tasks alone")
-    if not arguments.tasks and (arguments.task_dir or arguments.max_samples):
-        raise InputError("--task-dir and --max-samples are for --tasks")
-    if arguments.task_dir and not arguments.task_dir.is_dir():
-        raise InputError(f"{arguments.task_dir}: no such folder; --task-dir is one with YAML files")
     if arguments.tasks and not (checkpoint / "config.json").is_file():
         raise InputError(f"{checkpoint}: --tasks needs a Hugging Face folder; python -m convert.merge_mp makes one")
-    if arguments.max_tokens and task != "loss":
-        raise InputError("--max-tokens is for --task loss")
+    if (arguments.max_tokens or arguments.batch) and task != "loss":
+        raise InputError("--max-tokens and --batch are for --task loss")
     if arguments.stride and task != "wikitext":
         raise InputError("--stride is for --task wikitext")
     if task != "loss" and len(arguments.data) > 1:
@@ -197,14 +192,13 @@ def _losses(
 
 def _task(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> dict[str, Any]:
     """Print and return a published measure on one file of text."""
-    from training.evaluation import lambada, scoring, wikitext
+    from training.evaluation import lambada, wikitext
     from training.inference.load import require_tokenizer
 
     path, seq_len = arguments.data[0], model.settings.seq_len
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
     if arguments.task == "lambada":
-        examples = lambada.read_examples(path, tokenizer, seq_len)
-        result = lambada.last_word_accuracy(model, examples, arguments.batch or lambada.BATCH)
+        result = lambada.last_word_accuracy(model, lambada.read_examples(path, tokenizer, seq_len))
         print(f"{path}: {lambada.summary(result)}")
         return result
     stride = arguments.stride or min(32, seq_len)
@@ -212,7 +206,7 @@ def _task(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | 
         raise InputError(
             f"--stride {stride} is more than the model's sequence length {seq_len}: tokens would be left out"
         )
-    result = wikitext.word_perplexity(model, tokenizer, path, stride, arguments.batch or scoring.BATCH)
+    result = wikitext.word_perplexity(model, tokenizer, path, stride)
     print(f"{path}: {wikitext.summary(result)}")
     return result
 

@@ -186,7 +186,7 @@ class EvaluateSettings(Section):
     """Tasks of lm-evaluation-harness, such as lambada_openai (`pip install 'urls-to-gpt2[eval]'`)."""
     task_dir: Path | None = None
     """Folder with YAML files of more tasks."""
-    max_samples: Size = 0
+    max_samples: NonNegativeInt = 0
     """The first samples of each task. 0: all."""
 
 

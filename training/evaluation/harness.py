@@ -1,7 +1,6 @@
 """Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, the package `lm_eval`.
 
-    tasks = ["lambada_openai", "hellaswag"]
-    result = run_tasks(Path("merged/tiny"), tasks, find_tasks(tasks))
+    result = run_tasks(Path("merged/tiny"), ["hellaswag"], find_tasks(["hellaswag"]), batch_size=8)
 
 The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks with `datasets`.
 """
@@ -16,8 +15,6 @@ import torch
 from common.console import is_quiet, text_table
 from common.errors import InputError
 from common.settings import closest
-
-BATCH = 8  # requests per forward pass
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -42,19 +39,13 @@ def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> "TaskManager
     manager = TaskManager(include_path=str(folder) if folder else None)
     for task in tasks:
         if not manager.match_tasks([task]):
-            raise InputError(
-                f"{task}: no task of lm_eval{closest(task, manager.all_tasks)}; "
-                "--task-dir names a folder with YAML files of more"
-            )
+            hint = closest(task, manager.all_tasks) or "; --task-dir names a folder with YAML files of more"
+            raise InputError(f"{task}: no task of lm_eval{hint}")
     return manager
 
 
 def run_tasks(
-    checkpoint: Path,
-    tasks: Sequence[str],
-    manager: "TaskManager",
-    batch_size: int = BATCH,
-    max_samples: int | None = None,
+    checkpoint: Path, tasks: Sequence[str], manager: "TaskManager", batch_size: int, max_samples: int | None = None
 ) -> dict[str, Any]:
     """Print and return lm_eval's figures of a Hugging Face folder: a row per task, group of tasks, and metric.
 
@@ -78,7 +69,7 @@ def run_tasks(
             f"{' '.join(tasks)}: {error}; without a network, keep the data in the cache of `datasets` or in --task-dir"
         ) from None
     rows = list(_rows(found["results"]))
-    cells = [(row["task"], row["metric"], f"{row['value']:.4f}", _error(row), f"{row['samples']:,}") for row in rows]
+    cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
     print(text_table([("task", "metric", "value", "standard error", "samples"), *cells], "llrrr"))
     return {"tasks": rows, "lm_eval": __version__}
 
@@ -88,17 +79,8 @@ def _rows(results: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for task, figures in results.items():
         for key, value in figures.items():
             metric, comma, kind = key.partition(",")
-            if not comma or metric.endswith("_stderr"):
-                continue
-            error = figures.get(f"{metric}_stderr,{kind}")
-            yield {
-                "task": task,
-                "metric": metric if kind == "none" else f"{metric} ({kind})",
-                "value": float(value),
-                "stderr": None if error in (None, "N/A") else float(error),  # no error is known for some metrics
-                "samples": figures["sample_len"],
-            }
-
-
-def _error(row: dict[str, Any]) -> str:
-    return "" if row["stderr"] is None else f"{row['stderr']:.4f}"
+            if comma and not metric.endswith("_stderr"):
+                name, error = metric if kind == "none" else f"{metric} ({kind})", figures.get(f"{metric}_stderr,{kind}")
+                error = float(error) if error not in (None, "N/A") else None  # some metrics have none
+                samples = figures["sample_len"]
+                yield {"task": task, "metric": name, "value": float(value), "stderr": error, "samples": samples}

@@ -24,7 +24,7 @@ from common.workers import batched
 from training.evaluation.scoring import forecast, logits_at, perplexity
 from training.model import GPT2
 
-BATCH = 32  # texts per forward pass
+_BATCH = 32  # texts per forward pass
 
 
 class Example(NamedTuple):
@@ -64,13 +64,13 @@ def read_examples(path: Path, tokenizer: Tokenizer, seq_len: int) -> list[Exampl
 
 
 @torch.no_grad()
-def last_word_accuracy(model: GPT2, examples: list[Example], batch_size: int = BATCH) -> dict[str, Any]:
+def last_word_accuracy(model: GPT2, examples: list[Example]) -> dict[str, Any]:
     """The share of last words that the model predicts, and their perplexity."""
     device = next(model.parameters()).device
     total, correct = torch.zeros((), dtype=torch.float64, device=device), 0
     longest_first = sorted(examples, key=lambda example: -len(example.tokens))  # so that a batch needs little padding
     with Meter("evaluate", "texts", len(examples)) as meter:
-        batches = list(batched(longest_first, batch_size))
+        batches = list(batched(longest_first, _BATCH))
         for batch in forecast(batches, len(batches), device):
             tokens = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # padding is never scored
             scored = torch.zeros_like(tokens, dtype=torch.bool)

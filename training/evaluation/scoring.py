@@ -7,7 +7,7 @@ from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from common.console import note
 from common.errors import InputError
 from common.progress import Meter
 from common.tokenizer import Lengths
-from common.workers import batched, threaded_map
+from common.workers import Item, batched, threaded_map
 from training.dataset.batches import BatchForm, Readable, read_batch, targets_of
 from training.dataset.corpus import Samples
 from training.loss import IGNORED
@@ -27,15 +27,13 @@ from training.model import GPT2, summed_loss
 BATCH = 8  # windows per forward pass
 _TIMED = 3  # batches after the first, which warms up
 
-T = TypeVar("T")
-
 
 def perplexity(loss: float) -> float:
     """exp(loss), infinite if that exceeds a float."""
     return math.inf if loss >= 700 else math.exp(loss)
 
 
-def forecast(batches: Iterable[T], count: int, device: torch.device) -> Iterator[T]:
+def forecast(batches: Iterable[Item], count: int, device: torch.device) -> Iterator[Item]:
     """Yield the `count` batches; after the first few, say how long all will take at that rate, if there are more."""
     began = 0.0
     for number, batch in enumerate(batches):
@@ -92,13 +90,13 @@ def sliding_windows(tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
 
 
 @torch.no_grad()
-def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: int, batch_size: int = BATCH) -> float:
+def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: int) -> float:
     """Loss in nats summed over all tokens but the first, with overlapping windows."""
     device = next(model.parameters()).device
     stream = torch.from_numpy(tokens.astype(np.int64)).to(device)
     windows = list(sliding_windows(len(tokens), model.settings.seq_len, stride))
     groups = groupby(windows, lambda window: (window.end - window.begin, window.scored))  # one shape per batch
-    batches = [batch for _, group in groups for batch in batched(group, batch_size)]
+    batches = [batch for _, group in groups for batch in batched(group, BATCH)]
     total = torch.zeros((), dtype=torch.float64, device=device)
     with Meter("evaluate", "windows", len(windows)) as meter:
         for batch in forecast(batches, len(batches), device):
@@ -123,11 +121,7 @@ def logits_at(model: GPT2, tokens: Tensor, selected: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT2,
-    samples: Samples,
-    byte_lengths: Lengths | None = None,
-    share: float = 1.0,
-    batch_size: int = BATCH,
+    model: GPT2, samples: Samples, byte_lengths: Lengths | None = None, share: float = 1.0, batch_size: int = BATCH
 ) -> dict[str, Any]:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included.
 

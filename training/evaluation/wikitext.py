@@ -22,7 +22,7 @@ from typing import Any
 from common.errors import InputError
 from common.files import read_blocks
 from common.tokenizer import Tokenizer
-from training.evaluation.scoring import BATCH, perplexity, sum_of_sliding_losses
+from training.evaluation.scoring import perplexity, sum_of_sliding_losses
 from training.model import GPT2
 
 # Megatron-LM's rules, which other toolkits copied; each is applied to the whole text, in this order.
@@ -66,16 +66,14 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 (byte {error.start}); convert it first") from None
 
 
-def word_perplexity(
-    model: GPT2, tokenizer: Tokenizer, path: Path, stride: int, batch_size: int = BATCH
-) -> dict[str, Any]:
+def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) -> dict[str, Any]:
     """Loss (nats) and perplexity per token, perplexity per word and bits per byte of a WikiText file."""
     text = read_text(path)
     words, tokens = count_words(text), tokenizer.encode(detokenize(text))
     if words < 2 or len(tokens) < 2:
         raise InputError(f"{path}: fewer than two words to evaluate; choose another file")
     scored = len(tokens) - 1  # the first token has no context
-    loss = sum_of_sliding_losses(model, tokens, stride, batch_size) / scored
+    loss = sum_of_sliding_losses(model, tokens, stride) / scored
     ratio = scored / (words - 1)
     return {
         "loss": loss,
