@@ -18,9 +18,8 @@ that papers report: the text is detokenized, windows start every --stride tokens
 of words in the file, line ends included. --task lambada reads one file of {"text": …} lines and counts the texts whose
 last word the model predicts, token by token.
 
---tasks runs tasks of lm-evaluation-harness on a Hugging Face folder, after --data if that is given, too. It needs
-`pip install 'urls-to-gpt2[eval]'`. A task's data are downloaded, unless they are in the cache of `datasets` or the task
-is a YAML file in --task-dir that names local files.
+--tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face folder. Data are
+downloaded, unless they are in the cache of `datasets`, or named by a YAML file in --task-dir.
 """
 
 import argparse
@@ -64,9 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="loss: evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
     )
-    parser.add_argument(
-        "--batch", type=cli.positive_int, metavar="N", help="loss, tasks: windows at a time (default 8)"
-    )
+    parser.add_argument("--batch", type=cli.positive_int, metavar="N", help="windows per forward pass (default 8)")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="NAME", help="tasks of lm-evaluation-harness")
     parser.add_argument("--task-dir", type=cli.input_path, metavar="DIR", help="folder with YAML files of more tasks")
     parser.add_argument("--max-samples", type=cli.positive_int, metavar="N", help="samples of each task (default: all)")

@@ -90,7 +90,6 @@ def test_a_part_follows_the_training_split_or_the_one_that_is_given(
     ("asked", "told"),
     [
         (("--tasks", "hellaswag"), "pip install 'urls-to-gpt2[eval]'"),
-        (("--task-dir", "."), "give --data, or --tasks alone"),
         (("--task", "lambada", "--tasks", "hellaswag"), "give --data"),
     ],
 )

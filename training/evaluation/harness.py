@@ -1,14 +1,12 @@
 """Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, the package `lm_eval`.
 
-    result = run_tasks(Path("merged/tiny"), ["hellaswag"], find_tasks(["hellaswag"]), batch_size=8)
-
 The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks with `datasets`.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,12 +14,9 @@ from common.console import is_quiet, text_table
 from common.errors import InputError
 from common.settings import closest
 
-if TYPE_CHECKING:
-    from lm_eval.tasks import TaskManager
 
-
-def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> "TaskManager":
-    """The index of all tasks that lm_eval knows and of the YAML files in `folder`.
+def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
+    """The TaskManager of all tasks that lm_eval knows and of the YAML files in `folder`.
 
     Raises InputError if lm_eval is not installed, or does not know one of `tasks` (names or patterns).
     """
@@ -45,7 +40,7 @@ def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> "TaskManager
 
 
 def run_tasks(
-    checkpoint: Path, tasks: Sequence[str], manager: "TaskManager", batch_size: int, max_samples: int | None = None
+    checkpoint: Path, tasks: Sequence[str], manager: Any, batch_size: int, max_samples: int | None = None
 ) -> dict[str, Any]:
     """Print and return lm_eval's figures of a Hugging Face folder: a row per task, group of tasks, and metric.
 
@@ -65,9 +60,7 @@ def run_tasks(
             log_samples=False,
         )
     except OSError as error:
-        raise InputError(
-            f"{' '.join(tasks)}: {error}; without a network, keep the data in the cache of `datasets` or in --task-dir"
-        ) from None
+        raise InputError(f"{' '.join(tasks)}: {error}; offline, keep the data of tasks in --task-dir") from None
     rows = list(_rows(found["results"]))
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
     print(text_table([("task", "metric", "value", "standard error", "samples"), *cells], "llrrr"))
