@@ -33,7 +33,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _LIBRARIES = (
     *("urls-to-gpt2", "torch", "numpy", "snakemake", "submitit", "pydantic"),
     *("aiohttp", "turbohtml", "trafilatura", "newspaper3k", "resiliparse", "ftfy", "pycld2", "langdetect"),
-    *("tldextract", "datasketch", "gigatoken", "tiktoken", "tokenizers", "safetensors", "transformers"),
+    *("tldextract", "datasketch", "gigatoken", "tiktoken", "tokenizers", "safetensors", "transformers", "lm_eval"),
 )
 _MOST_INPUTS = 1000  # listed
 

@@ -1,9 +1,10 @@
-"""Measure how well a model predicts text: loss and bits per byte, WikiText's word perplexity, LAMBADA's accuracy.
+"""Measure how well a model predicts text: loss, bits per byte, WikiText, LAMBADA, and the tasks of lm_eval.
 
     python -m training.evaluate --checkpoint results/demo/models/tiny --data results/demo/dataset/corpus_text_document
     python -m training.evaluate --checkpoint results/demo/merged/tiny --data book.txt poems.jsonl --output books.json
     python -m training.evaluate --checkpoint results/demo/merged/tiny --task wikitext --data wiki.test.tokens
     python -m training.evaluate --checkpoint results/demo/merged/tiny --task lambada --data lambada_test.jsonl
+    python -m training.evaluate --checkpoint results/demo/merged/tiny --tasks lambada_openai hellaswag --output t.json
 
 --checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --data is a
 PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any other file, read as one text. The
@@ -16,6 +17,9 @@ evaluates documents that the model was not trained on: checkpoints and merged fo
 that papers report: the text is detokenized, windows start every --stride tokens, and the loss is divided by the number
 of words in the file, line ends included. --task lambada reads one file of {"text": …} lines and counts the texts whose
 last word the model predicts, token by token.
+
+--tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face folder. Data are
+downloaded, unless they are in the cache of `datasets`, or named by a YAML file in --task-dir.
 """
 
 import argparse
@@ -40,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("training.evaluate", __doc__)
     parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="FOLDER", help="model to evaluate")
     parser.add_argument(
-        "--data", type=cli.input_path, nargs="+", required=True, metavar="FILE|PREFIX", help="texts or datasets"
+        "--data", type=cli.input_path, nargs="+", default=[], metavar="FILE|PREFIX", help="texts or datasets"
     )
     parser.add_argument("--task", choices=("loss", "wikitext", "lambada"), default="loss", help="what to measure")
     parser.add_argument("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
@@ -59,17 +63,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="loss: evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
     )
+    parser.add_argument("--batch", type=cli.positive_int, metavar="N", help="windows per forward pass (default 8)")
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="NAME", help="tasks of lm-evaluation-harness")
+    parser.add_argument("--task-dir", type=cli.input_path, metavar="DIR", help="folder with YAML files of more tasks")
+    parser.add_argument("--max-samples", type=cli.positive_int, metavar="N", help="samples of each task (default: all)")
     parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="also write the result as JSON")
     arguments = parser.parse_args(argv)
-    checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
+    checkpoint, paths = arguments.checkpoint, arguments.data
     _check_data(arguments)
 
     from corpus.index import suffixed
-    from training.inference.load import load_model, trained_split
-    from training.precision import precision_type
 
     files = (suffixed(path, suffix) for path in paths for suffix in (".bin", ".idx", ".json"))
     check_outputs([arguments.output], files)
+    result: dict[str, Any] = {"checkpoint": str(checkpoint)}
+    if arguments.tasks:
+        from training.evaluation.harness import find_tasks, run_tasks
+
+        manager = find_tasks(arguments.tasks, arguments.task_dir)
+    if paths:
+        result |= _on_data(arguments)
+    if arguments.tasks:
+        result |= run_tasks(checkpoint, arguments.tasks, manager, arguments.batch or 8, arguments.max_samples)
+    if arguments.output is not None:
+        write_json(arguments.output, result)
+        if arguments.output.is_file():  # not a pipe
+            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=_card_inputs(checkpoint, paths))
+    return 0
+
+
+def _on_data(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The result on --data. The model is freed at the end."""
+    from training.inference.load import load_model, trained_split
+    from training.precision import precision_type
+
+    checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
     split = None
     if part != "all":
         split = arguments.split or trained_split(checkpoint)
@@ -80,18 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     model, tokenizer = load_model(checkpoint)
     model.dtype = precision_type("auto", model.wte.weight.device)
-    about = {"checkpoint": str(checkpoint), "data": ", ".join(map(str, paths))}
-    if arguments.task == "loss":
-        about |= {"part": part} | ({"split": split} if split else {})
-        result = _losses(model, tokenizer, checkpoint, paths, part, split, arguments.max_tokens)
-    else:
-        about["task"] = arguments.task
-        result = _task(arguments.task, model, tokenizer, checkpoint, paths[0], arguments.stride)
-    if arguments.output is not None:
-        write_json(arguments.output, {**about, **result})
-        if arguments.output.is_file():  # not a pipe
-            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=_card_inputs(checkpoint, paths))
-    return 0
+    about = {"data": ", ".join(map(str, paths))}
+    if arguments.task != "loss":
+        return {**about, "task": arguments.task, **_task(arguments, model, tokenizer)}
+    about |= {"part": part} | ({"split": split} if split else {})
+    return {**about, **_losses(arguments, model, tokenizer, split)}
 
 
 def is_dataset(path: Path) -> bool:
@@ -103,9 +124,13 @@ def is_dataset(path: Path) -> bool:
 
 def _check_data(arguments: argparse.Namespace) -> None:
     """InputError for data that cannot be evaluated, before a model is loaded."""
-    task, part = arguments.task, arguments.part
-    if arguments.max_tokens and task != "loss":
-        raise InputError("--max-tokens is for --task loss")
+    task, part, checkpoint = arguments.task, arguments.part, arguments.checkpoint
+    if not arguments.data and (not arguments.tasks or task != "loss"):
+        raise InputError("nothing to evaluate on; give --data, or --tasks alone")
+    if arguments.tasks and not (checkpoint / "config.json").is_file():
+        raise InputError(f"{checkpoint}: --tasks needs a Hugging Face folder; python -m convert.merge_mp makes one")
+    if (arguments.max_tokens or arguments.batch) and task != "loss":
+        raise InputError("--max-tokens and --batch are for --task loss")
     if arguments.stride and task != "wikitext":
         raise InputError("--stride is for --task wikitext")
     if task != "loss" and len(arguments.data) > 1:
@@ -129,20 +154,15 @@ def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _losses(
-    model: "GPT2",
-    tokenizer: "Tokenizer | None",
-    checkpoint: Path,
-    paths: Sequence[Path],
-    part: str,
-    split: str | None,
-    max_tokens: int | None,
+    arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None", split: str | None
 ) -> dict[str, Any]:
     """Print and return the loss on all data; if there are several datasets, each one's result is under `each`."""
     from training.dataset.corpus import Corpus, Samples, split_documents
-    from training.evaluation.scoring import combine, evaluate, summary
+    from training.evaluation.scoring import BATCH, combine, evaluate, summary
     from training.huggingface.tokenizer import vocabulary_size
     from training.inference.load import require_tokenizer
 
+    checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
     byte_lengths = tokenizer.byte_lengths if tokenizer and vocabulary_size(tokenizer) else None
     datasets = []
     for path in paths:
@@ -155,10 +175,10 @@ def _losses(
         if split is not None:
             documents = split_documents(split, corpus.documents, path, "--split")[part]
         datasets.append(Samples(corpus, documents, model.settings.seq_len))
-    share = (max_tokens or math.inf) / max(1, sum(samples.tokens for samples in datasets))
+    share = (arguments.max_tokens or math.inf) / max(1, sum(samples.tokens for samples in datasets))
     results = []
     for path, samples in zip(paths, datasets, strict=True):
-        results.append(evaluate(model, samples, byte_lengths, share))
+        results.append(evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH))
         print(f"{path} ({part}): {summary(results[-1])}")
     if len(results) == 1:
         return results[0]
@@ -167,20 +187,18 @@ def _losses(
     return {**result, "each": dict(zip(map(str, paths), results, strict=True))}
 
 
-def _task(
-    task: str, model: "GPT2", tokenizer: "Tokenizer | None", checkpoint: Path, path: Path, stride: int | None
-) -> dict[str, Any]:
+def _task(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> dict[str, Any]:
     """Print and return a published measure on one file of text."""
     from training.evaluation import lambada, wikitext
     from training.inference.load import require_tokenizer
 
-    seq_len = model.settings.seq_len
-    tokenizer = require_tokenizer(tokenizer, checkpoint)
-    if task == "lambada":
+    path, seq_len = arguments.data[0], model.settings.seq_len
+    tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
+    if arguments.task == "lambada":
         result = lambada.last_word_accuracy(model, lambada.read_examples(path, tokenizer, seq_len))
         print(f"{path}: {lambada.summary(result)}")
         return result
-    stride = stride or min(32, seq_len)
+    stride = arguments.stride or min(32, seq_len)
     if stride > seq_len:
         raise InputError(
             f"--stride {stride} is more than the model's sequence length {seq_len}: tokens would be left out"

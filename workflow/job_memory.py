@@ -17,7 +17,6 @@ BASE_MB = 700  # Python, torch and their own allocations
 SPARE = 1.1  # read and write buffers, relative to the copies of the weights
 FLOAT = 4  # bytes
 PROOF_TOKENS = 64  # convert.proof: two rows of 32
-EVALUATED = 8  # training.evaluation.scoring: windows per forward pass
 
 
 def _megabytes(model: ModelSettings, copies: int, extra_bytes: float) -> int:
@@ -30,9 +29,9 @@ def merge_mb(model: ModelSettings) -> int:
     return BASE_MB + round((2 * largest + 3 * PROOF_TOKENS * model.vocab_size * FLOAT) * SPARE / 1e6)
 
 
-def evaluate_mb(model: ModelSettings) -> int:
-    """Two copies of the weights while loading; then one, plus logits, softmax and activations of 8 windows."""
-    windows = EVALUATED * model.seq_len * FLOAT * (3.5 * model.vocab_size + 24 * model.n_embd)
+def evaluate_mb(model: ModelSettings, batch: int) -> int:
+    """Two copies of the weights while loading; then one, plus logits, softmax and activations of `batch` windows."""
+    windows = batch * model.seq_len * FLOAT * (3.5 * model.vocab_size + 24 * model.n_embd)
     return max(_megabytes(model, 2, 0), _megabytes(model, 1, windows))
 
 

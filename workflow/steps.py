@@ -127,7 +127,7 @@ CORPUS = (
 MODELS = (
     Step("train", "models", "{model}/done.json", keys=("models.{model}.recipe",)),
     Step("merge", "merged", "{model}/config.json"),
-    Step("evaluate", "evaluation", "{model}.json", keys=("models.{model}.train.split", "evaluate")),
+    Step("evaluate", "evaluation", "{model}.json", "", ("models.{model}.train.split", "evaluate"), ("evaluate.batch",)),
     Step("generate", "samples", "{model}.txt", keys=("generate",)),
 )
 _BY_NAME = {step.name: step for step in (*CORPUS, *MODELS)}

@@ -1,5 +1,6 @@
 """The configuration sections of training and of text generation."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -179,6 +180,14 @@ class EvaluateSettings(Section):
 
     max_tokens: PositiveInt = 250_000
     """Tokens of the validation part to evaluate, in windows evenly spaced over it; as many as WikiText's test set."""
+    batch: PositiveInt = 8
+    """Windows, or requests of a task, per forward pass. The job asks for memory in proportion."""
+    tasks: list[str] = []
+    """Tasks of lm-evaluation-harness, such as lambada_openai (`pip install 'urls-to-gpt2[eval]'`)."""
+    task_dir: Path | None = None
+    """Folder with YAML files of more tasks."""
+    max_samples: NonNegativeInt = 0
+    """The first samples of each task. 0: all."""
 
 
 class GenerateSettings(Section):

@@ -89,7 +89,9 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     _write(model / "done.json", {"iteration": 10 * rows, "valid_loss": 4.6})
     _write(model / "test.json", {"loss": 4.37, "perplexity": 79.0})
     evaluation = {"loss": 4.51 + place, "perplexity": 90.017, "bits_per_byte": 2.52, "tokens": 14784, "documents": 34}
-    _write(folder / "evaluation" / f"{name}.json", {**evaluation, "part": "valid"})
+    figures = ("lambada_openai", "acc", 0.3125, 0.0065, 5153), ("wikitext", "word_perplexity", 37.37, None, 62)
+    tasks = [dict(zip(("task", "metric", "value", "stderr", "samples"), row, strict=True)) for row in figures]
+    _write(folder / "evaluation" / f"{name}.json", {**evaluation, "part": "valid", "tasks": tasks})
     (folder / "samples").mkdir(exist_ok=True)
     sources = "1 of 3 8-grams stand in the training data (33.3%)\n8 tokens ' <b>time': https://a.example/x, first read"
     text = f"Once <upon> a <b>time</b> there was.\n--- sources: {sources} in iteration 7\n"

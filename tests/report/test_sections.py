@@ -49,7 +49,14 @@ def section(page: str, name: str) -> str:
         ),
         ("layout", ("tiny: activations 0.0931 GiB predicted", "layout  one &lt;process&gt;")),
         ("checkpoint", ("8,551,096", "2d" * 16, "within 6.7e-06", "3 of 3 compared are equal")),
-        ("results", ("perplexity 90.02", "training loss, last interval")),
+        (
+            "results",
+            (
+                *("perplexity 90.02", "training loss, last interval"),
+                '<td class="words">acc</td><td>0.3125</td><td>0.0065</td><td>5,153</td></tr>',
+                '<td class="words">word_perplexity</td><td>37.3700</td><td></td><td>62</td></tr>',
+            ),
+        ),
         (
             "samples",
             (

@@ -1,5 +1,6 @@
 """Loss and perplexity equal a simple sum over windows."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from convert.merge_mp import merge
 from tests.conftest import Once
 from tests.convert.helpers import write_pretrained
 from tests.helpers import run_main
-from tests.training.helpers import byte_documents, make_run, train_tiny, write_corpus
+from tests.training.helpers import Capsys, byte_documents, make_run, train_tiny, write_corpus
 from tests.training.reference import tiny_model
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import main
@@ -81,3 +82,23 @@ def test_a_part_follows_the_training_split_or_the_one_that_is_given(
     assert inputs[-2:] == [f"{data}.bin", f"{data}.idx"]
     assert run_main(main, *asked, "--split", "0.8,0.1,0.1") == 0
     assert read_json(output)["loss"] == found["loss"]
+    assert run_main(main, *asked, "--batch", "1") == 0
+    assert read_json(output)["loss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--tasks", "hellaswag"), "pip install 'urls-to-gpt2[eval]'"),
+        (("--task", "lambada", "--tasks", "hellaswag"), "give --data"),
+    ],
+)
+def test_what_tasks_need_is_told_in_a_line(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
+    (tmp_path / "config.json").touch()
+    assert run_main(main, "--checkpoint", tmp_path, *asked) == 2
+    assert told in capsys.readouterr().err
+    assert run_main(main, "--checkpoint", tmp_path / "iter_0000001", "--tasks", "hellaswag") == 2
+    assert "python -m convert.merge_mp" in capsys.readouterr().err

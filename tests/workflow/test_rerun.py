@@ -53,11 +53,11 @@ CHANGES = {
     r"|warmup|warmup_iterations|lr_decay|decay_iterations|weight_decay|eps|betas|clip_grad|seed|precision|initial_loss_scale"
     r"|loss_scale_window|hysteresis|reset_position_ids|eod_mask_loss)",
     "train evaluate": r"models\.tiny\.train\.split",
-    "evaluate": r"evaluate\..+",
+    "evaluate": r"evaluate\.(max_tokens|tasks|task_dir|max_samples)",
     "generate": r"generate\..+",
     # how a run is executed, and keys whose value is a part of every path or a list of files, which Snakemake compares
     "": r"run|base|urls|site|shards|max_bad_share|train_models|decontaminate\.files|tokenize\.(encoder_json|vocab_bpe)"
-    r"|dedup\.(jobs|ranges|memory_gb)|repeats\.memory_gb|cluster\..+"
+    r"|dedup\.(jobs|ranges|memory_gb)|evaluate\.batch|repeats\.memory_gb|cluster\..+"
     r"|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
     r"|scrape\.(user_agent|robot_name|contact|resolve|concurrency|host_\w+|\w+_timeout|retries|retry_delay"
     r"|extract_memory_mb|archive)|models\.tiny\.train\.(micro_batch_size|accumulation|recompute|compile|attention|loss"

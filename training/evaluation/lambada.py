@@ -21,7 +21,7 @@ from common.files import read_lines
 from common.progress import Meter
 from common.tokenizer import Tokenizer
 from common.workers import batched
-from training.evaluation.scoring import logits_at, perplexity
+from training.evaluation.scoring import forecast, logits_at, perplexity
 from training.model import GPT2
 
 _BATCH = 32  # texts per forward pass
@@ -70,7 +70,8 @@ def last_word_accuracy(model: GPT2, examples: list[Example]) -> dict[str, Any]:
     total, correct = torch.zeros((), dtype=torch.float64, device=device), 0
     longest_first = sorted(examples, key=lambda example: -len(example.tokens))  # so that a batch needs little padding
     with Meter("evaluate", "texts", len(examples)) as meter:
-        for batch in batched(longest_first, _BATCH):
+        batches = list(batched(longest_first, _BATCH))
+        for batch in forecast(batches, len(batches), device):
             tokens = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # padding is never scored
             scored = torch.zeros_like(tokens, dtype=torch.bool)
             for row, example in enumerate(batch):

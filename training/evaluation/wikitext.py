@@ -14,6 +14,7 @@ WikiText is split into words: `1 @,@ 000 km ( 600 mi ) , " so "`. Three rules ma
   where a line end counts as a word, as in the papers, which count it as `<eos>`.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def read_text(path: Path) -> str:
 
 
 def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) -> dict[str, Any]:
-    """Loss (nats) and perplexity per token, and perplexity per word, of a WikiText file."""
+    """Loss (nats) and perplexity per token, perplexity per word and bits per byte of a WikiText file."""
     text = read_text(path)
     words, tokens = count_words(text), tokenizer.encode(detokenize(text))
     if words < 2 or len(tokens) < 2:
@@ -78,6 +79,7 @@ def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) 
         "loss": loss,
         "perplexity": perplexity(loss),
         "word_perplexity": perplexity(loss * ratio),
+        "bits_per_byte": loss * scored / math.log(2) / len(text.encode()),  # of the file, as the words are
         "token_ratio": ratio,
         "tokens": scored,
         "words": words,

@@ -1,6 +1,6 @@
 # train -> merge -> evaluate, generate. Every model of the configuration has its own targets.
 
-from shlex import quote
+from shlex import join, quote
 
 from workflow import job_memory
 
@@ -73,6 +73,17 @@ rule merge:
         "python -m convert.merge_mp --checkpoint {params.run:q} --output {params.folder:q} --force > {log:q} 2>&1"
 
 
+def evaluated_tasks() -> str:
+    """The options of training.evaluate for lm-evaluation-harness."""
+    wanted = settings.evaluate
+    options = ["--tasks", *wanted.tasks] if wanted.tasks else []
+    if wanted.tasks and wanted.task_dir:
+        options += ["--task-dir", str(wanted.task_dir)]
+    if wanted.tasks and wanted.max_samples:
+        options += ["--max-samples", str(wanted.max_samples)]
+    return join(options)
+
+
 rule evaluate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
@@ -92,7 +103,7 @@ rule evaluate:
     threads: 2
     resources:
         mem_mb=lambda wildcards: job_memory.evaluate_mb(
-            settings.models[wildcards.model].model
+            settings.models[wildcards.model].model, settings.evaluate.batch
         ),
         runtime=runtime("evaluate", 240),
         gpu=lambda wildcards: (
@@ -104,9 +115,11 @@ rule evaluate:
         datasets=lambda wildcards: [
             str(source.prefix) for source in settings.datasets(wildcards.model)
         ],
+        batch=lambda wildcards, output: settings.evaluate.batch,
+        tasks=lambda wildcards, output: evaluated_tasks(),
     shell:
         "python -m training.evaluate --checkpoint {params.model:q} --data {params.datasets:q} "
-        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[evaluate][max_tokens]} --output {output.result:q} > {log:q} 2>&1"
+        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[evaluate][max_tokens]} --batch {params.batch} {params.tasks} --output {output.result:q} > {log:q} 2>&1"
 
 
 rule generate:

@@ -72,6 +72,8 @@ def test_the_measures_equal_those_of_transformers(tmp_path: Path, capsys: Capsys
         assert found["loss"] == pytest.approx(loss, rel=1e-5)
         assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
         assert found["token_ratio"] == pytest.approx(ratio)
+        nats = loss * (len(tokens) - 1)
+        assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(TEXT.encode()), rel=1e-5)
         assert found["word_perplexity"] == pytest.approx(math.exp(loss * ratio), rel=1e-4)
         assert f"word perplexity {found['word_perplexity']:.2f}, " in capsys.readouterr().out
 
