@@ -150,7 +150,7 @@ def test_the_file_holds_every_tensor_and_key(trained: Tokenizer, dtype: str, tie
         assert (error <= bound).all() if dtype == "q8_0" and not exact else not error.any(), name
 
 
-def test_the_bytes_are_the_same_from_any_layout(trained: Tokenizer, tmp_path: Path) -> None:
+def test_the_bytes_are_the_same_each_time_and_from_a_sharded_folder(trained: Tokenizer, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "one", trained)
     (tmp_path / "two").mkdir()
     model = replace(MODEL, vocab_size=600)
