@@ -52,6 +52,7 @@ SKIPPED = {
     r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
+    r"python -m training\.evaluate .*--tasks": "needs lm_eval; tests/training/evaluation/test_harness.py has tasks",
     r"python -m training\.trace .*--(url|domain|ids) ": "other pages; tests/training/test_trace.py has some",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
     r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
@@ -109,7 +110,7 @@ def call(command: str) -> None:
             program, environment = Path(sys.executable).with_name(words[0]), {**os.environ, "PYTHONPATH": str(ROOT)}
             done = subprocess.run([program, *words[1:]], env=environment, capture_output=True, text=True)
         else:
-            if words[2].startswith("convert."):
+            if words[2].startswith("convert.") and "--output" in words:
                 shutil.rmtree(words[words.index("--output") + 1], ignore_errors=True)
             done = called(*words[2:])
         if done.returncode:

@@ -61,7 +61,9 @@ def text(trace: Trace, monkeypatch: Patch) -> str:
     (second, *_) = (found for place in places if (found := words(trace, *place)) not in trained)
     text = f"{first} qq xx zz{second} qq"
 
-    def generate(_model: Any, _tokenizer: Any, prompts: list[str], _options: Any, samples: int) -> Iterator[str]:
+    def generate(
+        _model: Any, _tokenizer: Any, prompts: list[str], _options: Any, samples: int, *_: Any
+    ) -> Iterator[str]:
         yield from (prompt + text for prompt in prompts for _ in range(samples))
 
     monkeypatch.setattr(sampling, "generate", generate)
