@@ -2,7 +2,7 @@
 
     python -m convert.verify results/demo/models/tiny
     python -m convert.verify merged/gpt2-345m
-    python -m convert.verify megatron/2019 --num-heads 16
+    python -m convert.verify megatron/gpt2-345m
 
 Compares every checksum that the folder has (manifest.json, training.json, the CRC32 in .pt and .distcp files), reads
 every tensor, checks shapes and ranks, and compares the copies that several ranks hold. Prints what the folder is, and
