@@ -24,17 +24,27 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from common import cli, run_card
 from common.config import load_settings
 from common.errors import InputError
-from common.files import MARK, REMOVED_IDS, document_writer, lock, read_json, read_lines, write_json, write_text
+from common.files import (
+    MARK,
+    REMOVED_IDS,
+    Document,
+    document_writer,
+    lock,
+    read_json,
+    read_lines,
+    removed_ids,
+    write_json,
+    write_text,
+)
 from common.settings import Settings
 from common.workers import Workers
 from corpus.dedup.signatures import write_signatures
 from corpus.index import content_of
 from corpus.index.documents import DocumentTable, bury
+from corpus.sample import read_any
 from corpus.takedown import Gone, editor_of, redirected, remove_from
 from corpus.urls.url import document_id
 from training.model_folder import checkpoint_folders, iteration_of
@@ -109,9 +119,8 @@ def make_plan(
             datasets[_below(run, path.with_suffix(""))] = numbers
     if not entries and not datasets:
         raise InputError(f"{run}: no step has seen any of these documents")
-    clean = [Path(name) for name in entries if name.startswith("clean/") and name.endswith(".jsonl.zst")]
-    signatures = [path.name.split(".")[0] for path in clean if path.parent.name == "clean"]
-    signatures = [name for name in signatures if (run / f"dedup/work/{name}.signatures").is_file()]
+    signed = [path.stem for path in sorted(run.glob("dedup/work/*.signatures"))]
+    signatures = [name for name in signed if f"clean/{name}.jsonl.zst" in entries]
     touched = [*entries, *(f"dedup/work/{name}.signatures" for name in signatures)]
     touched += [prefix + suffix for prefix in datasets for suffix in (".bin", ".json", ".docs")]
     folders = [path.parent for path in sorted(run.glob("models/*/settings.yaml"))]
@@ -150,16 +159,19 @@ def _of_model(run: Path, folder: Path, datasets: Mapping[str, Sequence[int]]) ->
     }
 
 
+def _dropped(run: Path) -> Iterator[Document]:
+    """What dedup dropped, each with its survivor."""
+    return chain.from_iterable(map(read_any, sorted((run / "dedup/removed").glob("*.jsonl.zst"))))
+
+
 def _duplicates(run: Path, gone: Gone) -> Record:
     """Documents that dedup dropped for one that leaves, and documents whose text one that leaves had, too."""
     displaced, survivors = list[Record](), set[str]()
-    for path in sorted((run / "dedup/removed").glob("*.jsonl.zst")):
-        for line in read_lines(path):
-            found = orjson.loads(line)
-            if found["id"] in gone.ids and found["survivor"] not in gone.ids:
-                survivors.add(found["survivor"])
-            elif found["survivor"] in gone.ids and found["id"] not in gone.ids:
-                displaced.append({**{key: found.get(key) for key in ("id", "url", "reason")}, "shard": path.name[:4]})
+    for found in _dropped(run):
+        if found["id"] in gone.ids and found["survivor"] not in gone.ids:
+            survivors.add(found["survivor"])
+        elif found["survivor"] in gone.ids and found["id"] not in gone.ids:
+            displaced.append({key: found.get(key) for key in ("id", "url", "reason")})
     return {"displaced": displaced, "survivors": sorted(survivors)}
 
 
@@ -191,8 +203,8 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
     """Do what a record says, or what is left of it, and sign it off. Raises InputError if something is left."""
     record, settings = dict(read_json(path)), load_settings(run / "config.yaml")
     gone = Gone(record["ids"])
-    known = [line.decode() for line in read_lines(run / REMOVED_IDS)] if (run / REMOVED_IDS).is_file() else []
-    write_text(run / REMOVED_IDS, "".join(f"{name}\n" for name in sorted({*known, *gone.ids})))
+    known = removed_ids([run / REMOVED_IDS])
+    write_text(run / REMOVED_IDS, "".join(f"{name}\n" for name in sorted(known | gone.ids)))
     for name in record["entries"]:
         remove_from(run / name, gone, run / name)
     for name in record["signatures"]:
@@ -259,11 +271,9 @@ def _bring_back(run: Path, record: Record, output: Path) -> None:
     """Write the displaced documents as dedup got them: a file for the `sources` of a run that grows this one."""
     names = {found["id"] for found in record["displaced"]}
     with document_writer(output) as write:
-        for path in sorted((run / "dedup/removed").glob("*.jsonl.zst")):
-            for line in read_lines(path):
-                found = orjson.loads(line)
-                if found["id"] in names:
-                    write({key: value for key, value in found.items() if key not in (MARK, "survivor", "reason")})
+        for found in _dropped(run):
+            if found["id"] in names:
+                write({key: value for key, value in found.items() if key not in (MARK, "survivor", "reason")})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ MAX_SHARDS = 100_000  # ten times what has been tried: a mistyped number would m
 FRAME = 128 << 10
 """Bytes of text that end a frame; 0.1 ms decompress it."""
 _LEVEL = 6  # makes frames of 128 KB as small as level 3 makes a whole shard
+_LINE = orjson.OPT_APPEND_NEWLINE
 _HELD = 64 << 20  # bytes of lines that a writer of shards holds
 
 Write = Callable[[Document], object]
@@ -105,7 +106,7 @@ def document_writer(path: Path | None, dropped_by: str = "") -> Iterator[Write]:
         return
     mark = {MARK: dropped_by} if dropped_by else {}
     with line_writer(path) as write:
-        yield lambda document: write(orjson.dumps(mark | document, option=orjson.OPT_APPEND_NEWLINE))
+        yield lambda document: write(orjson.dumps(mark | document if mark else document, option=_LINE))
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable
 
         def write(shard: int, document: Document) -> None:
             nonlocal held
-            line = orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+            line = orjson.dumps(document, option=_LINE)
             pending[shard].append(line)
             held += len(line)
             if held >= _HELD:
