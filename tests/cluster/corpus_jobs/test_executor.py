@@ -24,7 +24,8 @@ from tests.helpers import wait_for
 from tests.workflow import pipeline
 from workflow import snakefile
 
-# Each shard notes that it ran, then does what the file `command` says.
+# Each shard notes that it ran, then does what the file `command` says. ONCE: it sleeps the first time that it runs.
+ONCE = "[ -e tried ] || { touch tried; sleep 60; }"
 SETTINGS = validate({"run": "results/x", "urls": ["none"]}, "test")
 SHELL = "(echo {0} >> ran; echo attempt; SHARD={0}; . ./command; echo text > {1}) > {2} 2>&1"
 
@@ -216,11 +217,10 @@ def test_a_shard_that_always_fails_is_tried_three_times_and_bad_input_once(site:
 )
 def test_a_task_that_dies_redoes_only_the_shards_that_are_not_finished(site: Site, state: str, blamed: bool) -> None:
     """The shard was not the first one of its task, so the time limit was not its fault; memory and crashes are."""
-    site.command("[ $SHARD != 0003 ] || [ -e go ] || sleep 60")
+    site.command(f"[ $SHARD != 0003 ] || {ONCE}")
     jobs = jobs_of(6)
     site.start(jobs, max_tasks=1)
-    wait_for(lambda: "0003" in site.ran())
-    Path("go").touch()
+    wait_for(Path("tried").exists)
     site.fake.end("1000", state)
     site.finish(jobs)
     assert site.ran() == names(0, 1, 2, 3, 3, 4, 5) and site.submitted() <= 3
@@ -230,12 +230,11 @@ def test_a_task_that_dies_redoes_only_the_shards_that_are_not_finished(site: Sit
 
 @pytest.mark.parametrize("resumes", [0, 1])
 def test_a_time_limit_names_its_key_unless_the_shard_goes_on_where_it_stopped(site: Site, resumes: int) -> None:
-    site.command("[ -e go ] || sleep 60")
+    site.command(ONCE)
     jobs = jobs_of(1, "a_3", resumes=resumes)
     jobs[0].restart_times = 0
     site.start(jobs)
-    wait_for(site.ran)
-    Path("go").touch()
+    wait_for(Path("tried").exists)
     site.fake.end("1000", "TIMEOUT")
     site.finish(jobs)
     assert site.ran() == names(*[0] * (1 + resumes))
@@ -359,13 +358,12 @@ def test_a_snakemake_that_died_inside_sbatch_doubles_no_shard(site: Site) -> Non
 
 
 def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(site: Site) -> None:
-    site.command("[ $SHARD != 0002 ] || [ -e go ] || sleep 60")
+    site.command(f"[ $SHARD != 0002 ] || {ONCE}")
     running = site.start(jobs_of(4), max_tasks=1)
-    wait_for(lambda: "0002" in site.ran())
+    wait_for(Path("tried").exists)
     running.cancel()
     assert site.fake.calls("scancel") == [["scancel", "1000"]]
     wait_for(lambda: site.fake.job("1000").state == "CANCELLED")
-    Path("go").touch()
     site.run(jobs_of(4))
     assert site.ran() == names(0, 1, 2, 2, 3) and not Path("results/x/slurm").exists()
 
