@@ -15,7 +15,7 @@ TUTORIALS = ("own_text", "finetune", "from_megatron", "compare_filters")
 
 @pytest.mark.slow
 def test_the_tutorials_run_as_they_stand(tmp_path: Path) -> None:
-    for name in ("Snakefile", "workflow", "profiles", "docs"):
+    for name in ("Snakefile", "workflow", "profiles", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/activate").touch()  # the test's own environment is active
