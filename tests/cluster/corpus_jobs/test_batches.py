@@ -40,7 +40,12 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
         shards=60,
         dedup={"jobs": 8},
         decontaminate={"files": ["evaluation.txt"]},
-        cluster={"executor": "slurm", "gpus_per_node": 2, "partition": "gpu", "corpus": {"partition": "cpu", "max_tasks": 40}},
+        cluster={
+            "executor": "slurm",
+            "gpus_per_node": 2,
+            "partition": "gpu",
+            "corpus": {"partition": "cpu", "max_tasks": 40},
+        },
     )
     command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--profile", "slurm", "all"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
