@@ -171,7 +171,7 @@ def _check_paths(given: Iterable[tuple[Any, Any]]) -> None:
             outputs += [path.with_name(path.name + ending) for ending in kind.endings]
     inputs: list[Path] = []
     if any(target_of(path).exists() for path in outputs):  # else it is no input
-        inputs = [value for kind, value in given if kind is input_path]
+        inputs = [value for kind, value in given if kind in (input_path, checkpoint_path)]
         for kind, value in given:
             inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, _Inputs) else []
     check_outputs(outputs, inputs)

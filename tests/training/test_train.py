@@ -127,6 +127,7 @@ def test_a_run_that_would_take_months_on_cpus_is_refused(tmp_path: Path, capsys:
         ("model.vocab_size=300", "models.tiny.model.vocab_size is 300"),
         ("parallel.tensor=2", "tensor 2 = 2 processes"),
         ("parallel={auto: true, gpus: 4}", "models.tiny.parallel: auto over 4 processes, but 1"),
+        ("train={keep_best: true, split: '1,0,0'}", "leaves no validation part"),
         ("train.no_decay=[ln_1.weight]", "no_decay: no parameter is called 'ln_1.weight'"),
         ("model.n_hed=2", "'models.tiny.model.n_hed' (did you mean 'n_head'?)"),
         ("model={n_layer: 9000, n_head: 4, n_embd: 16384, seq_len: 16, vocab_size: 257}", "models.tiny needs "),

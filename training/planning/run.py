@@ -161,6 +161,8 @@ def make_plan(settings: Settings, name: str) -> Plan:
                 f"models.{name}.train.no_decay: no parameter is called {pattern!r}; h.0.ln_1.weight is one"
             )
     data = open_splits(datasets, experiment.train, experiment.model, name)
+    if (experiment.train.keep_best or experiment.train.stop_after_no_improvement) and not data.valid.per_epoch:
+        raise ConfigError(f"models.{name}.train.split leaves no validation part, but its loss decides; give it a share")
     plan = Plan(name, experiment, settings.tokenize, data)
     if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
         check_finetune(experiment.model, name, experiment.finetune, plan.tokenizer)
