@@ -236,7 +236,7 @@ def _withdraw(run: Path, folder: Path, found: Record, number: str) -> None:
     aside = folder / "withdrawn" / number
     if found["withdrawn"]:
         moved = {folder / name: name for name in found["withdrawn"]}
-        deleted = [folder / "done.json", folder / "latest"]
+        deleted = [folder / "done.json", folder / "latest", folder / "best"]
         if folder.parent == run / "models":
             moved[steps.result("merge", run, folder.name).parent] = "merged"
             deleted += [steps.result(name, run, folder.name) for name in ("evaluate", "generate")]

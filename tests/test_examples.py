@@ -35,6 +35,7 @@ SKIPPED = {
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
     r"python -m tests\.training\.parity": "takes minutes; tests/training/test_parity.py runs it",
     r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",
+    r"python -m training\.train .*--name": "a variable of a loop; tests/training/test_train.py trains one",
     r"python -m demo$": "runs everything; tests/workflow/test_all.py does that",
     r"python -m demo\.serve --site \S+$": "serves until Ctrl-C; tests/demo/test_serve.py does that",
     r".*scrape\.resolve=.*127\.0\.0\.1:8080": "8080 may be taken; tests/corpus/scrape/test_main.py uses a free port",

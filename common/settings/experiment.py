@@ -17,7 +17,7 @@ _RUNNING: Any = {
     "train": {
         "micro_batch_size", "accumulation", "recompute", "compile", "readers", "attention", "loss", "kernels",
         "deterministic", "log_interval", "eval_interval", "eval_batches", "save_interval", "async_save", "keep_last",
-        "keep_every", "allow_slow", "allow_tight",
+        "keep_every", "keep_best", "sample_interval", "sample_prompt", "allow_slow", "allow_tight",
     },
 }  # fmt: skip
 _MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it

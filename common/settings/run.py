@@ -1,6 +1,7 @@
 """The configuration of a whole run, and its paths."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from glob import iglob
 from pathlib import Path
@@ -41,8 +42,8 @@ class Settings(CorpusSettings):
     @classmethod
     def _names_are_words(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
         for name in models:
-            if not name.isidentifier():
-                raise ValueError(f"model name {name!r} must be letters, digits and underscores")
+            if not re.fullmatch(r"[^\W\d][\w-]*", name):
+                raise ValueError(f"model name {name!r} must be letters, digits, _ and -, a letter first")
         return models
 
     @model_validator(mode="after")

@@ -50,7 +50,8 @@ CHANGES = {
     "train_tokenizer": r"train_tokenizer\..+",
     "tokenize": r"tokenize\.(min_tokens|append_eod)",
     "train": r"models\.tiny\.(model\..+|finetune|data)|models\.tiny\.train\.(iterations|global_batch_size|lr|min_lr"
-    r"|warmup|warmup_iterations|lr_decay|decay_iterations|weight_decay|eps|betas|clip_grad|seed|precision|initial_loss_scale"
+    r"|warmup|warmup_iterations|lr_decay|cooldown|cooldown_iterations|cycle_iterations|decay_iterations|weight_decay"
+    r"|no_decay|stop_after_no_improvement|eps|betas|clip_grad|seed|precision|initial_loss_scale"
     r"|loss_scale_window|hysteresis|reset_position_ids|eod_mask_loss)",
     "train evaluate": r"models\.tiny\.train\.split",
     "evaluate": r"evaluate\.(max_tokens|tasks|task_dir|max_samples)",
@@ -61,7 +62,7 @@ CHANGES = {
     r"|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
     r"|scrape\.(user_agent|robot_name|contact|resolve|concurrency|host_\w+|\w+_timeout|retries|retry_delay"
     r"|extract_memory_mb|archive)|models\.tiny\.train\.(micro_batch_size|accumulation|recompute|compile|attention|loss"
-    r"|kernels|deterministic|readers|log_interval|eval_\w+|save_interval|async_save|keep_\w+|allow_\w+)",
+    r"|kernels|deterministic|readers|log_interval|eval_\w+|save_interval|async_save|sample_\w+|keep_\w+|allow_\w+)",
 }
 # Changes of keys that decide others: those are what they were.
 DECIDING = (
