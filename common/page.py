@@ -53,8 +53,8 @@ def _csv_cell(attributes: str, content: str) -> str:
     text = Markup(content).striptags()
     if value := _VALUE.search(attributes):
         return value[1]
-    if re.fullmatch(r"[+-]?[\d,]+(\.\d+)?( %)?", text):
-        return text.replace(",", "").removesuffix(" %")
+    if re.fullmatch(r"[+-]?[\d,]+(\.\d+)?(e[+-]\d+)?%?", text):
+        return text.replace(",", "").removesuffix("%")
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text  # a spreadsheet takes these for formulas
 
 

@@ -64,7 +64,10 @@ def render(runs: Sequence[Path]) -> str:
     found = [figures(run) for run in runs]
     keys = list(dict.fromkeys(key for each in found for key in each))
     sections = list(dict.fromkeys(section for section, _ in keys))
-    rows = [(*key, [each.get(key) for each in found]) for key in sorted(keys, key=lambda key: sections.index(key[0]))]
+    rows = [
+        (*key, [each.get(key, 0 if key[1].startswith("dropped: ") else None) for each in found])
+        for key in sorted(keys, key=lambda key: sections.index(key[0]))
+    ]
     differing = [row for row in rows if any(value != row[2][0] for value in row[2])]
     models = [
         replace(model, name=f"{name}: {model.name}")
@@ -88,12 +91,15 @@ def render(runs: Sequence[Path]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return "" if value is None else page.number(value) if type(value) in (int, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return "" if value is None else f"{value:,}" if type(value) is int else str(value)
 
 
-def _change(value: Any, first: Any) -> str:
-    """`+12 (+3.4 %)`; empty if they are not both numbers."""
+def _change(value: Any, first: Any) -> tuple[str, str]:
+    """`("+12", "+3.4%")`; empty if they are not two different numbers."""
     if not all(type(each) in (int, float) for each in (value, first)) or value == first:
-        return ""
-    change = f"{value - first:+,}" if isinstance(value - first, int) else f"{value - first:+.4g}"
-    return f"{change} ({(value - first) / first:+.1%})" if first else change
+        return "", ""
+    change = value - first
+    shown = ("+" if change > 0 else "") + _shown(round(change, 6))
+    return shown, f"{change / first:+.1%}" if first else ""

@@ -104,7 +104,7 @@ def documents_chart(steps: Sequence[Step]) -> list[Bar]:
             continue  # drops nothing: the line above it again
         few = len(step.reasons) if len(step.reasons) <= _REASONS + 1 else _REASONS
         first, rest = step.reasons[:few], sum(count for _, count in step.reasons[few:])
-        reasons = [*first, *([(f"for {len(step.reasons) - few} other reasons", rest)] if rest else [])]
+        reasons = [*first, *([(f"others ({len(step.reasons) - few} reasons)", rest)] if rest else [])]
         volume = size(step.bytes_out) if step.tokens is None else f"{step.tokens:,} tokens"
         kept = f"{step.name}: {step.documents_out:,} of {step.documents_in:,} {step.unit} kept ({step.share:.1%})"
         above = kept if step.unit == "URLs" else f"{kept}, {volume}"
