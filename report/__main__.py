@@ -1,7 +1,7 @@
 """Write one self-contained HTML file about a run: what each step kept, how the training went, what the model writes.
 
     python -m report --run results/demo --output results/demo/report.html
-    python -m report --run results/demo --compare results/strict --output compare.html
+    python -m report --run results/demo --compare results/mine --output compare.html
     snakemake report
 
 Reads the stats.json files, training curves, evaluations and samples below DIR; missing ones are left out. With
