@@ -20,13 +20,13 @@ import orjson
 import pytest
 import yaml
 
+from common.commands import COMMANDS
 from convert.targets.megatron import write_v3
 from demo.serve import serve
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import called, document, main_of, prose, write_shard
-from tests.test_commands import COMMANDS
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow")

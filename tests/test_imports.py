@@ -7,8 +7,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from common.commands import COMMANDS
 from tests.conftest import ROOT
-from tests.test_commands import COMMANDS
 
 # what each package may import besides itself and `common`
 ALLOWED = {

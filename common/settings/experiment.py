@@ -2,9 +2,9 @@
 
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from common.settings.cluster import JobSettings
 from common.settings.model import ModelSettings, ParallelSettings
@@ -68,6 +68,11 @@ class Experiment(Section):
     def accumulation(self) -> int:
         """Micro-batches per optimiser step and data-parallel rank; unknown while the layout is `auto`."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
+
+    @field_validator("parallel", mode="before", json_schema_input_type=ParallelSettings | Literal["auto"])
+    @classmethod
+    def _auto_is_a_word(cls, value: Any) -> Any:
+        return {"auto": True} if value == "auto" else value
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:
