@@ -131,6 +131,8 @@ def _check_data(arguments: argparse.Namespace) -> None:
         raise InputError("nothing to evaluate on; give --data, or --tasks alone")
     if arguments.tasks and not (checkpoint / "config.json").is_file():
         raise InputError(f"{checkpoint}: --tasks needs a Hugging Face folder; python -m convert.merge_mp makes one")
+    if (arguments.task_dir or arguments.max_samples) and not arguments.tasks:
+        raise InputError("--task-dir and --max-samples are for --tasks")
     if (arguments.max_tokens or arguments.batch) and task != "loss":
         raise InputError("--max-tokens and --batch are for --task loss")
     if arguments.stride and task != "wikitext":

@@ -103,6 +103,7 @@ class Settings(CorpusSettings):
         """Raise ValueError for an input that does not exist and that this run does not build."""
         sources = [pattern for source in self.sources for pattern in source.patterns]
         named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
+        named["evaluate.task_dir"] = [str(folder) for folder in [self.evaluate.task_dir] if folder]
         for key, patterns in named.items():
             for pattern in patterns:
                 is_built = self.site is not None and Path(pattern).is_relative_to(self.site)

@@ -213,6 +213,12 @@ class EvaluateSettings(Section):
     max_samples: NonNegativeInt = 0
     """The first samples of each task. 0: all."""
 
+    @model_validator(mode="after")
+    def _tasks_are_named(self) -> Self:
+        if (self.task_dir or self.max_samples) and not self.tasks:
+            raise ValueError("task_dir and max_samples are for tasks, and none is named")
+        return self
+
 
 class GenerateSettings(Section):
     """The text sample that `all` ends with."""

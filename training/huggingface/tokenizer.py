@@ -24,7 +24,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
             "tokenizer_class": "GPT2Tokenizer",
             "model_max_length": seq_len,
             "add_prefix_space": False,
-            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         },
     )
 
