@@ -72,6 +72,7 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep -o '^torch==[0-9.]*' constraints.txt)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@$(BIN)/python -m common.init .  # writes the schema of configurations, for editors
 	@touch $(READY)
 
 # what tests, lint and docs need besides

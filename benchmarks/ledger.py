@@ -154,10 +154,6 @@ def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bo
 
     model = SIZES[size].model.model_copy(update={"dropout": dropout})
     parallel, train = ParallelSettings(tensor=tensor), TrainSettings(iterations=1, micro_batch_size=micro_batch)
-    if model.n_head % tensor:
-        raise ToolkitError(
-            f"parallel.tensor {tensor} does not divide the {model.n_head} heads of {size}; choose a divisor"
-        )
     if tensor > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -221,5 +217,8 @@ def _predictions(model: ModelSettings, micro_batch: int, step: int, optimizer: i
 
 def measure(arguments: Namespace) -> Iterator[Row]:
     """Bytes beside products of a compiled step on a GPU, in GB, from generated code; no GPU is needed."""
-    options = arguments.micro_batch, arguments.dropout, arguments.tensor, arguments.kernels == "on"
-    yield ledger(arguments.size, *options)
+    size, tensor = arguments.size, arguments.tensor
+    if (heads := SIZES[size].model.n_head) % tensor:
+        raise ToolkitError(f"parallel.tensor {tensor} does not divide the {heads} heads of {size}; choose a divisor")
+    options = arguments.micro_batch, arguments.dropout, tensor, arguments.kernels == "on"
+    yield ledger(size, *options)

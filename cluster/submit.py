@@ -116,9 +116,11 @@ def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
 
 
 def is_finished(settings: Settings, name: str) -> bool:
-    """Whether a model has been trained to its last iteration."""
-    done = settings.model_folder(name) / "done.json"
-    return done.exists() and int(read_json(done).get("iteration", 0)) >= settings.models[name].train.iterations
+    """Whether a model has been trained to its last iteration, or until it improved no more."""
+    done, train = settings.model_folder(name) / "done.json", settings.models[name].train
+    end = read_json(done) if done.exists() else {}
+    without = end.get("validations_without_improvement", 0)
+    return int(end.get("iteration", 0)) >= train.iterations or 0 < train.stop_after_no_improvement <= without
 
 
 def _checked(settings: Settings, name: str) -> Settings:

@@ -125,6 +125,13 @@ class _Output:
         return path
 
 
+def checkpoint_path(text: str) -> Path:
+    """Type of an option for one checkpoint: a folder, or a file that names one beside it (MODEL/best, MODEL/latest)."""
+    path = input_path(text)
+    pointer = path.name in ("best", "latest") and path.is_file()
+    return path.with_name(path.read_text().strip()) if pointer else path
+
+
 shards, lists, any_files = _Inputs("shards"), _Inputs("lists"), _Inputs("files")
 """Types of options that take paths, folders and globs of documents; of URL lists and texts; of anything else."""
 output_file = _Output()
@@ -164,7 +171,7 @@ def _check_paths(given: Iterable[tuple[Any, Any]]) -> None:
             outputs += [path.with_name(path.name + ending) for ending in kind.endings]
     inputs: list[Path] = []
     if any(target_of(path).exists() for path in outputs):  # else it is no input
-        inputs = [value for kind, value in given if kind is input_path]
+        inputs = [value for kind, value in given if kind in (input_path, checkpoint_path)]
         for kind, value in given:
             inputs += find_inputs(value, kind.kind)[0] if isinstance(kind, _Inputs) else []
     check_outputs(outputs, inputs)
@@ -194,11 +201,20 @@ def add_model_settings(parser: argparse.ArgumentParser, *, required: bool = True
         help="name of a model under models: in the configuration; section.key=value replaces one of its keys, "
         "cluster.key=value or run=FOLDER one outside models:",
     )
+    if required:
+        parser.add_argument("--name", metavar="NEW", help="leave NAME alone: its settings, for a model of this name")
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """The settings of `--config` and the overrides, validated together. Raises ConfigError."""
-    return step_settings(arguments.config, arguments.overrides, getattr(arguments, "model", None))
+    """The settings of `--config` and the overrides, validated together; with --name, `model` becomes the new name.
+
+    Raises ConfigError.
+    """
+    model, name = getattr(arguments, "model", None), getattr(arguments, "name", None)
+    settings = step_settings(arguments.config, arguments.overrides, model, name)
+    if name is not None:
+        arguments.model = name
+    return settings
 
 
 def add_input(parser: argparse.ArgumentParser, kind: _Inputs = shards, *, required: bool = True) -> None:

@@ -130,23 +130,32 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}") from None
 
 
-def load_settings(path: Path, overrides: Iterable[str] = (), model: str | None = None) -> Settings:
+def load_settings(
+    path: Path, overrides: Iterable[str] = (), model: str | None = None, name: str | None = None
+) -> Settings:
     """Read a YAML file and apply overrides `section.key=value`, of `models.<model>` too if a model is named.
 
-    Raises ConfigError for a file that cannot be read, an unknown key or model, or an override without `=`.
+    With `name` they apply to a copy of the model that has this name. Raises ConfigError for a file that cannot be read,
+    an unknown key or model, a name that a model of the file has, or an override without `=`.
     """
     raw = read_yaml(path)
     models = raw.get("models") or {}
     if model is not None and model not in models:
         hint = closest(model, models)
         raise ConfigError(f"{path}: no model {model!r} under models{hint}; it has {', '.join(models) or 'none'}")
+    if name is not None:
+        if name in models:
+            raise ConfigError(f"{path}: has a model {name!r}; train it with --model {name}, or choose another --name")
+        raw, model = {**raw, "models": {**models, name: models[model]}}, name
     return validate(with_overrides(raw, overrides, model), str(path))
 
 
-def step_settings(path: Path | None, overrides: Sequence[str] = (), model: str | None = None) -> Settings:
-    """The settings of one command: from `--config FILE` or all defaults, with overrides as in `load_settings`."""
+def step_settings(
+    path: Path | None, overrides: Sequence[str] = (), model: str | None = None, name: str | None = None
+) -> Settings:
+    """The settings of one command: from `--config FILE` or all defaults; the rest as in `load_settings`."""
     if path is not None:
-        settings = load_settings(path, overrides, model)
+        settings, model = load_settings(path, overrides, model, name), name or model
         return settings.model_copy(update={"cluster": settings.cluster_of(model)}) if model else settings
     return validate(with_overrides({"run": "results", "urls": ["-"]}, overrides), "command line")
 

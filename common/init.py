@@ -4,27 +4,32 @@
 
 A clone of the repository is such a folder already; this is for a toolkit that was installed from a wheel. Then, in the
 folder, `python -m demo` runs the demo, and `snakemake` what a configuration asks for. The files are copies: after an
-upgrade, start another folder, or give --force to replace them.
+upgrade, start another folder, or give --force to replace them. Editors that know YAML's language server check a
+configuration by config.schema.json, which is written anew each time, in a clone, too.
 """
 
 import argparse
+import json
 import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 from common import cli
 from common.errors import InputError
 from common.files import write_text
+from common.settings import Settings
 
 PROJECT = "urls-to-gpt2"
 PARTS = ("Snakefile", "config.yaml", "workflow", "profiles", "slurm", "configs")
 """What a working folder holds besides results. pyproject.toml puts the same files into the wheel."""
+SCHEMA = "config.schema.json"
+"""The JSON schema of configurations, which the first line of each that we ship names."""
 
 
 def workflow_files() -> dict[str, Path]:
     """The files of a working folder, by their path in it. Raises InputError if they were not installed."""
-    clone, installed = Path(__file__).resolve().parents[1], Path(sysconfig.get_path("data"), "share", PROJECT)
+    clone = Path(__file__).resolve().parents[1]
+    installed = clone.parents[2] / "share" / PROJECT  # above lib/python3.11/site-packages, in ~/.local as well
     root = clone if (clone / "Snakefile").is_file() else installed
     if not (root / "Snakefile").is_file():
         raise InputError(f"{root / 'Snakefile'}: not installed; install the wheel, or work in a clone")
@@ -36,8 +41,9 @@ def workflow_files() -> dict[str, Path]:
 def start(folder: Path, force: bool = False) -> list[Path]:
     """Copy the files into a folder; returns those that were written. Raises InputError before it changes anything."""
     texts = {folder / name: path.read_text(encoding="utf-8") for name, path in workflow_files().items()}
+    texts[folder / SCHEMA] = json.dumps(Settings.model_json_schema(), indent=1) + "\n"
     changed = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    existing = [path for path in changed if path.exists()]
+    existing = [path for path in changed if path.exists() and path.name != SCHEMA]
     if existing and not force:
         raise InputError(f"{existing[0]}: exists and differs; name another folder, or replace it with --force")
     for path in changed:

@@ -4,12 +4,14 @@
 render("report", "template.html", title="results/demo", …)
 """
 
+import csv
 import html
 import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -18,6 +20,8 @@ from markupsafe import Markup
 COLORS = ("#1f77c8", "#d0682a", "#3d9a6a", "#b04a86", "#8c8c8c", "#b8901f", "#6f6fd0")
 WIDTH = 4.8  # inches of a figure: on a telephone still readable
 _INK = "#222223"  # drawn in it: what takes the page's text colour, light or dark
+_ROW, _CELL = re.compile("<tr>(.*?)</tr>", re.DOTALL), re.compile("<t[hd]([^>]*)>(.*?)</t[hd]>", re.DOTALL)
+_VALUE = re.compile(r'data-value="([^"]*)"')  # of a cell that shows a rounded number
 _PLACES = re.compile(r' (?:d|x|y|width|height|transform)="[^"]*"')
 _DIGITS = re.compile(r"(\d\.\d\d)\d+")  # a hundredth of a point is enough
 
@@ -25,15 +29,33 @@ _DIGITS = re.compile(r"(\d\.\d\d)\d+")  # a hundredth of a point is enough
 def render(package: str, template: str, **values: Any) -> str:
     """A template of a package; one of HTML extends `base.html`, `title` is its heading, and its values are escaped.
 
-    Filters for numbers: `number` (1,234), `size` (1.2 MB), `duration` (2 min 5 s).
+    Filters: `number` (1,234), `size` (1.2 MB), `duration` (2 min 5 s), `csv_link` of a table.
     """
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(package, "."), jinja2.PackageLoader("common", ".")])
     escaped = jinja2.select_autoescape(["html"])
     environment = jinja2.Environment(
         loader=loader, autoescape=escaped, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=number, size=size, duration=duration)
+    environment.filters.update(number=number, size=size, duration=duration, csv_link=csv_link)
+    environment.globals["COLORS"] = COLORS
     return environment.get_template(template).render(values)
+
+
+def csv_link(table: str) -> str:
+    """A table of a page as a `data:` URL of CSV: `1,234` as 1234, `<td data-value="577123">577 kB</td>` as 577123."""
+    out = io.StringIO()
+    for row in _ROW.findall(table):
+        csv.writer(out, lineterminator="\n").writerow(_csv_cell(*cell) for cell in _CELL.findall(row))
+    return "data:text/csv;charset=utf-8," + quote(out.getvalue())
+
+
+def _csv_cell(attributes: str, content: str) -> str:
+    text = Markup(content).striptags()
+    if value := _VALUE.search(attributes):
+        return value[1]
+    if re.fullmatch(r"[+-]?[\d,]+(\.\d+)?(e[+-]\d+)?%?", text):
+        return text.replace(",", "").removesuffix("%")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text  # a spreadsheet takes these for formulas
 
 
 def number(value: float) -> str:

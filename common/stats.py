@@ -4,15 +4,21 @@ import time
 from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from common.files import Document, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
-_META = ("source", "language", "detected_language")  # keys of `meta` whose values are counted
+_META = (
+    "source",
+    "language",
+    "detected_language",
+)  # keys of `meta` whose values are counted, as is the host of the URL
 _VALUES = 1000  # values counted per key, the first ones met; a value has up to 100 characters
 _WRITTEN = 50  # values written per key, the most frequent
 _COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")
@@ -39,7 +45,7 @@ class Stats:
     """Documents by the bit length of their size in bytes: 10 means 512 to 1,023 bytes."""
     sizes_out: Counter[int] = field(default_factory=Counter)
     kept_by: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """(documents, bytes) that were kept, by key of `meta` and by its value."""
+    """(documents, bytes) that were kept, by key of `meta`, or `host`, and by its value."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Figures that only this step has (tokens, clusters, …)."""
     _started: float = field(default_factory=time.monotonic, repr=False)
@@ -59,6 +65,13 @@ class Stats:
         self.documents_out += 1
         self.bytes_out += size
         self.sizes_out[size.bit_length()] += 1
+        self.count_kept_by(document, size)
+
+    def count_kept_by(self, document: Document, size: int) -> None:
+        """Count a surviving document of `size` bytes by its host and its `meta`."""
+        with suppress(ValueError):  # not a URL
+            if host := urlsplit(str(document.get("url") or "")).hostname:
+                self._count("host", host[:100], 1, size)
         if isinstance(meta := document.get("meta"), dict):
             for key in _META:
                 if isinstance(value := meta.get(key), str):
@@ -97,7 +110,7 @@ class Stats:
         counts["reasons"] = dict(sorted(self.reasons.items()))
         for name in ("sizes_in", "sizes_out"):
             if sizes := getattr(self, name):
-                counts[name] = _histogram(sizes)
+                counts[name] = histogram(sizes)
         if self.kept_by:
             counts["kept_by"] = {key: _most_frequent(values) for key, values in sorted(self.kept_by.items())}
         if self.examples:
@@ -124,8 +137,8 @@ def _id(document: Document) -> str:
     return str(document.get("id", ""))
 
 
-def _histogram(sizes: Counter[int]) -> dict[str, int]:
-    """`{"512": 7}`: documents of 512 to 1,023 bytes."""
+def histogram(sizes: Counter[int]) -> dict[str, int]:
+    """Counts by bit length as `{"512": 7}`: documents of 512 to 1,023 bytes, or tokens."""
     return {str(1 << bits >> 1): count for bits, count in sorted(sizes.items())}
 
 

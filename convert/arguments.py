@@ -29,7 +29,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     """Add --checkpoint, and `add_options`."""
     parser.add_argument(
         "--checkpoint",
-        type=cli.input_path,
+        type=cli.checkpoint_path,
         required=True,
         metavar="RUN|ITER|TAG_DIR",
         help="run (its newest checkpoint), its iter_* or DeepSpeed tag folder, Hugging Face folder, or .bin of llm.c",

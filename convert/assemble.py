@@ -1,10 +1,9 @@
 """Whole tensors of a source, in the layout that a writer asks for; the next ones while one is written."""
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,13 +11,14 @@ from torch import Tensor
 from common.errors import CheckpointError
 from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
-from convert.stored import StoredTensor
+from convert.stored import ahead, row_bands
 from training import tensors
 
 OURS = QKV(3)
 """The order of our own checkpoints: [head, (q, k, v), dim]."""
 HUGGING_FACE = QKV(0)
 """[(q, k, v), head, dim]."""
+_BAND = 1 << 19  # elements that are read and transposed at a time: they stay in the cache
 _AHEAD = 4  # tensors: matrices and biases alternate, so that there are two matrices among them
 
 
@@ -34,24 +34,51 @@ def assemble(
     """The tensor `name`, contiguous, without vocabulary padding: the qkv rows in the order `qkv`, matrices [out, in].
 
     With `conv1d` the matrices of layers are [in, out]. `tensor` is another one of the same name, such as a moment.
-    Bit-exact unless `dtype` asks for another type. Holds the result and at most two tensors of its size besides. Raises
-    CheckpointError naming the files if two ranks have the same part of a matrix.
+    Bit-exact unless `dtype` asks for another type. Holds the result and a few rows besides. Raises CheckpointError
+    naming the files if two ranks have the same part of a matrix.
     """
     leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
-    rows = source.model.vocab_size if name in tensors.VOCABULARY else None
     if tensor is None:
         check_parts(source, name)
-    reorder = leaf.module.name == tensors.QKV and source.qkv != qkv
-    turned = leaf.conv1d and source.conv1d  # [in, out] now
-    if leaf.conv1d and turned != conv1d and not reorder and _are_columns(sharded):
-        return _read_turned(sharded, dtype)
-    whole = read_sharded(sharded, dtype, rows)
-    if reorder:
-        ordered = (whole.t() if turned else whole).contiguous()
-        whole, turned = qkv.join(source.qkv.split(ordered, source.model.n_head)), False
-    if leaf.conv1d and turned != conv1d:
-        whole = whole.t()
-    return whole.contiguous()
+    is_turned = leaf.conv1d and source.conv1d  # [in, out] in the source
+    shape = list(sharded.shape)
+    if name in tensors.VOCABULARY:
+        shape[0] = source.model.vocab_size
+    turn = leaf.conv1d and is_turned != conv1d
+    whole = torch.empty(shape[::-1] if turn else shape, dtype=dtype or sharded.blocks[0].tensor.dtype)
+    order = None
+    if leaf.module.name == tensors.QKV and source.qkv != qkv:
+        rows = torch.arange(shape[-1 if is_turned else 0])
+        order = qkv.join(source.qkv.split(rows, source.model.n_head)).argsort()
+    _fill(whole.t() if turn else whole, sharded, axis=-1 if is_turned else 0, order=order)
+    return whole
+
+
+def read_sharded(sharded: Sharded) -> Tensor:
+    """All blocks in one tensor."""
+    whole = torch.empty(sharded.shape, dtype=sharded.blocks[0].tensor.dtype)
+    _fill(whole, sharded)
+    return whole
+
+
+def _fill(target: Tensor, sharded: Sharded, axis: int = 0, order: Tensor | None = None) -> None:
+    """Copy all blocks into `target`, or as many rows as it has; it may be a transpose.
+
+    `order`: the target's index along `axis` for each index of the source. Each band of rows is read, converted and
+    copied while it is in the cache: a transpose of a whole matrix takes twice the time.
+    """
+    order = torch.arange(target.shape[axis]) if order is None else order
+    for offset, stored in sharded.blocks:
+        row, rows = offset[0], min(stored.shape[0], target.shape[0] - offset[0])  # later ones are padding
+        for band in row_bands(stored.rows(0, rows), _BAND) if rows > 0 else ():
+            band = band.to(target.dtype)  # copying and converting at once is ten times slower for a transpose
+            at = [slice(start, start + size) for start, size in zip((row, *offset[1:]), band.shape, strict=True)]
+            indices, at[axis] = order[at[axis]], slice(None)
+            ends = (indices.diff() != 1).nonzero().flatten() + 1  # of the runs of rows that stay together
+            for first, last in pairwise([0, *ends.tolist(), len(indices)]):
+                part = target[tuple(at)].narrow(axis, int(indices[first]), last - first)
+                part.copy_(band.narrow(axis, first, last - first))
+            row += len(band)
 
 
 def check_parts(source: Source, name: str) -> None:
@@ -74,58 +101,13 @@ def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, c
         _check_range(source, name, tensor)
         return tensor
 
-    started: deque[Future[Tensor]] = deque()
-    # one thread for its operations, too: more would compete with the writer
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            for item in wanted.items():
-                started.append(pool.submit(make, *item))
-                if len(started) > _AHEAD:
-                    yield started.popleft().result()
-            while started:
-                yield started.popleft().result()
-        finally:  # after an error of the writer, too
-            pool.shutdown(cancel_futures=True)
+    return ahead((partial(make, *item) for item in wanted.items()), _AHEAD)
 
 
 def widest_dtype(source: Source) -> torch.dtype:
     """The type that holds all values of a source exactly; if all tensors have the same type, that one."""
     found = {block.tensor.dtype for tensor in source.tensors.values() for block in tensor.blocks}
     return reduce(torch.promote_types, found)
-
-
-def read_sharded(sharded: Sharded, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
-    """All blocks in one tensor, or its first `rows` rows."""
-    first = sharded.blocks[0].tensor
-    dtype = dtype or first.dtype
-    count = sharded.shape[0] if rows is None else min(rows, sharded.shape[0])
-    if len(sharded.blocks) == 1:
-        return (first if count == sharded.shape[0] else first.rows(0, count)).read().to(dtype)
-    whole = torch.empty((count, *sharded.shape[1:]), dtype=dtype)
-    for offset, stored in sharded.blocks:
-        height = min(stored.shape[0], count - offset[0])
-        if height > 0:
-            wanted = stored if height == stored.shape[0] else stored.rows(0, height)
-            place = tuple(slice(start, start + size) for start, size in zip(offset, wanted.shape, strict=True))
-            if isinstance(wanted, StoredTensor):
-                wanted.read_into(whole[place])
-            else:
-                whole[place] = wanted.read()
-    return whole
-
-
-def _are_columns(sharded: Sharded) -> bool:
-    """Whether each block has all rows."""
-    return all(block.tensor.shape[0] == sharded.shape[0] for block in sharded.blocks)
-
-
-def _read_turned(sharded: Sharded, dtype: torch.dtype | None) -> Tensor:
-    """The transpose of a matrix whose blocks are columns: each block becomes rows, which are contiguous."""
-    turned = torch.empty(sharded.shape[::-1], dtype=dtype or sharded.blocks[0].tensor.dtype)
-    for offset, stored in sharded.blocks:
-        # converted first: copying and converting at once is ten times slower for a transpose
-        turned[offset[1] : offset[1] + stored.shape[1]] = stored.read().to(turned.dtype).t()
-    return turned
 
 
 def _check_range(source: Source, name: str, tensor: Tensor) -> None:

@@ -75,7 +75,9 @@ def merge(
     from convert.proof import prove, source_outputs
     from convert.sources.consistency import compare_replicas
     from convert.targets.huggingface import tokenizer_of, write_folder, written_shapes, written_sizes
+    from training.launch.device import keep_freed_memory
 
+    keep_freed_memory()  # a whole matrix is allocated for every one that is written
     form = form or Form()
     source = _open(path, output, options, form, force)
     dtype = getattr(torch, form.dtype) if form.dtype else widest_dtype(source)

@@ -13,6 +13,8 @@ be exchanged and the logits hardly move) and names the layer that is wrong.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,11 @@ from torch.nn import functional as F
 from common.errors import ProofError
 from common.files import read_json
 from convert.sources.source import Architecture, Source
-from convert.stored import row_bands
+from convert.stored import ahead, row_bands
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
-_LENGTH = 32  # tokens per row: 64 in all cost a 7B model 0.9 TFLOP, and every row of the embedding is in the logits
+_LENGTH = 16  # tokens per row: 32 in all cost a 7B model 0.45 TFLOP, and every row of the embedding is in the logits
 _BAND = 1 << 19  # elements of a matrix that are multiplied at a time: they stay in the cache after the conversion
 
 Steps = Iterator[tuple[str, Tensor]]
@@ -185,18 +187,26 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 
-    def bands(name: str, first: int = 0, last: int | None = None) -> Iterator[Tensor]:
+    opened: dict[Path, Any] = {}
+
+    def stored(name: str) -> Any:
         if name not in files:
             raise ProofError(f"model.safetensors.index.json does not name the file of {name!r}; nothing was written")
-        with safe_open(files[name], framework="pt") as file:  # closed each time: mapped pages count as memory
-            part = file.get_slice(name)
-            count, *widths = part.get_shape()
-            step, last = max(1, _BAND // math.prod(widths)), last or count
-            for start in range(first, last, step):
-                yield part[start : min(start + step, last)].float()
+        path = files[name]
+        return opened.setdefault(path, opened.get(path) or safe_open(path, framework="pt")).get_slice(name)
+
+    def read(part: Any, first: int, last: int | None = None) -> Tensor:
+        return part[first:last].float()  # type: ignore[no-any-return]
+
+    def bands(name: str, last: int | None = None) -> Iterator[Tensor]:
+        """The rows before `last`, by a thread that is ahead: reading and converting take as long as the products."""
+        part = stored(name)
+        count, *widths = part.get_shape()
+        ends = [*range(0, last or count, max(1, _BAND // math.prod(widths))), last or count]
+        return ahead((partial(read, part, *at) for at in pairwise(ends)), 2)
 
     def vector(name: str) -> Tensor:
-        return torch.cat(list(bands(f"transformer.{name}")))
+        return read(stored(f"transformer.{name}"), 0)
 
     def conv1d(x: Tensor, name: str) -> Tensor:
         inputs, bias = x.flatten(0, -2), vector(f"{name}.bias")
@@ -211,12 +221,13 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         return F.layer_norm(x, (n_embd,), weight, bias, config["layer_norm_epsilon"])
 
     def lookup(name: str, ids: Tensor) -> Tensor:
-        found = [next(bands(f"transformer.{name}.weight", i, i + 1)).clone() for i in ids.flatten().tolist()]
-        return torch.cat(found).view(*ids.shape, n_embd)
+        part = stored(f"transformer.{name}.weight")
+        return torch.cat([read(part, i, i + 1) for i in ids.flatten().tolist()]).view(*ids.shape, n_embd)
 
     x = lookup("wte", tokens) + lookup("wpe", positions)
     yield "the embedding", x
     for layer in range(config["n_layer"]):
+        opened.clear()  # mapped pages count as memory
         q, k, v = (
             part.view(batch, length, n_head, -1).transpose(1, 2)  # (B, T, C) -> (B, nh, T, hs)
             for part in conv1d(norm(x, f"h.{layer}.ln_1"), f"h.{layer}.attn.c_attn").chunk(3, dim=-1)
@@ -233,7 +244,7 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         x = x + y
     x = norm(x, "ln_f")
     head, inputs = "transformer.wte.weight" if config["tie_word_embeddings"] else "lm_head.weight", x.flatten(0, 1).t()
-    scores = torch.cat([weight @ inputs for weight in bands(head, 0, config["vocab_size"])])
+    scores = torch.cat([weight @ inputs for weight in bands(head, config["vocab_size"])])
     yield "logits", scores.t().view(batch, length, -1)
 
 

@@ -5,7 +5,9 @@ early), give `rows(first, last)` of dimension 0 and, by index, one row with a di
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -77,3 +79,19 @@ def same_values(one: Stored, other: Stored) -> bool:
     if one == other:
         return True
     return tuple(one.shape) == tuple(other.shape) and all(map(torch.equal, row_bands(one), row_bands(other)))
+
+
+def ahead(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
+    """The results of `calls`, in order, by a thread that is `count` of them ahead of the caller."""
+    started: deque[Future[Tensor]] = deque()
+    # one thread for its operations, too: more would compete with the caller
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            for call in calls:
+                started.append(pool.submit(call))
+                if len(started) > count:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
+        finally:  # after an error of the caller, too
+            pool.shutdown(cancel_futures=True)

@@ -17,7 +17,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -32,7 +32,7 @@ from common.files import (
     REMOVED_IDS,
     Document,
     document_writer,
-    lock,
+    locked_run,
     read_json,
     read_lines,
     removed_ids,
@@ -236,7 +236,7 @@ def _withdraw(run: Path, folder: Path, found: Record, number: str) -> None:
     aside = folder / "withdrawn" / number
     if found["withdrawn"]:
         moved = {folder / name: name for name in found["withdrawn"]}
-        deleted = [folder / "done.json", folder / "latest"]
+        deleted = [folder / "done.json", folder / "latest", folder / "best"]
         if folder.parent == run / "models":
             moved[steps.result("merge", run, folder.name).parent] = "merged"
             deleted += [steps.result(name, run, folder.name) for name in ("evaluate", "generate")]
@@ -251,16 +251,6 @@ def _withdraw(run: Path, folder: Path, found: Record, number: str) -> None:
         manifest = read_json(checkpoint / "manifest.json")
         manifest["content"] = [contents.get(content, content) for content in manifest["content"]]
         write_json(checkpoint / "manifest.json", manifest)
-
-
-@contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    """Keep Snakemake, and another takedown, away from a run."""
-    (run / "records").mkdir(exist_ok=True)
-    with open(run / "records/lock", "a+") as file:
-        if not lock(file):
-            raise InputError(f"{run}: is locked: Snakemake works on it; wait for it, or stop it")
-        yield
 
 
 def _now() -> str:
@@ -299,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("--urls is missing: name a file with URLs or ids")
     if arguments.urls and arguments.yes and not arguments.by:
         raise InputError("--by is missing: --yes needs the name of who signs the record off")
-    with _locked(run) if arguments.yes else nullcontext():
+    with locked_run(run) if arguments.yes else nullcontext():
         for path in unfinished:
             carry_out(run, path, arguments.workers)
             print(f"{path}: finished")

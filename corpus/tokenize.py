@@ -8,6 +8,7 @@ closes each document; min_tokens does not count it. Documents keep their order, 
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from common import cli
 from common.files import Document, expand_inputs
 from common.settings import TokenizeSettings
-from common.stats import Stats
+from common.stats import Stats, histogram
 from common.tokenizer import Lengths, Tokenizer, vocabulary_files
 from common.workers import threaded_map
 from corpus.index import IndexWriter, Meta, token_dtype
@@ -90,6 +91,7 @@ def tokenize(
     # threads: the encoder releases the GIL
     encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
     writer = IndexWriter(prefix, token_dtype(meta.vocab_size), meta, table=True)
+    bits = Counter[int]()
     with writer as index, step.results(unit="tokens") as results:
         assert index.table is not None
         for batch in encoded:
@@ -97,10 +99,13 @@ def tokenize(
             index.table.add(batch.kept, output_prefix.name)
             for document in batch.short:
                 results.drop(document, "short")
+            for document, length in zip(batch.kept, batch.lengths.tolist(), strict=True):
+                step.stats.count_kept_by(document, length * batch.tokens.itemsize)
+                bits[length.bit_length()] += 1
             step.stats.documents_out += len(batch.lengths)
             step.stats.bytes_out += batch.tokens.nbytes
             results.meter.advance(len(batch.tokens), note=f"{index.documents:,} documents")
-    step.stats.extra["tokens"] = index.tokens
+    step.stats.extra |= {"tokens": index.tokens, "token_lengths": histogram(bits)}
     return step.stats
 
 

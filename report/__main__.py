@@ -1,10 +1,12 @@
 """Write one self-contained HTML file about a run: what each step kept, how the training went, what the model writes.
 
     python -m report --run results/demo --output results/demo/report.html
+    python -m report --run results/demo --compare results/mine --output compare.html
     snakemake report
 
 Reads the stats.json files, training curves, evaluations and samples below DIR; missing ones are left out. With
---config, files of an earlier configuration with more shards or steps are not counted.
+--config, files of an earlier configuration with more shards or steps are not counted. --compare shows instead in which
+keys and figures other runs differ from this one, and all losses in one chart.
 """
 
 import sys
@@ -18,12 +20,14 @@ from common.config import settings_text
 from common.errors import InputError
 from common.files import read_json, read_text, write_text
 from common.settings import Settings
+from report import compare
 from report.corpus import corpus_figures
 from report.curves import curve_charts, curve_rows
-from report.funnel import Step, bytes_chart, documents_chart, funnel
+from report.documents import kept_documents
+from report.funnel import Step, documents_chart, funnel
 from report.layout import comparisons, memory_chart
 from report.models import Model, settings_of, split_samples, trained_models
-from report.timing import Clock, gantt_chart, spread, timeline
+from report.timing import Clock, gantt_chart, timeline
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -46,16 +50,15 @@ def render(run: Path, settings: Settings | None = None) -> str:
         summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{grown}",
         finished=datetime.fromtimestamp(max(work.ended for work in works), UTC) if works else None,
         steps=steps,
-        documents_chart=documents_chart(steps) if steps else None,
-        bytes_chart=bytes_chart(steps) if any(step.unit != "URLs" for step in steps) else None,
+        documents_chart=documents_chart(steps),
         corpus=corpus_figures(run, steps),
+        kept=kept_documents(run, known) if known else [],
         models=models,
         charts=curve_charts(models),
         curve_rows=curve_rows,
         memory_chart=memory_chart(models),
         comparisons=comparisons,
         works=works,
-        spread=spread,
         clock=Clock(works),
         gantt_chart=gantt_chart(works) if works else None,
         samples={model.name: split_samples(model.sample, known) for model in models if model.sample},
@@ -87,15 +90,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
     )
+    parser.add_argument(
+        "--compare", type=cli.input_path, nargs="+", default=[], metavar="DIR", help="other runs: show what differs"
+    )
     cli.add_settings(parser)
     parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE.html")
     arguments = parser.parse_args(argv)
     if arguments.overrides and not arguments.config:
         parser.error(f"{arguments.overrides[0]} changes a key of a configuration; name it with --config FILE")
-    if not arguments.run.is_dir():
-        raise InputError(f"{arguments.run}: no such folder")
+    if arguments.compare and arguments.config:
+        parser.error("--compare reads the configuration in each run; leave out --config")
+    runs = [arguments.run, *arguments.compare]
+    for run in runs:
+        if not run.is_dir():
+            raise InputError(f"{run}: no such folder")
     settings = cli.read_settings(arguments) if arguments.config else None
-    write_text(arguments.output, render(arguments.run, settings))
+    write_text(arguments.output, compare.render(runs) if arguments.compare else render(arguments.run, settings))
     print(arguments.output)
     return 0
 

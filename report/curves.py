@@ -1,7 +1,7 @@
 """Training curves as SVG: over tokens, the models over each other, thinned so that any run gives a small page."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,13 @@ from report.models import Curve, Floats, Model
 POINTS = 600  # of a curve: the smallest and the largest value of half as many buckets
 HOVERS = 240  # values of a chart that a pointer can read, over all its curves
 ROWS = 20  # of the table below the charts, for each model
-_PANELS = {
+PANELS = {
     "lm_loss": "Loss, in nats per token",
     "learning_rate": "Learning rate",
     "grad_norm": "Gradient norm before clipping",
     "tokens_per_second": "Tokens per second",
-    "mfu": "MFU: share of the device's peak",
 }
-"""Captions of the columns of train.csv that are drawn, and shown as numbers."""
+"""Captions of the columns of train.csv that are drawn. MFU is not: its curve is that of the tokens per second."""
 _STYLES = ("-", "--", "-.", ":")  # models are also told apart without colour
 
 
@@ -55,16 +54,14 @@ def _restarts(model: Model) -> list[tuple[float, int]]:
     return [(per_iteration * iteration, iteration) for iteration in found if iteration > 0]
 
 
-def curve_charts(models: Sequence[Model]) -> list[tuple[str, Markup]]:
+def curve_charts(models: Sequence[Model], panels: Mapping[str, str] = PANELS) -> list[tuple[str, Markup]]:
     """(caption, drawing) of the panels; one that no model has is left out."""
-    known = {name: caption for name, caption in _PANELS.items() if any(_has(model.train, name) for model in models)}
-    if "mfu" not in known and any(_has(model.train, "tflops") for model in models):
-        known["tflops"] = "TFLOP/s per device (its peak is not known, so no MFU)"
+    known = {name: caption for name, caption in panels.items() if any(_has(model.train, name) for model in models)}
     return [(caption, _chart(name, caption, models)) for name, caption in known.items()]
 
 
 def _has(curve: Curve, name: str) -> bool:
-    return bool(np.isfinite(curve.values(name)).any())
+    return int(np.isfinite(curve.values(name)).sum()) > 1  # one point is no curve
 
 
 def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
@@ -129,7 +126,7 @@ def curve_rows(model: Model) -> list[dict[str, Any]]:
             "iteration": int(curve.values("iteration")[place]),
             "tokens": int(tokens[place]),
             "valid": valid.get(curve.values("iteration")[place]),
-            **{name: cell(name, place) for name in _PANELS},
+            **{name: cell(name, place) for name in (*PANELS, "mfu")},
         }
         for place in places
     ]

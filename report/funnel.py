@@ -4,20 +4,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
-
-from markupsafe import Markup
 
 from common.files import read_json
 from common.page import size
 from common.settings import Settings
-from report.drawing import Bar, bars_chart
+from report.drawing import Bar
 from workflow import steps
 
 _EXAMPLES = 10  # kept per reason
-_REASONS = 4  # drawn by themselves; the others share the last colour
-_LETTERS = 64  # of the line under a bar, at 9 points
+_REASONS = 5  # drawn by themselves; the others share the last colour
 
 
 @dataclass
@@ -32,11 +28,11 @@ class Step:
     bytes_out: int = 0
     tokens: int | None = None
     counts: dict[str, Counter[str]] = field(default_factory=dict)
-    """`reasons`, `languages`, `sizes_in`, `sizes_out`, and `hosts` (URLs by host), each by name."""
+    """`reasons`, `languages`, `sizes_in`, `sizes_out`, `token_lengths`, and `hosts` (URLs by host), each by name."""
     evaluation_sets: dict[str, Counter[str]] = field(default_factory=dict)
     """`hits` and `documents` by evaluation set."""
     kept_by: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    """`documents` and `bytes` that were kept, by a key of `meta` and its value."""
+    """`documents` and `bytes` that were kept, by a key of `meta`, or `host`, and its value."""
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Dropped documents by reason: those with the smallest ids, for a reproducible sample."""
     libraries: dict[str, str] = field(default_factory=dict)
@@ -67,7 +63,7 @@ class Step:
         if "tokens" in shard:
             self.tokens = (self.tokens or 0) + shard["tokens"]
         hosts = {host: counts["urls"] for host, counts in shard.get("hosts", {}).items()}
-        for name in ("reasons", "languages", "sizes_in", "sizes_out"):
+        for name in ("reasons", "languages", "sizes_in", "sizes_out", "token_lengths"):
             self.counts.setdefault(name, Counter()).update(shard.get(name, {}))
         self.counts.setdefault("hosts", Counter()).update(hosts)
         for name, counts in shard.get("evaluation_sets", {}).items():
@@ -100,31 +96,18 @@ def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
     return found
 
 
-def documents_chart(steps: Sequence[Step]) -> Markup:
-    """Documents into each step: those that survive, and those that were dropped by reason."""
+def documents_chart(steps: Sequence[Step]) -> list[Bar]:
+    """Documents into each step: those that survive, and those that were dropped, by reason."""
     bars = []
     for step in steps:
-        first, rest = step.reasons[:_REASONS], sum(count for _, count in step.reasons[_REASONS:])
-        parts = [("kept", step.documents_out), *((f"dropped: {reason}", count) for reason, count in first)]
-        parts += [("dropped for other reasons", rest)] if rest else []
-        kept = f"{step.name}: {step.documents_out:,} of {step.documents_in:,} {step.unit}"
-        titled = [(f"{step.name}: {count:,} {step.unit} {name}", float(count)) for name, count in parts]
-        bars.append(Bar(kept, titled, _drops(step)))
-    return bars_chart("funnel", "Documents that survive each step, and why the others were dropped", bars)
-
-
-def bytes_chart(steps: Sequence[Step]) -> Markup:
-    """Bytes of text out of each step that has texts, and tokens where they are counted."""
-    bars = []
-    for step in steps:
-        if step.unit != "URLs":
-            tokens = "" if step.tokens is None else f" = {step.tokens:,} tokens"
-            title = f"{step.name}: {step.bytes_out:,} bytes{tokens}"
-            bars.append(Bar(f"{step.name}: {size(step.bytes_out)}{tokens}", [(title, step.bytes_out)]))
-    return bars_chart("bytes", "Bytes of text out of each step; of tokens, those of the token files", bars)
-
-
-def _drops(step: Step) -> str:
-    """`8 dropped: 3 duplicate, 2 malformed, …`, as long as a line is."""
-    listed = ", ".join(f"{count:,} {reason}" for reason, count in step.reasons)
-    return shorten(f"{step.dropped:,} dropped: {listed}", _LETTERS, placeholder=" …") if listed else ""
+        if step.name == "merge_index" and len(steps) > 1:
+            continue  # drops nothing: the line above it again
+        few = len(step.reasons) if len(step.reasons) <= _REASONS + 1 else _REASONS
+        first, rest = step.reasons[:few], sum(count for _, count in step.reasons[few:])
+        reasons = [*first, *([(f"others ({len(step.reasons) - few} reasons)", rest)] if rest else [])]
+        volume = size(step.bytes_out) if step.tokens is None else f"{step.tokens:,} tokens"
+        kept = f"{step.name}: {step.documents_out:,} of {step.documents_in:,} {step.unit} kept ({step.share:.1%})"
+        above = kept if step.unit == "URLs" else f"{kept}, {volume}"
+        parts = [(f"{step.documents_out:,} kept", step.documents_out), (f"{step.dropped:,} dropped", step.dropped)]
+        bars.append(Bar(above, parts, [(f"{count:,} {reason}", count) for reason, count in reasons]))
+    return bars

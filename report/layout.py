@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from markupsafe import Markup
 
 from common.page import duration, number
-from report.drawing import Bar, bars_chart
+from report.drawing import Bar
 from report.models import Model
 
 GIB = 2**30
@@ -22,12 +21,14 @@ def comparisons(model: Model) -> list[tuple[str, str, str]]:
     speed = number(float(planned["tokens_per_second"])) if "tokens_per_second" in planned else ""
     seen = model.train.values("tokens_per_second")
     middle = float(np.nanmedian(seen)) if np.isfinite(seen).any() else 0.0
+    mfu = model.train.values("mfu")
+    share = f", {np.nanmedian(mfu):.1%} of the device's peak" if np.isfinite(mfu).any() else ""
     time = duration(planned["seconds"]) if "seconds" in planned else ""
     rows = [
         ("layout", plan.get("layout") or (experiment.parallel.factors if experiment else ""), source),
         ("batch", batch or "", ""),
         ("memory per process", memory, f"{peak / GIB:.2f} GiB at most" if peak else ""),
-        ("tokens per second", speed, f"{number(middle)} in the median" if middle else ""),
+        ("tokens per second", speed, f"{number(middle)} in the median{share}" if middle else ""),
         ("time of the iterations", time, duration(model.seconds) if model.seconds else ""),
         *([("starts", "1", str(len(model.starts)))] if len(model.starts) > 1 else []),
     ]
@@ -40,15 +41,13 @@ def _peak(model: Model) -> float:
     return float(np.nanmax(used)) * 1e6 if np.isfinite(used).any() else 0.0
 
 
-def memory_chart(models: Sequence[Model]) -> Markup | None:
-    """Per model, the predicted memory by part and what was used; None if no model has a prediction."""
+def memory_chart(models: Sequence[Model]) -> list[Bar]:
+    """Per model, the predicted memory by part and what was used; none for a model without a prediction."""
     bars = []
     for model in models:
         if parts := {part: held / GIB for part, held in ((model.plan or {}).get("memory") or {}).items()}:
-            titles = [(f"{model.name}: {part} {held:.3g} GiB predicted", held) for part, held in parts.items()]
-            listed = ", ".join(f"{part} {held:.2g}" for part, held in parts.items())
-            bars.append(Bar(f"{model.name}: {sum(parts.values()):.2f} GiB per process predicted", titles, listed))
-            used = f"{model.name}: {_peak(model) / GIB:.3g} GiB used at most"
-            bars.append(Bar(used, [(used, _peak(model) / GIB)]))
-    label = "Predicted memory by part, and the memory that was used"
-    return bars_chart("predicted-memory", label, bars) if bars else None
+            predicted = f"{model.name}: {sum(parts.values()):.2f} GiB per process predicted"
+            bars.append(Bar(predicted, [(f"{part} {held:.2g}", held) for part, held in parts.items()]))
+            used = f"{_peak(model) / GIB:.2f} GiB used at most"
+            bars.append(Bar(f"{model.name}: {used}", [(used, _peak(model) / GIB)]))
+    return bars

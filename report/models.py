@@ -78,8 +78,6 @@ class Model:
     files: dict[str, dict[str, Any]]
     """The files of the merged folder: `size` in bytes and `xxh3`."""
     sample: str | None
-    spikes: list[dict[str, Any]]
-    """The last steps whose loss was a spike or not finite: `iteration`, `loss`, `worst` documents."""
 
     @property
     def parameters(self) -> int | None:
@@ -139,7 +137,6 @@ def _model(run: Path, folder: Path) -> Model:
         merged=report,
         files={**(report or {}).get("output", {}), **(listed or {}).get("files", {})},
         sample=read_text(sample) if sample.exists() else None,
-        spikes=[read_json(path) for path in sorted((folder / "blame").glob("iter_*.json"))[-5:]],
     )
 
 

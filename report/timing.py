@@ -11,7 +11,7 @@ from common import job_log
 from common.page import COLORS, WIDTH, as_svg, duration, figure_style
 from report.models import Model
 
-_FEW = 5  # shards: of fewer, no median
+_FEW = 5  # jobs: of fewer, neither a median nor a slowest one
 _NOT_DRAWN = ("train", "report", "cards")  # a job that waits for another one; the page itself
 
 
@@ -46,14 +46,16 @@ class Work:
         return max(job.ended for job in self.jobs)
 
     @property
-    def ordered(self) -> list[Job]:
-        """The jobs, the fastest first."""
-        return sorted(self.jobs, key=lambda job: job.seconds)
-
-    @property
     def memory_mb(self) -> int | None:
         """Largest process of all jobs."""
         return max((job.memory_mb for job in self.jobs if job.memory_mb is not None), default=None)
+
+    @property
+    def spread(self) -> tuple[float, Job] | None:
+        """Seconds of the median job, and the slowest one; None where there are too few jobs to tell."""
+        if len(self.jobs) < _FEW:
+            return None
+        return float(np.median([job.seconds for job in self.jobs])), max(self.jobs, key=lambda job: job.seconds)
 
 
 class Clock:
@@ -143,11 +145,3 @@ def gantt_chart(works: Sequence[Work]) -> Markup:
         axes.set_xlabel(f"{unit} of work since the first step began", fontsize=9)
         axes.grid(axis="x")
         return as_svg(figure, "When each step worked; the table below has the numbers", titles)
-
-
-def spread(work: Work) -> list[float | None]:
-    """Seconds of the fastest, the median and the slowest job; None where there are too few jobs to tell."""
-    seconds = [job.seconds for job in work.ordered]
-    several = len(seconds) > 1
-    middle = float(np.median(seconds)) if len(seconds) >= _FEW else None
-    return [seconds[0] if several else None, middle, seconds[-1] if several else None]

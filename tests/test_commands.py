@@ -1,30 +1,34 @@
 """Every command: --help shows an example, a wrong argument is one line and exit code 2."""
 
 import re
+from functools import partial
+from importlib.metadata import version
 
 import pytest
 
+from common.commands import COMMANDS
 from tests.conftest import Command
 from tests.helpers import assert_one_line_error, called
 
-COMMANDS = (
-    "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.decontaminate", "corpus.dedup",
-    "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index", "corpus.export",
-    "corpus.sample", "corpus.show", "corpus.repeats", "corpus.remove",
-    "training.train", "training.evaluate", "training.plan", "training.probe", "training.generate", "training.trace",
-    "training.kernels",
-    "convert.merge_mp", "convert.to_gguf", "convert.verify", "cluster.submit", "cluster.status", "cluster.logs",
-    "cluster.cancel", "cluster.preflight", "cluster.autotune", "common.init", "report", "cards",
-    "demo", "demo.build", "demo.serve", "benchmarks.corpus", "benchmarks.gpu",
-)  # fmt: skip
+MODULES = (*COMMANDS, "benchmarks.corpus", "benchmarks.gpu")
 
 
-@pytest.mark.parametrize("module", COMMANDS)
+@pytest.mark.parametrize("module", MODULES)
 def test_help_shows_an_example_and_a_wrong_argument_is_one_line(module: str) -> None:
     result = called(module, "--help")
     assert result.returncode == 0 and result.stderr == ""
     assert re.search(rf"^ +(torchrun .*)?python -m {module}\b", result.stdout, re.MULTILINE)
     assert_one_line_error(called(module, "--no-such-option"), f"python -m {module}", "--help")
+
+
+def test_the_console_command_lists_every_command_and_runs_one(command: Command) -> None:
+    console = partial(called, "common.commands")
+    listed = re.findall(r"^    (\S+) +[A-Z].+[.;]", console("--help").stdout, re.MULTILINE)
+    assert listed == [module.removeprefix("common.") for module in COMMANDS]
+    assert console("--version").stdout.strip() == version("urls-to-gpt2")
+    assert_one_line_error(console("corpus.clan"), "urls-to-gpt2: error: no command", "did you mean 'corpus.clean'?")
+    ran = command("common.commands", "corpus.clean", "--input", "none.zst", "--output", "out.zst")
+    assert_one_line_error(ran, "none.zst")
 
 
 def test_a_process_has_the_exit_code_of_its_command(command: Command) -> None:

@@ -20,13 +20,13 @@ import orjson
 import pytest
 import yaml
 
+from common.commands import COMMANDS
 from convert.targets.megatron import write_v3
 from demo.serve import serve
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import called, document, main_of, prose, write_shard
-from tests.test_commands import COMMANDS
 from tests.test_tutorials import TUTORIALS
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -36,6 +36,7 @@ SKIPPED = {
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
     r"python -m tests\.training\.parity": "takes minutes; tests/training/test_parity.py runs it",
     r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",
+    r"python -m training\.train .*--name": "a variable of a loop; tests/training/test_train.py trains one",
     r"python -m demo$": "runs everything; tests/workflow/test_all.py does that",
     r"python -m demo\.serve --site \S+$": "serves until Ctrl-C; tests/demo/test_serve.py does that",
     r".*scrape\.resolve=.*127\.0\.0\.1:8080": "8080 may be taken; tests/corpus/scrape/test_main.py uses a free port",
@@ -167,7 +168,6 @@ def _workshop(finished: Path, address: str) -> None:
         shutil.copytree(run / name, f"results/mine/{name}")
 
 
-@pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
 def test_the_examples_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed, seen, prepared = [], set[str](), tmp_path / "prepared"
     prepared.mkdir()

@@ -21,10 +21,22 @@ def moved(**options: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "largest"),
     [
-        ({"dropout": 0, "kernels": "on"}, {"block": 1.55, "loss": 3.5, "step": 42, "kept": 13.3}),
+        pytest.param(
+            {"dropout": 0, "kernels": "on"},
+            {"block": 1.55, "loss": 3.5, "step": 42, "kept": 13.3},
+            marks=pytest.mark.slow,
+        ),
         ({"dropout": 0.1, "kernels": "on"}, {"block": 1.70, "loss": 3.5, "step": 46, "kept": 13.8}),
-        ({"dropout": 0, "kernels": "off"}, {"block": 1.92, "loss": 3.5, "step": 50.5, "kept": 13.3}),
-        ({"dropout": 0.1, "kernels": "on", "tensor": 2}, {"block": 1.32, "loss": 2.7, "step": 35, "kept": 9.1}),
+        pytest.param(
+            {"dropout": 0, "kernels": "off"},
+            {"block": 1.92, "loss": 3.5, "step": 50.5, "kept": 13.3},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"dropout": 0.1, "kernels": "on", "tensor": 2},
+            {"block": 1.32, "loss": 2.7, "step": 35, "kept": 9.1},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_bytes_of_345m_at_micro_batch_16(options: dict[str, object], largest: dict[str, float]) -> None:

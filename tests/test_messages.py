@@ -35,6 +35,7 @@ MISTAKES = f"""
     corpus.train_tokenizer --input short.jsonl.zst --output-dir o train_tokenizer.vocab_size=9999 | short...257
     corpus.merge_index --inputs data/cut --output-prefix out                        | data/cut.bin: 100...2000
     training.evaluate --checkpoint none --data data/few                             | none
+    training.evaluate --checkpoint none --data urls.txt --max-samples 9             | --tasks
     training.plan --config config.yaml --model tiny --gpu H1000                     | 'H1000' ...'h100'
     convert.merge_mp --checkpoint folder --output out                               | folder/mp_rank_00
     convert.merge_mp --checkpoint folder --output data                              | data/cut.bin

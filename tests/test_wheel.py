@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from common.init import PARTS, start, workflow_files
+from common.init import PARTS, SCHEMA, start, workflow_files
+from common.settings import ScrapeSettings
 from tests.conftest import ROOT, Once
 from tests.helpers import assert_one_line_error, called
 
@@ -23,6 +25,15 @@ NEEDED = (*{*PACKAGES, *PARTS}, "benchmarks", "pyproject.toml", "README.md", "LI
 def test_the_oldest_torch_that_is_allowed_is_the_one_that_is_tested() -> None:
     oldest = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert oldest and f"\ntorch=={oldest[1]}." in (ROOT / "constraints.txt").read_text()
+
+
+def test_every_page_names_the_version_of_pyproject() -> None:
+    """The code asks the installed package."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    texts = [(ROOT / name).read_text() for name in ("CITATION.cff", "README.md", "docs/quickstart.md", "CHANGELOG.md")]
+    named = re.findall(r"(?:^ *version:? *=? *\{?|urls_to_gpt2-|^## )(\d[\d.]*\d)", "\n".join(texts), re.MULTILINE)
+    assert len(named) > 3 and {*named} == {version}
+    assert version.startswith(ScrapeSettings().user_agent.partition("/")[2])
 
 
 def _run(*command: str | Path, cwd: Path) -> str:
@@ -50,12 +61,15 @@ def wheel(once: Once) -> Path:
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    names = set(archive.namelist())
     files = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()}
     ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
     assert ours - names - set(workflow_files()) == set()
     shared = {name.partition("/share/urls-to-gpt2/")[2] for name in names} - {""}
     assert shared == set(workflow_files())
+    (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "urls-to-gpt2 = common.commands:main" in archive.read(scripts).decode()
 
 
 @pytest.mark.slow
@@ -66,15 +80,19 @@ def test_an_installed_wheel_plans_the_demo_outside_the_tree(wheel: Path, tmp_pat
     (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     # the dependencies; .pth files in there, such as that of an editable install, are not read
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    _run(python, "-m", "common.init", "work", cwd=tmp_path)
+    _run(tmp_path / "venv/bin/urls-to-gpt2", "init", "work", cwd=tmp_path)
     where = _run(python, "-c", "import common; print(common.__file__)", cwd=tmp_path / "work").strip()
     assert Path(where).is_relative_to(site)
     _run(python, "-m", "snakemake", "-n", "all", "--profile", "slurm", cwd=tmp_path / "work")
 
 
 def test_a_working_folder_is_started_once_and_never_overwritten_unasked(tmp_path: Path) -> None:
-    assert len(start(tmp_path / "runs")) == len(workflow_files())
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == set(PARTS)
+    assert len(start(tmp_path / "runs")) == len(workflow_files()) + 1
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {*PARTS, SCHEMA}
+    for path in (tmp_path / "runs").glob("**/*.yaml"):  # editors find the schema of those that are configurations
+        first = path.read_text(encoding="utf-8").partition("\n")[0].partition("yaml-language-server: $schema=")[2]
+        assert not first or (path.parent / first).samefile(tmp_path / "runs" / SCHEMA)
+        assert first or path.name == "config.v8+.yaml"
     assert start(tmp_path / "runs") == []
     (tmp_path / "runs/config.yaml").write_text("run: mine\n")
     assert_one_line_error(called("common.init", str(tmp_path / "runs")), "config.yaml", "--force")

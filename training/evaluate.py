@@ -6,12 +6,12 @@
     python -m training.evaluate --checkpoint results/demo/merged/tiny --task lambada --data lambada_test.jsonl
     python -m training.evaluate --checkpoint results/demo/merged/tiny --tasks lambada_openai hellaswag --output t.json
 
---checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --data is a
-PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any other file, read as one text. The
-tokens are cut into windows of the model's sequence length that do not overlap; every token but the first is predicted
-once. Several datasets get a line each, and the loss over all is the mean over their tokens. --max-tokens takes windows
-evenly spaced over all data. --part valid or test
-evaluates documents that the model was not trained on: checkpoints and merged folders record their train.split.
+--checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
+(`train.keep_best`). --data is a PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any
+other file, read as one text. The tokens are cut into windows of the model's sequence length that do not overlap; every
+token but the first is predicted once. Several datasets get a line each, and the loss over all is the mean over their
+tokens. --max-tokens takes windows evenly spaced over all data. --part valid or test evaluates documents that the model
+was not trained on: checkpoints and merged folders record their train.split.
 
 --task wikitext reads one file in WikiText's format (wiki.test.tokens, wiki.test.raw) and computes the word perplexity
 that papers report: the text is detokenized, windows start every --stride tokens, and the loss is divided by the number
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("training.evaluate", __doc__)
-    parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="FOLDER", help="model to evaluate")
+    parser.add_argument(
+        "--checkpoint", type=cli.checkpoint_path, required=True, metavar="FOLDER", help="model to evaluate"
+    )
     parser.add_argument(
         "--data", type=cli.input_path, nargs="+", default=[], metavar="FILE|PREFIX", help="texts or datasets"
     )
@@ -129,6 +131,8 @@ def _check_data(arguments: argparse.Namespace) -> None:
         raise InputError("nothing to evaluate on; give --data, or --tasks alone")
     if arguments.tasks and not (checkpoint / "config.json").is_file():
         raise InputError(f"{checkpoint}: --tasks needs a Hugging Face folder; python -m convert.merge_mp makes one")
+    if (arguments.task_dir or arguments.max_samples) and not arguments.tasks:
+        raise InputError("--task-dir and --max-samples are for --tasks")
     if (arguments.max_tokens or arguments.batch) and task != "loss":
         raise InputError("--max-tokens and --batch are for --task loss")
     if arguments.stride and task != "wikitext":

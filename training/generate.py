@@ -7,14 +7,14 @@
     python -m training.generate --checkpoint results/demo/models/tiny --temperature 0
     python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --sources
 
---checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint) or one iter_* folder. --prompts
-is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line; each result is that object with
-its "text", as a line of JSON, which --json also gives for --prompt. Without --prompt and --prompts the command reads
-prompts from the terminal, one per line, until `stop` or the end of the input. The same seed gives the same text,
-whatever the other prompts are; each typed prompt gets a new seed, which is printed, unless --seed is given. --samples N
-continues each prompt N times, with the seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends
-early at end-of-text, or before the first --stop text after the prompt. On a terminal the text of a prompt, or the first
-of its samples, appears as it is generated.
+--checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
+(`train.keep_best`). --prompts is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line;
+each result is that object with its "text", as a line of JSON, which --json also gives for --prompt. Without --prompt
+and --prompts the command reads prompts from the terminal, one per line, until `stop` or the end of the input. The same
+seed gives the same text, whatever the other prompts are; each typed prompt gets a new seed, which is printed, unless
+--seed is given. --samples N continues each prompt N times, with the seeds S, S + 1, …; lines of JSON then have "sample"
+and "seed". A text ends early at end-of-text, or before the first --stop text after the prompt. On a terminal the text
+of a prompt, or the first of its samples, appears as it is generated.
 
 --sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training data, 8 tokens or
 more, each with its document and the first iteration that read it, and the share of 8-grams that do. It needs the data,
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     defaults = GenerateSettings()
     parser = cli.parser("training.generate", __doc__)
-    parser.add_argument("--checkpoint", type=cli.input_path, required=True, metavar="FOLDER", help="model to use")
+    parser.add_argument("--checkpoint", type=cli.checkpoint_path, required=True, metavar="FOLDER", help="model to use")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="text to continue; leave out to type prompts")
     source.add_argument(

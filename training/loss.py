@@ -44,7 +44,8 @@ class LossHead(nn.Module):
     """The head and the summed cross-entropy over targets that are not IGNORED.
 
     `rounded` is a copy of the head's weight in the type of the products, if the model keeps one. Without gradients, the
-    loss of each target is also appended to `found`, if that is a list: (N,) tensors, in order.
+    loss of each target is also appended to `found`, if that is a list: (N,) tensors, in order. If `asked` is a position
+    of the first sample, `logits` are those of the token after it, (V,), in every call.
     """
 
     rounded: Tensor | None
@@ -53,6 +54,8 @@ class LossHead(nn.Module):
         super().__init__()
         self.vocabulary, self.chunks = Vocabulary(0, vocab_size), chunks
         self.found: list[Tensor] | None = None
+        self.asked: int | None = None
+        self.logits = torch.empty(0)
         self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
@@ -62,6 +65,9 @@ class LossHead(nn.Module):
         """
         each = torch.ones(len(x), device=x.device) if factor is None else factor.float()
         flat = x.flatten(0, 1), targets.flatten(), each[:, None].expand_as(targets).flatten()
+        if self.asked is not None:
+            matrix = weight.to(x.dtype) if self.rounded is None else self.rounded
+            self.logits = F.linear(x[0, self.asked], matrix)[: self.vocabulary.rows]
         training = torch.is_grad_enabled()  # inside an autograd function it never is
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
             weight, self.rounded, *flat, self.vocabulary, self.chunks, training, self.found

@@ -1,7 +1,8 @@
 """AdamW and its learning-rate schedule, as in GPT-2 recipes."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -19,11 +20,12 @@ _FUSED = ("cpu", "cuda")  # devices with a fused AdamW kernel
 def learning_rate(iteration: int, train: TrainSettings) -> float:
     """The learning rate after `iteration` steps taken: a linear warm-up to `lr`, then `lr_decay`.
 
-    Skipped steps do not count (Megatron-LM's rule): the next step has the same rate. After the warm-up the rate never
-    rises.
+    Skipped steps do not count (Megatron-LM's rule): the next step has the same rate. After the warm-up the rate rises
+    only where a cosine begins again (Loshchilov and Hutter 2017).
 
-    Cosine and linear decay reach `min_lr` exactly at the last iteration. The inverse square root, Megatron-LM's, passes
-    through `lr` at the end of the warm-up; after the last iteration it is clamped to `min_lr`.
+    Cosine, linear and the cooldown of warm-up, stable, decay (Hu et al. 2024; sqrt: Hägele et al. 2024) reach `min_lr`
+    exactly at the last iteration. The inverse square root, Megatron-LM's, passes through `lr` at the end of the
+    warm-up; after the last iteration it is clamped to `min_lr`.
     """
     warmup = train.warmup_end
     if iteration < warmup:
@@ -34,8 +36,18 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
         return train.min_lr
     if train.lr_decay == "inverse_sqrt":
         return max(train.min_lr, train.lr * math.sqrt(max(1, warmup) / (iteration + 1)))
-    progress = (iteration - warmup) / max(1, train.decay_end - 1 - warmup)
-    left = 1 - progress if train.lr_decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    shape: str = train.lr_decay
+    begin, length = warmup, train.decay_end - warmup
+    if train.lr_decay == "wsd":
+        begin, shape = max(warmup, train.decay_end - train.cooldown_length), train.cooldown
+        length = train.decay_end - begin
+    elif train.lr_decay == "cosine" and train.cycle_iterations:
+        length = train.cycle_iterations
+        begin += (iteration - warmup) // length * length
+    progress = max(0, iteration - begin) / max(1, length - 1)
+    left = {"linear": 1 - progress, "sqrt": 1 - math.sqrt(progress)}.get(
+        shape, 0.5 * (1 + math.cos(math.pi * progress))
+    )
     return train.min_lr + (train.lr - train.min_lr) * left
 
 
@@ -58,18 +70,19 @@ def steps_taken(optimizer: torch.optim.Optimizer) -> int:
     return round(float(next(iter(optimizer.state.values()))["step"]))
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, and none on biases and LayerNorm (all parameters of one dimension).
+def make_optimizer(named: Mapping[str, nn.Parameter], train: TrainSettings) -> torch.optim.AdamW:
+    """AdamW with weight decay on the parameters, by their names in the whole model, that `no_decay` does not name.
 
     Its state is allocated at once, all zeros, so that a checkpoint can be loaded into it in place.
     """
-    parameters = list(parameters)
+    parameters = list(named.values())
+    spared = {name for name in named if any(fnmatchcase(name, pattern) for pattern in train.no_decay)}
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in parameters if parameter.dim() > 1]},
-        {"params": [parameter for parameter in parameters if parameter.dim() <= 1], "weight_decay": 0.0},
+        {"params": [named[name] for name in named if name not in spared]},
+        {"params": [named[name] for name in named if name in spared], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
-        groups,
+        [group for group in groups if group["params"]],
         lr=train.lr,
         betas=train.betas,
         eps=train.eps,

@@ -34,6 +34,7 @@ from training.launch.process_group import World
 from training.loss import IGNORED
 from training.metrics.timers import Timers
 from training.optimizer import take_step
+from training.parallel.collectives import all_gather
 from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import clip_factor, global_norm, sync_gradients
 from training.parallel.layout import coordinates
@@ -225,18 +226,49 @@ def target_losses(
     and weights stay as they are: a step may be between its backward pass and the optimiser.
     """
     found: list[Tensor] = []
-    heads: list[Any] = [stage.model.head for stage in session.stages if stage.last]
+    heads = _heads(session)
     for head in heads:
         head.found = found
-    with torch.compiler.set_stance("force_eager"):  # a graph would not have the list
-        run_micro_batches(session, batches, 1.0, train=False)
+    _run_eager(session, batches)
     for head in heads:
         head.found = None
-    for stage in session.stages:
-        reshard(stage)
     if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
         return []
     numbers = chain.from_iterable(islice(_sample_ranges(session, consumed), len(batches)))
     counted = (torch.cat([batch.targets for batch in batches]) != IGNORED).cpu()
     nats = torch.cat(found).view(counted.shape).cpu()
     return list(zip(numbers, nats.numpy(), counted.numpy(), strict=True))
+
+
+def next_logits(session: Session, text: Sequence[int]) -> Tensor:
+    """Logits (V,), on the CPU, of the token after `text`, without dropout (a collective call, equal on all ranks).
+
+    The text is a sample of a micro-batch: all others are padding, and nothing counts as a target. Weights and gradients
+    stay as they are.
+    """
+    experiment, heads = session.experiment, _heads(session)
+    window = [*text][-experiment.model.seq_len :]
+    row = torch.tensor(window + [0] * (experiment.model.seq_len - len(window)))
+    tokens = row.expand(experiment.train.micro_batch_size, -1)
+    batch = Batch(tokens, torch.full_like(tokens, IGNORED), None, 0)
+    for head in heads:
+        head.asked = len(window) - 1
+    _run_eager(session, [batch] * (experiment.accumulation if session.pipeline else 1))
+    for head in heads:
+        head.asked = None
+    data_rank = coordinates(session.mesh)[1]
+    of_ranks = all_gather([head.logits.float().cpu() for head in heads if data_rank == 0])
+    return torch.cat([part for parts in of_ranks for part in parts])  # tensor-parallel ranks are adjacent
+
+
+def _heads(session: Session) -> list[Any]:
+    """The head, if this process has the last stage."""
+    return [stage.model.head for stage in session.stages if stage.last]
+
+
+def _run_eager(session: Session, batches: Sequence[Batch]) -> None:
+    """Run micro-batches forward so that heads keep what they are asked for, which a compiled graph would not."""
+    with torch.compiler.set_stance("force_eager"):
+        run_micro_batches(session, batches, 1.0, train=False)
+    for stage in session.stages:
+        reshard(stage)

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from common import run_card
 from common.console import say, warn
 from common.errors import ConfigError, InputError
 from common.files import read_rows, write_json, write_text
-from common.settings import Experiment, changes
+from common.settings import Experiment, GenerateSettings, TrainSettings, changes
+from common.tokenizer import Tokenizer
 from corpus.index import suffixed
 from training import checkpoint
 from training.checkpoint import Manifest, Progress
@@ -26,6 +28,7 @@ from training.checkpoint.writing import CheckpointWriter
 from training.dataset.batches import Batch
 from training.dataset.blend import Blend, Splits
 from training.huggingface.pretrained import load_finetune
+from training.inference.sampling import sample_token
 from training.launch.preflight import checkpoint_bytes, preflight
 from training.launch.process_group import World
 from training.metrics.boards import open_boards
@@ -43,8 +46,18 @@ from training.parallel.layout import build_model, coordinates, make_mesh, named_
 from training.parallel.pipeline import Pipeline
 from training.parallel.randomness import RandomStreams
 from training.planning.run import Plan, duration
-from training.step import Session, Step, run_micro_batches, step_batches, target_losses, train_step, validate
+from training.step import (
+    Session,
+    Step,
+    next_logits,
+    run_micro_batches,
+    step_batches,
+    target_losses,
+    train_step,
+    validate,
+)
 
+_SAMPLED = 32  # tokens of a text that shows how the run goes
 _LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem several times slower than it is
 
 
@@ -60,10 +73,10 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     if newest is not None:
         fits = partial(checkpoint.check_fits, newest, name=folder.name, experiment=experiment, data=data.train)
         run_on_all_ranks(fits if on_rank0 else lambda: None)
-        if newest.progress.iteration >= train.iterations:
+        if end := newest.progress.end(train):
             if on_rank0:
-                say(f"{newest.path}: already at iteration {newest.progress.iteration} of {train.iterations}")
-                _write_done(folder, newest)
+                say(f"{newest.path}: already at {end}")
+                _write_done(folder, newest, train)
             return True
 
     lock = RunLock(folder, world.rank, world.launch.key)
@@ -91,7 +104,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         heartbeat.beat(0, "operations")  # may take minutes, in which the other ranks wait
         choose_operations(experiment, world, folder, plan.seconds)
         session = open_session(experiment, world, mesh)
-        progress = _load(session, newest)
+        progress = _load(session, newest, plan)
         if newest is None and world.device.type == "cpu" and not train.allow_slow:
             _check_speed(session, data.train, folder.name)
         config, at = experiment.model_dump(mode="json"), progress.iteration
@@ -103,12 +116,13 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
             MetricsLogger(folder, experiment, world, session.timers, boards, progress, lock.is_held) as logger,
         ):
             guard = Guard(train, experiment.watch, progress.guard)
-            trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress)
+            tokenizer = plan.tokenizer if train.sample_interval else None
+            trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress, tokenizer)
             with closing(step_batches(session, data.train, progress.consumed_samples)) as batches:
                 trainer.run(batches)
     with suppress(OSError):  # the run is over; its lock is only tidied up
         lock.release()
-    return trainer.progress.iteration >= train.iterations
+    return bool(trainer.progress.end(train))
 
 
 def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None = None) -> Session:
@@ -129,11 +143,11 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
         for stage in stages:
             streams.attach(stage, tp)
     parameters = named_parameters(stages)
-    optimizer = make_optimizer(parameters.values(), experiment.train)
+    optimizer = make_optimizer(parameters, experiment.train)
     return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))
 
 
-def _load(session: Session, newest: Manifest | None) -> Progress:
+def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
     """Load the newest checkpoint, or the weights to fine-tune; returns the progress of the run."""
     experiment = session.experiment
     if newest is not None:
@@ -144,7 +158,10 @@ def _load(session: Session, newest: Manifest | None) -> Progress:
                 say(change)
         return newest.progress
     if experiment.finetune is not None:
-        load_finetune(session.parameters, experiment.model, experiment.finetune)
+        start, seed = experiment.finetune, experiment.train.seed
+        new = load_finetune(session.parameters, experiment.model, start, plan.tokenizer, seed)
+        if new and session.world.rank == 0:
+            say(f"{new} tokens are not in {start}: their embeddings start from random values")
     return Progress(0, 0)
 
 
@@ -188,11 +205,13 @@ class Trainer:
     writer: CheckpointWriter
     logger: MetricsLogger
     progress: Progress
+    tokenizer: Tokenizer | None
+    """For the texts of train.sample_interval."""
     blamed: list[int] = field(default_factory=list)
     """Iterations whose documents were named. Each costs a third of a step, and 0.25 MB with 512 samples."""
 
     def run(self, batches: Iterator[list[Batch]]) -> None:
-        """Step, report, validate and save until the last iteration, or until asked to stop."""
+        """Step, report, validate and save until the last iteration, or until asked to stop or nothing improves."""
         train = self.session.experiment.train
         taken = steps_taken(self.session.optimizer)  # position in the learning-rate schedule
         for iteration in range(self.progress.iteration + 1, train.iterations + 1):
@@ -206,11 +225,17 @@ class Trainer:
             self.progress = replace(self.progress, journal=self.logger.state())
             with self.logger.pause():
                 self._validate(last)
-                if last or step.stop == SAVE or iteration % train.save_interval == 0:
+                self._sample()
+                end = self.progress.end(train)
+                if end and self.data.test:
+                    self._report_loss(self.data.test, "test")
+                best = train.keep_best and self.progress.best.get("iteration") == iteration
+                if end or best or step.stop == SAVE or iteration % train.save_interval == 0:
                     self.heartbeat.beat(iteration, "save")
                     self.writer.save(self.progress)
             if step.stop == SAVE:
-                self._end_early(last)
+                self._end_early(bool(end))
+            if end or step.stop == SAVE:
                 break
         self._end()
 
@@ -232,7 +257,7 @@ class Trainer:
         if guard.spike and session.world.rank == 0:
             warn(f"iteration {iteration}: {guard.spike}")
         consumed = self.progress.consumed_samples + session.experiment.train.global_batch_size
-        self.progress = Progress(iteration, consumed, guard.state())
+        self.progress = Progress(iteration, consumed, guard.state(), best=self.progress.best)
         return step
 
     def _accepts(self, iteration: int, batches: Sequence[Batch], loss: float, grad_norm: float) -> bool:
@@ -249,20 +274,34 @@ class Trainer:
         return self.guard.accepts(loss, grad_norm)
 
     def _validate(self, last: bool) -> None:
-        """Every eval_interval and at the end: the validation loss; at the end: the test loss."""
+        """The validation loss, every eval_interval and in the last iteration."""
         iteration, train = self.progress.iteration, self.session.experiment.train
         if self.data.valid.per_epoch and (last or iteration % train.eval_interval == 0):
             self.heartbeat.beat(iteration, "validation")
-            self._report_loss(self.data.valid, "valid")
-        if last and self.data.test:
-            self._report_loss(self.data.test, "test")
+            self.progress = self.progress.with_loss(self._report_loss(self.data.valid, "valid"))
 
-    def _report_loss(self, blend: Blend, part: str) -> None:
+    def _sample(self) -> None:
+        """Every sample_interval: a text that the weights of now write. It draws from no stream of the training."""
+        iteration, train = self.progress.iteration, self.session.experiment.train
+        if self.tokenizer is None or iteration % train.sample_interval:
+            return
+        self.heartbeat.beat(iteration, "sample")
+        options = GenerateSettings(seed=train.seed)
+        generator = torch.Generator().manual_seed(options.seed)
+        text = [*self.tokenizer.encode(train.sample_prompt).tolist()] or [self.tokenizer.end_of_text]
+        for _ in range(_SAMPLED):
+            text.append(sample_token(next_logits(self.session, text), options, generator))
+            if text[-1] == self.tokenizer.end_of_text:
+                break
+        self.logger.say(f"sample at iteration {iteration} | {self.tokenizer.decode(text)!r}")
+
+    def _report_loss(self, blend: Blend, part: str) -> float:
         """Report the loss on the first `train.eval_batches` global batches, or on all samples if there are fewer."""
         train = self.session.experiment.train
         count = min(blend.per_epoch, train.eval_batches * train.global_batch_size)
         loss = validate(self.session, blend, count)
         self.logger.report_validation(self.progress.iteration, self.progress.consumed_samples, loss, part)
+        return loss
 
     def _end_early(self, last: bool) -> None:
         """After the save that a stop request asked for: log who asked."""
@@ -277,9 +316,12 @@ class Trainer:
         """Wait for the last checkpoint; write done.json if the run is finished."""
         self.writer.wait()
         self.lock.require_on_all_ranks()
-        if self.progress.iteration >= self.session.experiment.train.iterations and self.session.world.rank == 0:
+        train = self.session.experiment.train
+        if (end := self.progress.end(train)) and self.session.world.rank == 0:
             assert self.writer.newest is not None
-            _write_done(self.folder, checkpoint.read_manifest(self.writer.newest))
+            if self.progress.iteration < train.iterations:
+                say(f"ended at {end}")
+            _write_done(self.folder, checkpoint.read_manifest(self.writer.newest), train)
 
 
 def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
@@ -296,8 +338,9 @@ def _write_card(folder: Path, start: Sequence[Path], data: Blend, world: World) 
     run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", inputs=inputs, **more)
 
 
-def _write_done(folder: Path, last: Manifest) -> None:
+def _write_done(folder: Path, last: Manifest, train: TrainSettings) -> None:
     """Write MODEL_FOLDER/done.json: where the run ended, taken from its files alone."""
+    early = {"validations_without_improvement": last.best.get("since", 0)} if last.iteration < train.iterations else {}
     write_json(
         folder / "done.json",
         {
@@ -306,6 +349,7 @@ def _write_done(folder: Path, last: Manifest) -> None:
             "consumed_samples": last.progress.consumed_samples,
             "train_loss": _last_value(folder / "train.csv", "lm_loss"),
             "valid_loss": _last_value(folder / "valid.csv", "loss"),
+            **early,
         },
     )
 

@@ -10,9 +10,8 @@
 import base64
 import json
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from common import run_card
 from common.console import note
-from common.errors import USER_ERROR
-from common.files import find_inputs, first_change, lock, read_json
+from common.errors import USER_ERROR, InputError
+from common.files import find_inputs, first_change, locked_run, read_json
 from common.settings import Settings
 from workflow import redone, steps
 
@@ -92,15 +91,11 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock of the run, which ends with this process. Raises WorkflowError if another one has it."""
-        folder = self._settings.run / _RECORDS
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "lock", "a+") as file:
-            if not lock(file):
-                file.seek(0)
-                raise WorkflowError(f"{self._settings.run} is locked: {file.read()} works on it")
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked_run(self._settings.run))
+            except InputError as error:
+                raise WorkflowError(str(error)) from None
             yield
 
     def _get_key(self, f: Any) -> str:

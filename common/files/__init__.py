@@ -49,6 +49,7 @@ from common.files.writing import (
     check_outputs,
     fsync,
     lock,
+    locked_run,
     naming,
     open_locked,
     output_files,

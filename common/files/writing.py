@@ -7,6 +7,7 @@ error names the file.
 import fcntl
 import io
 import os
+import socket
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -74,6 +75,20 @@ def lock(file: IO[Any], wait: bool = False) -> bool:
     except OSError:
         return True
     return True
+
+
+@contextmanager
+def locked_run(run: Path) -> Iterator[None]:
+    """Hold RUN/records/lock, which ends with this process. Raises InputError if another one has it."""
+    (run / "records").mkdir(parents=True, exist_ok=True)
+    with open(run / "records/lock", "a+") as file:
+        if not lock(file):
+            file.seek(0)
+            raise InputError(f"{run} is locked: {file.read()} works on it; wait for it, or stop it")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 @contextmanager

@@ -382,7 +382,7 @@ class CorpusSettings(Section):
         """Whether a source may be WARC files, by whose pages the keys of `scrape` count for `ingest`."""
         return any(source.has_pages for source in self.sources)
 
-    @field_validator("base", mode="before")
+    @field_validator("base", mode="before", json_schema_input_type=Path | list[Path])
     @classmethod
     def _one_base(cls, base: object) -> object:
         return [base] if isinstance(base, str | Path) else base

@@ -2,9 +2,9 @@
 
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from common.settings.cluster import JobSettings
 from common.settings.model import ModelSettings, ParallelSettings
@@ -17,7 +17,7 @@ _RUNNING: Any = {
     "train": {
         "micro_batch_size", "accumulation", "recompute", "compile", "readers", "attention", "loss", "kernels",
         "deterministic", "log_interval", "eval_interval", "eval_batches", "save_interval", "async_save", "keep_last",
-        "keep_every", "allow_slow", "allow_tight",
+        "keep_every", "keep_best", "sample_interval", "sample_prompt", "allow_slow", "allow_tight",
     },
 }  # fmt: skip
 _MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it
@@ -68,6 +68,11 @@ class Experiment(Section):
     def accumulation(self) -> int:
         """Micro-batches per optimiser step and data-parallel rank; unknown while the layout is `auto`."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
+
+    @field_validator("parallel", mode="before", json_schema_input_type=ParallelSettings | Literal["auto"])
+    @classmethod
+    def _auto_is_a_word(cls, value: Any) -> Any:
+        return {"auto": True} if value == "auto" else value
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:

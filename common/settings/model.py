@@ -66,11 +66,6 @@ class ParallelSettings(Section):
     offload: bool = False
     """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, zero_stage 1 to 3)."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_word(cls, value: Any) -> Any:
-        return {"auto": True} if value == "auto" else value
-
     @model_validator(mode="after")
     def _auto_is_alone(self) -> Self:
         if self.gpus and not self.auto:

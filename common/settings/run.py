@@ -1,6 +1,7 @@
 """The configuration of a whole run, and its paths."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from glob import iglob
 from pathlib import Path
@@ -41,8 +42,8 @@ class Settings(CorpusSettings):
     @classmethod
     def _names_are_words(cls, models: dict[str, Experiment]) -> dict[str, Experiment]:
         for name in models:
-            if not name.isidentifier():
-                raise ValueError(f"model name {name!r} must be letters, digits and underscores")
+            if not re.fullmatch(r"[^\W\d][\w-]*", name):
+                raise ValueError(f"model name {name!r} must be letters, digits, _ and -, a letter first")
         return models
 
     @model_validator(mode="after")
@@ -102,6 +103,7 @@ class Settings(CorpusSettings):
         """Raise ValueError for an input that does not exist and that this run does not build."""
         sources = [pattern for source in self.sources for pattern in source.patterns]
         named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
+        named["evaluate.task_dir"] = [str(folder) for folder in [self.evaluate.task_dir] if folder]
         for key, patterns in named.items():
             for pattern in patterns:
                 is_built = self.site is not None and Path(pattern).is_relative_to(self.site)

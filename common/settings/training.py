@@ -46,14 +46,23 @@ class TrainSettings(Section):
     """Share of the iterations over which the learning rate rises linearly."""
     warmup_iterations: NonNegativeInt = 0
     """Iterations of the warm-up, at most all of them. 0: the share in warmup."""
-    lr_decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
-    """Schedule after the warm-up: cosine and linear fall to min_lr at decay_iterations, constant stays at lr, and
-    inverse_sqrt is lr x sqrt(warm-up / iteration), never below min_lr."""
+    lr_decay: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
+    """Schedule after the warm-up: cosine and linear fall to min_lr at decay_iterations, constant stays at lr,
+    inverse_sqrt is lr x sqrt(warm-up / iteration), never below min_lr, and wsd stays at lr until the cooldown."""
+    cooldown_iterations: NonNegativeInt = 0
+    """wsd: the last iterations before decay_iterations, over which the rate falls to min_lr. 0: a tenth of them."""
+    cooldown: Literal["linear", "cosine", "sqrt"] = "linear"
+    """wsd: shape of the cooldown; sqrt is 1 - sqrt(share of the cooldown)."""
+    cycle_iterations: NonNegativeInt = 0
+    """cosine: iterations after which the rate jumps back to lr and falls again. 0: one cosine until the end."""
     decay_iterations: NonNegativeInt = 0
-    """Iteration at which cosine and linear reach min_lr; inverse_sqrt is clamped to min_lr after it, too. 0: the last
+    """Iteration at which cosine, linear and wsd reach min_lr; all but constant stay there after it. 0: the last
     iteration. To extend training without changing the schedule, set it to the old last iteration."""
     weight_decay: Float32 = 0.01
-    """AdamW weight decay of matrices; biases and LayerNorm have none."""
+    """AdamW weight decay of the parameters that no_decay does not name."""
+    no_decay: list[str] = ["*.bias", "*ln_*"]
+    """Patterns of the names of parameters without weight decay (`wte.weight`, `h.0.attn.c_attn.bias`, `ln_f.weight`):
+    biases and LayerNorm by default."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's decay rates of the moment estimates, each from 0 to below 1."""
     eps: PositiveFloat32 = 1e-8
@@ -100,6 +109,13 @@ class TrainSettings(Section):
     """Iterations between two validation runs; one more happens at the end."""
     eval_batches: PositiveInt = 10
     """Global batches per validation run (the whole split if it is smaller)."""
+    stop_after_no_improvement: NonNegativeInt = 0
+    """End the training after this many validation runs in a row without a new lowest loss. 0: never."""
+    sample_interval: NonNegativeInt = 0
+    """Iterations between two texts of 32 tokens that the model writes to the log. Each costs 32 forward passes of a
+    micro-batch, in a pipeline those of a global batch. 0: none."""
+    sample_prompt: str = ""
+    """How these texts begin. Empty: with end-of-text."""
     save_interval: PositiveInt = 1000
     """Iterations between two checkpoints; one more is written at the end."""
     async_save: bool = False
@@ -108,6 +124,9 @@ class TrainSettings(Section):
     """Number of newest checkpoints to keep; older ones are removed. 0: keep all."""
     keep_every: NonNegativeInt = 0
     """Checkpoints at multiples of this iteration are never removed, whatever keep_last says. 0: none."""
+    keep_best: bool = False
+    """Save after every validation run with a new lowest loss, too, and never remove the checkpoint with the lowest one;
+    MODEL/best names it."""
     allow_slow: bool = False
     """Start on CPUs although the first micro-batches show that the run would take more than four weeks."""
     allow_tight: bool = False
@@ -122,6 +141,11 @@ class TrainSettings(Section):
     def decay_end(self) -> int:
         """Iteration after which the learning rate stays at min_lr."""
         return self.decay_iterations or self.iterations
+
+    @property
+    def cooldown_length(self) -> int:
+        """Number of iterations of the cooldown of wsd."""
+        return self.cooldown_iterations or round(0.1 * self.decay_end)
 
     @field_validator("split")
     @classmethod
@@ -188,6 +212,12 @@ class EvaluateSettings(Section):
     """Folder with YAML files of more tasks."""
     max_samples: NonNegativeInt = 0
     """The first samples of each task. 0: all."""
+
+    @model_validator(mode="after")
+    def _tasks_are_named(self) -> Self:
+        if (self.task_dir or self.max_samples) and not self.tasks:
+            raise ValueError("task_dir and max_samples are for tasks, and none is named")
+        return self
 
 
 class GenerateSettings(Section):

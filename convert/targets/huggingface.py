@@ -1,7 +1,7 @@
 """Write a source as a Hugging Face GPT-2 folder, tensor by tensor.
 
     DIR/config.json               for transformers, vLLM and llama.cpp's converter
-        generation_config.json    the tokens that begin and end a text
+        generation_config.json    the tokens that begin, end and pad a text
         model.safetensors         or model-00001-of-0000N.safetensors and model.safetensors.index.json
         tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
         README.md merge_report.json training.json                      by convert.merge_mp
@@ -144,10 +144,14 @@ def check_tokenizer(source: Source) -> str:
 
 
 def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, Any]:
-    """bos_token_id, eos_token_id and pad_token_id: the first that is recorded, else the tokenizer's end-of-text."""
+    """bos_token_id, eos_token_id and pad_token_id: the first that is recorded, else the tokenizer's end-of-text.
+
+    A source's own tokenizer_config.json says itself whether a token is for padding.
+    """
     vocabulary = source.model.vocab_size
     size = vocabulary_size(tokenizer_of(source)) or (vocabulary if vocabulary == GPT2_VOCABULARY else None)
-    found: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id"), size and size - 1)
+    says_padding = any(path.name == "tokenizer_config.json" for path in source.tokenizer_files)
+    found: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if says_padding else 3], size and size - 1)
     for record in reversed(records):
         for key in SPECIAL_TOKENS:
             if _are_tokens(record.get(key), vocabulary):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
+from os.path import commonprefix
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -31,6 +32,7 @@ from corpus.runner import Drop, Step
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _GIANT = 1000  # documents: a larger cluster is more likely a chain than one text
 _SAMPLE = 50  # members of the largest cluster whose similarities are computed
+_NEAR, _BEFORE, _SHOWN = 10, 100, 600  # near duplicates in the statistics; characters before they differ, and in all
 _BYTES_PER_MEMBER = 300  # a _MEMBER, its id, survivor, sort orders
 _PASSES = 256  # at most: each has two open files
 _MANY = 10_000  # a corpus of this size without any duplicate is most likely a mistake
@@ -124,6 +126,7 @@ def write_clusters(
     sizes: Counter[int] = Counter()
     passes = min(_PASSES, 1 + int(joined.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes)
     largest = np.empty(0, dtype=_MEMBER)
+    near: list[tuple[int, int, int]] = []  # (key, row, survivor's row)
     with write_segments(output, {"documents": signatures.count - signatures.earlier}) as file:
         for members, ids in _spread(signatures, forest, joined, passes, output.parent):
             survivor = _survivors(members, ids, signatures.earlier)
@@ -132,6 +135,7 @@ def write_clusters(
             _, first, count = np.unique(members["root"], return_index=True, return_counts=True)
             later = members["row"][survivor[first]] >= signatures.earlier  # the cluster's survivor is of this corpus
             assert len(members) - gone.sum() == later.sum() + (members["row"] < signatures.earlier).sum()
+            near = sorted([*near, *_near(members, gone, survivor)])[:_NEAR]
             _write_removed(file, members, ids, np.flatnonzero(gone), survivor, signatures)
             sizes.update(count.tolist())
             if len(count) and count.max() > len(largest):
@@ -143,6 +147,7 @@ def write_clusters(
         "edges": edges,
         "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes) if sizes[size]},
     }
+    figures["near"] = _describe_near([(row, kept) for _, row, kept in near], signatures, settings)
     if len(largest):
         figures["largest_cluster"] = _describe(largest, signatures, settings)
     elif signatures.count > _MANY:
@@ -200,6 +205,30 @@ def _write_removed(
         if high > low:
             removed = zip((rows[low:high] - start).tolist(), names[low:high], exact[low:high].tolist(), strict=True)
             file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(removed)), dtype=np.uint8))
+
+
+def _near(members: Members, gone: NDArray[np.bool_], survivor: Rows) -> list[tuple[int, int, int]]:
+    """(key, row, row of the survivor) of the near duplicates with the smallest keys: the same whatever the shards."""
+    near = np.flatnonzero(gone & (members["exact"] != members["exact"][survivor]))
+    near = near[np.argsort(members["key"][near])[:_NEAR]]
+    columns = members["key"][near], members["row"][near], members["row"][survivor[near]]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _describe_near(rows: Sequence[tuple[int, int]], signatures: Signatures, settings: DedupSettings) -> list[Any]:
+    """Pairs of a near duplicate, with its similarity, and its survivor: the texts from shortly before they differ."""
+    wanted = np.unique(np.array(rows, dtype=np.int64))
+    documents, pairs = dict(zip(wanted.tolist(), signatures.documents(wanted), strict=True)), []
+    for both in ([documents[row] for row in pair] for pair in rows):
+        texts = [document["text"] for document in both]
+        start = max(0, len(commonprefix(texts)) - _BEFORE)  # noqa: RUF071 - of characters, not of paths
+        similarity = round(jaccard(*(shingles(text, settings) for text in texts)), 4)
+        dropped, survivor = (
+            {"id": document["id"], "url": document.get("url"), "text": text[start : start + _SHOWN]}
+            for document, text in zip(both, texts, strict=True)
+        )
+        pairs.append([{**dropped, "similarity": similarity}, survivor])
+    return pairs
 
 
 def _describe(members: Members, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from tests.helpers import assert_one_line_error, called, document, prose, read_r
 from tests.workflow import pipeline
 from training.trace import Trace
 
-pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
 NAMES = ["README.md", "croissant.json", "models/tiny/README.md", "models/tiny/training_content.md"]
 
 

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.config import describe, load_settings, write_settings
 from common.errors import ConfigError
-from common.settings import Experiment
+from common.settings import Experiment, Settings
 from tests.conftest import ROOT
 
 SMALL = """
@@ -33,6 +34,7 @@ WRONG = [
     ("dedup: {threshold: high}", "dedup.threshold"),
     ("shards: 0", "shards: "),
     ("decontaminate: {min_words: 14}", "max_words 13"),
+    ("evaluate: {max_samples: 9}", "max_samples are for tasks"),
     ("train_models: [tinny]", "'tinny' under models (did you mean 'tiny'?)"),
     ("tiny: {model: {n_layer: 1, n_head: 3, n_embd: 8}}", "n_head"),
     ("tiny: {parallel: {tensor: 3}}", "parallel.tensor 3 does not divide model.n_head 4"),
@@ -73,6 +75,16 @@ def test_every_configuration_we_ship_is_valid_and_the_reference_page_is_current(
         assert {"gpt2_124m", "gpt2_345m", "gpt2_7b"} <= load_settings(path).models.keys()
     page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert describe().rstrip() in page, "run: python -m common.config > docs/config.md"
+
+
+def test_the_schema_for_editors_takes_what_we_ship_and_no_wrong_key() -> None:
+    check = jsonschema.Draft202012Validator(Settings.model_json_schema())
+    shipped = [yaml.safe_load(path.read_text()) for path in (ROOT / "config.yaml", *(ROOT / "configs").glob("*.yaml"))]
+    model = {"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": {"iterations": 1}, "parallel": "auto"}
+    for right in [*shipped, {"run": "x", "base": "y", "models": {"a": model}}]:
+        check.validate(right)
+    wrong = [{"run": "x", "scrpe": {}}, {"run": "x", "shards": 0}, {"run": "x", "models": {"a": {**model, "b": 1}}}]
+    assert [raw for raw in wrong if check.is_valid(raw)] == []
 
 
 def batch(data: int, **given: int) -> tuple[int, int, int]:

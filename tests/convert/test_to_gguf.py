@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from common.settings import TrainTokenizerSettings
 from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles
@@ -25,6 +26,7 @@ from tests.convert.helpers import as_conv1d, source_of
 from tests.helpers import document, prose, run_main, write_shard
 from tests.training.helpers import refusal
 from training.inference.load import load_model
+from training.model import GeluLinear, Linear
 from training.tensors import all_names, leaf_of, llama_name
 
 gguf = pytest.importorskip("gguf", reason="gguf is absent: pip install '.[gguf]'")
@@ -89,11 +91,18 @@ def hard_texts(count: int) -> Iterator[str]:
         yield "".join(parts)
 
 
+def rounded_gelu(layer: GeluLinear, x: Tensor) -> Tensor:
+    """GELU as llama.cpp computes it on a CPU: looked up by the float16 argument in a table of float16 values."""
+    return F.gelu(Linear.forward(layer, x).half().float(), approximate="tanh").half().float()
+
+
 @pytest.mark.parametrize("vocabulary", ["trained", "gpt2"])
-def test_llama_cpp_gives_our_ids_and_logits(trained: Tokenizer, vocabulary: str, tmp_path: Path) -> None:
-    llama = pytest.importorskip("llama_cpp", reason="llama.cpp is absent: pip install llama-cpp-python")
+def test_llama_cpp_gives_our_ids_and_logits(
+    trained: Tokenizer, vocabulary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = pytest.importorskip("llama_cpp", reason="llama.cpp is absent: pip install llama-cpp-python==0.3.36")
     tokenizer = trained if vocabulary == "trained" else Tokenizer()
-    folder = folder_of(tmp_path / "m", tokenizer)
+    folder = folder_of(tmp_path / "m", tokenizer, tied=vocabulary == "trained")
     how = {"n_ctx": 64, "n_batch": 64, "logits_all": True, "type_k": 0, "type_v": 0, "verbose": False}
     theirs = llama.Llama(str(written(folder)), **how)  # 0: the cache in float32
     assert theirs.token_eos() == theirs.token_bos() == tokenizer.end_of_text
@@ -102,9 +111,12 @@ def test_llama_cpp_gives_our_ids_and_logits(trained: Tokenizer, vocabulary: str,
     for text, ours in zip(texts, np.split(ids, lengths.cumsum()[:-1]), strict=True):
         assert theirs.tokenize(text.encode(), add_bos=False, special=False) == ours.tolist(), repr(text)
     tokens = torch.from_numpy(ids[:64].astype(np.int64))[None]
-    expected = load_model(folder)[0](tokens)[0].numpy(force=True)
     theirs.eval(tokens[0].tolist())
-    assert expected.std() > 0.1 and np.abs(theirs.scores[:64] - expected).max() < 1e-3 * np.abs(expected).max()
+    monkeypatch.setattr(GeluLinear, "forward", rounded_gelu)
+    expected = load_model(folder)[0](tokens)[0].numpy(force=True)
+    differences = np.abs(theirs.scores[:64] - expected).max(axis=1)  # at each position
+    # Where float32 sums in another order fall on two sides of a float16 rounding, a position differs by more.
+    assert expected.std() > 0.1 and np.quantile(differences, 0.75) < 1e-5 and differences.max() < 1e-3
     theirs.close()
 
 

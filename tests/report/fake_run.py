@@ -15,7 +15,13 @@ REASONS = {"scrape": {"timeout": 3, "http_404": 2}, "clean": {"short": 4}, "dedu
 EXTRA: dict[str, dict[str, Any]] = {
     "scrape": {"hosts": {f"h{host}.example": {"urls": 5, "ok": 5} for host in range(10)}},
     "clean": {"languages": {"en": 90, "de": 6}},
-    "tokenize": {"tokens": 40_000},
+    "tokenize": {
+        "tokens": 40_000,
+        "token_lengths": {"128": 50, "256": 30, "512": 4, "1024": 1},
+        "kept_by": {
+            "host": {f"h{host}.example": {"documents": 4 - host % 2, "bytes": 4 * 18 * 85} for host in range(10)}
+        },
+    },
 }
 COLUMNS = (
     "iteration,consumed_samples,consumed_tokens,learning_rate,lm_loss,grad_norm,ms_per_iteration,tokens_per_second"
@@ -39,7 +45,11 @@ def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple
     _stats(folder / "dataset/stats.json", "merge_index", done, {}, 0.5, tokens=40_000 * shards)
     _log(folder / "logs/merge_index.log", 0.5, BEGAN + 60)
     largest = {"documents": 9, "lowest_similarity": 0.7123, "ids": ["a"]}
-    _write(folder / "dedup/clusters.json", {"cluster_sizes": {"1": 300, "2": 4, "9": 1}, "largest_cluster": largest})
+    near = [
+        [{"id": "d", "url": "http://d.example/", "text": "a <copy>", "similarity": 0.81}, {"id": "s", "text": "s text"}]
+    ]
+    clusters = {"cluster_sizes": {"1": 300, "2": 4, "9": 1}, "largest_cluster": largest, "near": [*near, [{"id": "s"}]]}
+    _write(folder / "dedup/clusters.json", clusters)
     (folder / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\ngenerate: {{prompt: 'Once <upon>'}}\n")
     for place, name in enumerate(models):
         _model(folder, name, rows, place)
@@ -77,9 +87,6 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     (model / "train.csv").write_text("\n".join(lines) + "\n")
     valid = [f"{10 * row},{80 * row},{4.5 + place},90.0" for row in range(1, rows + 1, max(1, rows // 4))]
     (model / "valid.csv").write_text("\n".join(["iteration,consumed_samples,loss,perplexity", *valid]) + "\n")
-    worst = ["http://a.example/<b>", "c", "d", "e"]
-    _write(model / "blame/iter_0000123.json", {"iteration": 1234, "loss": 9.5, "worst": worst})
-    _write(model / "blame/iter_0000124.json", {"iteration": 1235, "loss": None, "worst": []})
     starts = f"iteration,time,processes\n0,{BEGAN + 61},2\n{10 * (rows // 2)},{BEGAN + 90},2\n"
     (model / "starts.csv").write_text(starts)
     parts = {"weights": 4e7, "gradients": 4e7, "optimizer": 8e7, "activations": 1e8}

@@ -36,7 +36,7 @@ def test_a_curve_is_read_without_its_incomplete_last_row(tmp_path: Path) -> None
 def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> None:
     models = trained_models(finished_run(tmp_path, rows=500, models=("small", "tiny")))
     charts = curve_charts(models)
-    assert [caption.split()[0] for caption, _ in charts] == ["Loss,", "Learning", "Gradient", "Tokens", "MFU:"]
+    assert [caption.split()[0] for caption, _ in charts] == ["Loss,", "Learning", "Gradient", "Tokens"]
     for _, svg in charts:
         titles = re.findall("<title>([^<]*)</title>", svg)
         assert len(titles) <= HOVERS + 2 * len(models)

@@ -1,9 +1,13 @@
 from pathlib import Path
 
 from common.files import write_json
+from common.settings import TokenizeSettings
 from common.stats import Stats
+from corpus.merge_index import merge_index
+from corpus.tokenize import tokenize
+from report.__main__ import render
 from report.funnel import funnel
-from tests.helpers import assert_one_line_error, called
+from tests.helpers import assert_one_line_error, called, document, prose, write_shard
 
 
 def run_folder(folder: Path) -> Path:
@@ -41,6 +45,47 @@ def test_the_report_shows_funnel_evaluation_and_sample_of_the_configuration_that
     assert called("report", *arguments, "--config", str(tmp_path / "config.yaml"), "shards=1").returncode == 0
     page = output.read_text(encoding="utf-8")
     assert "2 timeout, 1 http_404" in page and "shards: 1" in page
+
+
+def test_kept_documents_come_from_the_dataset_and_hosts_from_the_statistics(tmp_path: Path) -> None:
+    documents = [
+        document(number, f"Nr. {number} {prose(number)}", url=f"http://h{number % 2}.example/")
+        for number in range(1, 26)
+    ]
+    shard = write_shard(tmp_path / "dedup/0000.jsonl.zst", documents)
+    stats = tokenize([shard], tmp_path / "tokens/0000", TokenizeSettings())
+    stats.finish(tmp_path / "tokens/0000.stats.json")
+    assert stats.kept_by["host"]["h1.example"][0] == 13 and sum(stats.extra["token_lengths"].values()) == 25
+    assert sum(size for _, size in stats.kept_by["host"].values()) == stats.bytes_out
+    merge_index([tmp_path / "tokens/0000_text_document"], tmp_path / "dataset/corpus_text_document")
+    (tmp_path / "config.yaml").write_text(f"run: {tmp_path}\nurls: [urls.txt]\n")
+    page = render(tmp_path)
+    shown = [each["id"] for each in documents if f'<pre tabindex="0">{each["text"][:40]}' in page]
+    assert shown == sorted(shown) and shown == sorted(each["id"] for each in documents)[:20]
+
+
+def test_runs_beside_each_other_show_what_differs(tmp_path: Path) -> None:
+    first, second, output = run_folder(tmp_path / "a"), run_folder(tmp_path / "b"), tmp_path / "compared.html"
+    for run, language in ((first, "en"), (second, "de")):
+        (run / "config.yaml").write_text(f"run: {run}\nurls: [urls.txt]\nshards: 2\nclean: {{language: {language}}}\n")
+    stats = Stats("scrape", documents_in=10, documents_out=5, bytes_out=100)
+    stats.reasons.update({"timeout": 2, "http_500": 3})
+    stats.finish(second / "pages/0001.stats.json")
+    write_json(second / "evaluation/tiny.json", {"loss": 7.4, "perplexity": 1636.0, "tokens": 4096})
+    assert called("report", "--run", str(first), "--compare", str(second), "--output", str(output)).returncode == 0
+    page = output.read_text(encoding="utf-8")
+    rows = [
+        ("configuration", "clean.language", "en", "de", "", ""),
+        ("scrape", "pages kept", "14", "12", "-2", "-14.3%"),
+        ("scrape", "dropped: http_500", "0", "3", "+3", ""),
+        ("tiny", "evaluated loss", "7.9", "7.4", "-0.5", "-6.3%"),
+    ]
+    for section, key, *cells in rows:
+        line = f'<th scope="row">{section}</th><td class="words">{key}</td>' + "".join(
+            f"<td>{cell}</td>" for cell in cells
+        )
+        assert line in page, line
+    assert "dropped: timeout" not in page and "a: tiny training" in page and "b: tiny training" in page
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ import torch
 import yaml
 
 from common.config import load_settings
-from common.files import read_rows
+from common.files import read_rows, write_json
 from common.settings import Settings
+from common.tokenizer import CHARACTERS, END_OF_TEXT, VocabularyFiles
 from corpus.index import IndexWriter, Meta
 from tests.helpers import run_main, wait_for
 from training import checkpoint, step, trainer
@@ -78,6 +79,15 @@ def write_config(
     }
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def byte_vocabulary(folder: Path, *merges: str) -> VocabularyFiles:
+    """The files of a tokenizer of bytes, the results of `merges`, and end-of-text."""
+    tokens = [*CHARACTERS, *(merge.replace(" ", "") for merge in merges), END_OF_TEXT]
+    files = VocabularyFiles(folder / f"{len(tokens)}.json", folder / f"{len(tokens)}.bpe")
+    write_json(files.encoder_json, {token: number for number, token in enumerate(tokens)})
+    files.vocab_bpe.write_text("\n".join(["#version: 0.2", *merges, ""]))
+    return files
 
 
 def make_run(folder: Path, *, documents: int = 60, **sections: Any) -> Path:

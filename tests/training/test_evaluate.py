@@ -63,13 +63,16 @@ def trained(once: Once) -> Path:
     """The folder of a run on 40 documents of bytes with the split 80,10,10, and of its merged model."""
 
     def build(folder: Path) -> None:
-        assert train_tiny(make_run(folder, documents=40, train={"iterations": 1, "split": "80,10,10"})) == 0
+        assert (
+            train_tiny(make_run(folder, documents=40, train={"iterations": 1, "split": "80,10,10", "keep_best": True}))
+            == 0
+        )
         merge(folder / "models" / "tiny", folder / "merged")
 
     return once("split-80-10-10", build)
 
 
-@pytest.mark.parametrize("checkpoint", ["models/tiny/iter_0000001", "merged"])
+@pytest.mark.parametrize("checkpoint", ["models/tiny/best", "merged"])
 def test_a_part_follows_the_training_split_or_the_one_that_is_given(
     trained: Path, checkpoint: str, tmp_path: Path
 ) -> None:

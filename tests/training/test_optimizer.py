@@ -35,20 +35,44 @@ def test_each_schedule_has_the_published_values() -> None:
     assert rates(1, warmup=0.0) == [1.0]
 
 
-def test_biases_and_layer_norms_do_not_decay() -> None:
-    model = GPT2(TINY)
-    decayed, spared = make_optimizer(model.parameters(), TrainSettings(iterations=1, weight_decay=0.5)).param_groups
-    assert decayed["weight_decay"] == 0.5 and spared["weight_decay"] == 0.0
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert {names[id(p)] for p in spared["params"]} == {n for n in names.values() if n.endswith("bias") or "ln_" in n}
-    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+def test_wsd_stays_at_lr_and_falls_over_its_last_iterations_in_the_given_shape(shape: str) -> None:
+    found = rates(60, min_lr=0.2, warmup_iterations=5, lr_decay="wsd", cooldown_iterations=11, cooldown=shape)
+    left = {
+        "linear": lambda x: 1 - x,
+        "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+        "sqrt": lambda x: 1 - x**0.5,
+    }
+    fall = [0.2 + 0.8 * left[shape](number / 10) for number in range(11)]
+    assert found == pytest.approx([*(0.2 * number for number in range(1, 6)), *[1.0] * 44, *fall])
+    assert rates(100, min_lr=0.2, warmup=0, lr_decay="wsd")[89:91] == pytest.approx([1.0, 1.0])  # a tenth of 100
+
+
+def test_a_cosine_with_cycles_begins_again_at_lr_whatever_the_length_of_the_run() -> None:
+    cycle = [0.1 + 0.45 * (1 + math.cos(math.pi * number / 9)) for number in range(10)]
+    for count in (25, 60):
+        found = rates(count, min_lr=0.1, warmup_iterations=5, cycle_iterations=10)
+        assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, *(cycle * 6)[: count - 5]])
+
+
+@pytest.mark.parametrize("patterns", [None, ["*.bias", "*ln_*", "w?e.weight"], [], ["*"]])
+def test_parameters_that_no_decay_names_do_not_decay_by_default_those_of_one_dimension(patterns: Any) -> None:
+    named, given = dict(GPT2(TINY).named_parameters()), {} if patterns is None else {"no_decay": patterns}
+    train = TrainSettings(iterations=1, weight_decay=0.5, **given)
+    groups = {
+        group["weight_decay"]: list(map(id, group["params"])) for group in make_optimizer(named, train).param_groups
+    }
+    spared = [id(p) for name, p in named.items() if patterns == ["*"] or (patterns != [] and p.dim() == 1)
+              or (patterns and name in ("wte.weight", "wpe.weight"))]  # fmt: skip
+    assert groups.get(0.0, []) == spared
+    assert groups.get(0.5, []) == [id(p) for p in named.values() if id(p) not in spared]
 
 
 def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay() -> None:
     """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows."""
     train = TrainSettings(iterations=1, lr=0.1, betas=(0.5, 0.75), eps=0.3, weight_decay=0.2)
     matrix, bias = nn.Parameter(torch.full((2, 2), 3.0)), nn.Parameter(torch.full((2,), 3.0))
-    optimizer = make_optimizer([matrix, bias], train)
+    optimizer = make_optimizer({"wte.weight": matrix, "ln_f.bias": bias}, train)
     expected, moments = {0.2: 3.0, 0.0: 3.0}, [0.0, 0.0]
     for step, gradient in enumerate((2.0, -1.0), start=1):
         matrix.grad, bias.grad = torch.full_like(matrix, gradient), torch.full_like(bias, gradient)

@@ -20,7 +20,9 @@ def test_a_layout_equals_the_single_process(layout: Layout, once: Once, tmp_path
     size = layout.vocab_size
     start = once(f"parity-{size}", partial(parity.write_start, vocab_size=size, iterations=STEPS))
     seen = parity.run_layout(layout, start, tmp_path, STEPS)
+    single = parity.read_run(start / "single", STEPS)
     for rank, result in enumerate(seen.ranks):
         assert result["shapes"] == parity.expected_shapes(layout, rank), rank
-    for name, difference in parity.differences(seen, parity.read_run(start / "single", STEPS)).items():
+        assert result["logits"] == pytest.approx(single.ranks[0]["logits"], abs=1e-4)
+    for name, difference in parity.differences(seen, single).items():
         assert difference <= TOLERANCE[name], name

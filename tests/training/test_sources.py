@@ -17,7 +17,6 @@ from training.inference import sampling
 from training.sources import open_sources
 from training.trace import Trace
 
-pytestmark = pytest.mark.xdist_group("finished_run")
 PROMPT = "The"
 SIZE = 12  # tokens of the document that the text repeats
 

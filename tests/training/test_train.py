@@ -1,6 +1,8 @@
 """The command as a user runs it: curves, checkpoints, resume bit for bit, and one line for every mistake."""
 
+import ast
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -10,10 +12,25 @@ import torch
 import yaml
 from safetensors import safe_open
 
+from cluster.submit import is_finished
+from common import cli
 from common.config import load_settings
 from common.files import read_json, read_rows
 from common.settings import Experiment, ModelSettings
-from tests.training.helpers import Capsys, copy_run, course, launch_ok, make_run, refusal, train_tiny
+from tests.helpers import called
+from tests.training.helpers import (
+    Capsys,
+    byte_vocabulary,
+    copy_run,
+    course,
+    launch_ok,
+    make_run,
+    refusal,
+    settings_of,
+    train_tiny,
+)
+from training import trainer
+from training.optimizer import steps_taken
 from training.planning.speed import flops_per_token
 from training.train import main
 
@@ -110,6 +127,8 @@ def test_a_run_that_would_take_months_on_cpus_is_refused(tmp_path: Path, capsys:
         ("model.vocab_size=300", "models.tiny.model.vocab_size is 300"),
         ("parallel.tensor=2", "tensor 2 = 2 processes"),
         ("parallel={auto: true, gpus: 4}", "models.tiny.parallel: auto over 4 processes, but 1"),
+        ("train={keep_best: true, split: '1,0,0'}", "leaves no validation part"),
+        ("train.no_decay=[ln_1.weight]", "no_decay: no parameter is called 'ln_1.weight'"),
         ("model.n_hed=2", "'models.tiny.model.n_hed' (did you mean 'n_head'?)"),
         ("model={n_layer: 9000, n_head: 4, n_embd: 16384, seq_len: 16, vocab_size: 257}", "models.tiny needs "),
     ],
@@ -145,3 +164,54 @@ def test_a_layout_that_the_planner_chose_is_kept_when_the_run_goes_on(tmp_path: 
     first, _ = launch_ok(2, "training.train", "--config", config, "--model", "tiny", "train.iterations=5")
     assert re.search("on 2 processes, chosen by the planner", first.stderr) and "resumed from" in first.stdout
     assert (layout().world_size, layout().train.recompute) == (2, "none")
+
+
+def test_texts_of_the_weights_go_to_the_log_and_change_no_number(tmp_path: Path, capsys: Capsys) -> None:
+    files, runs = byte_vocabulary(tmp_path), [tmp_path / "silent", tmp_path / "talking"]
+    keys = [f"tokenize.encoder_json={files.encoder_json}", f"tokenize.vocab_bpe={files.vocab_bpe}"]
+    for folder, interval in zip(runs, (0, 2), strict=True):
+        train = {"sample_interval": interval, "sample_prompt": "The ", "precision": "float32"}
+        assert train_tiny(make_run(folder, model={"dropout": 0.1}, train=train), *keys) == 0
+    said = capsys.readouterr().out
+    texts = [line.split(" | ", 1) for line in said.splitlines() if line.startswith("sample ")]
+    assert [head for head, _ in texts] == ["sample at iteration 2", "sample at iteration 4"]
+    silent, talking = (folder / "models/tiny" for folder in runs)
+    assert course(silent) == course(talking)
+    expected, found = tensors(silent / "iter_0000004"), tensors(talking / "iter_0000004")
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    asked = ("--checkpoint", talking, "--prompt", "The ", "--max-tokens", 32, "--seed", 1234)
+    text = called("training.generate", *asked).stdout.removesuffix("\n")  # of the same weights
+    assert ast.literal_eval(texts[1][1]).removesuffix("<|endoftext|>") == text
+    config = runs[0] / "config.yaml"
+    assert "sample_interval" in refusal(capsys, main, "--config", config, "--model", "tiny", "train.sample_interval=1")
+
+
+def test_a_run_that_improves_no_more_ends_and_keeps_its_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    losses = {1: 5.0, 2: 4.0, 3: 4.5, 4: math.nan, 5: 4.2}
+    monkeypatch.setattr(trainer, "validate", lambda session, *_: losses[steps_taken(session.optimizer)])
+    train = {"iterations": 9, "eval_interval": 1, "save_interval": 2, "keep_last": 2, "keep_best": True}
+    config = make_run(tmp_path, train={**train, "stop_after_no_improvement": 3})
+    folder, ended = tmp_path / "models/tiny", "iteration 5 of 9: no validation loss below 4.0000 in 3 runs"
+    for _ in range(2):
+        assert train_tiny(config) == 0
+        assert f"ended at {ended}" in capsys.readouterr().out
+        assert sorted(path.name for path in folder.glob("iter_*")) == [f"iter_000000{number}" for number in (2, 4, 5)]
+        assert cli.checkpoint_path(str(folder / "best")) == folder / "iter_0000002"
+        done = read_json(folder / "done.json")
+        assert (done["checkpoint"], done["validations_without_improvement"]) == ("iter_0000005", 3)
+        shutil.rmtree(folder / "iter_0000005")  # as if killed before its last checkpoint: the count goes on from 2
+    assert train_tiny(config) == 0 and is_finished(settings_of(config), "tiny")
+    assert train_tiny(config) == 0
+    assert f"already at {ended}" in capsys.readouterr().out
+
+
+def test_the_settings_of_a_model_train_another_one_under_a_new_name(tmp_path: Path, capsys: Capsys) -> None:
+    config = make_run(tmp_path)
+    assert train_tiny(config, "--name", "tiny-3e-4", "train.lr=3e-4", "train.iterations=1") == 0
+    assert not (tmp_path / "models/tiny").exists()
+    assert settings_of(tmp_path / "models/tiny-3e-4/settings.yaml").models["tiny-3e-4"].train.lr == 3e-4
+    assert "tiny-3e-4" in called("cluster.status", tmp_path).stdout
+    for name, told in (("tiny", "has a model 'tiny'"), ("tiny.1", "letters, digits")):
+        assert told in refusal(capsys, main, "--config", config, "--model", "tiny", "--name", name)

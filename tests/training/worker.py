@@ -13,7 +13,7 @@ from training.launch.rank import read_launch
 from training.optimizer import learning_rate
 from training.parallel.dtensor import local_shard
 from training.planning.run import make_plan
-from training.step import train_step, validate
+from training.step import next_logits, train_step, validate
 
 
 def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def steps(config: Path, world: World, save_at: int = 0) -> dict[str, Any]:
             save_checkpoint(folder, session.parameters, session.optimizer, progress, plan)
     # 7 samples: no multiple of a batch of 2 over any number of ranks
     seen["valid"] = validate(session, plan.data.valid, 7)
+    seen["logits"] = next_logits(session, b"The").tolist()
     seen["shapes"] = {name: list(local_shard(value).shape) for name, value in session.parameters.items()}
     return seen
 

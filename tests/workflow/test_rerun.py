@@ -24,6 +24,7 @@ BASE: dict[str, Any] = {
     "repeats": {"units": ["lines"]},
     "decontaminate": {"files": ["set.txt"]},
     "train_tokenizer": {"vocab_size": 300},
+    "evaluate": {"tasks": ["quiz"], "task_dir": "tasks"},
     "train_models": ["tiny"],
     "models": {
         "tiny": {
@@ -50,7 +51,8 @@ CHANGES = {
     "train_tokenizer": r"train_tokenizer\..+",
     "tokenize": r"tokenize\.(min_tokens|append_eod)",
     "train": r"models\.tiny\.(model\..+|finetune|data)|models\.tiny\.train\.(iterations|global_batch_size|lr|min_lr"
-    r"|warmup|warmup_iterations|lr_decay|decay_iterations|weight_decay|eps|betas|clip_grad|seed|precision|initial_loss_scale"
+    r"|warmup|warmup_iterations|lr_decay|cooldown|cooldown_iterations|cycle_iterations|decay_iterations|weight_decay"
+    r"|no_decay|stop_after_no_improvement|eps|betas|clip_grad|seed|precision|initial_loss_scale"
     r"|loss_scale_window|hysteresis|reset_position_ids|eod_mask_loss)",
     "train evaluate": r"models\.tiny\.train\.split",
     "evaluate": r"evaluate\.(max_tokens|tasks|task_dir|max_samples)",
@@ -61,7 +63,7 @@ CHANGES = {
     r"|models\.tiny\.((parallel|watch|log|slurm)\..+|time_limit_minutes)"
     r"|scrape\.(user_agent|robot_name|contact|resolve|concurrency|host_\w+|\w+_timeout|retries|retry_delay"
     r"|extract_memory_mb|archive)|models\.tiny\.train\.(micro_batch_size|accumulation|recompute|compile|attention|loss"
-    r"|kernels|deterministic|readers|log_interval|eval_\w+|save_interval|async_save|keep_\w+|allow_\w+)",
+    r"|kernels|deterministic|readers|log_interval|eval_\w+|save_interval|async_save|sample_\w+|keep_\w+|allow_\w+)",
 }
 # Changes of keys that decide others: those are what they were.
 DECIDING = (
@@ -133,7 +135,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
-    for name in ("urls.txt", "texts", "set.txt"):
+    (folder / "tasks").mkdir()
+    for name in ("urls.txt", "texts", "set.txt", "tasks/quiz.yaml"):
         (folder / name).write_text("x")
     (folder / "config.yaml").write_text(yaml.safe_dump(BASE))
     for row in snakemake(folder, "all", "--detailed-summary").stdout.splitlines():
@@ -156,8 +159,9 @@ def plan(folder: Path, *changes: str) -> tuple[set[str], str]:
 
 
 def test_keys_that_change_no_result_and_inputs_with_another_time_alone_repeat_nothing(finished: Path) -> None:
-    for name in ("urls.txt", "texts", "set.txt"):
+    for name in ("urls.txt", "texts", "set.txt", "tasks/quiz.yaml"):
         os.utime(finished / name)
+    (finished / "tasks/utils.pyc").write_text("x")
     _, output = plan(finished, *HARMLESS)
     assert "Nothing to be done" in output, output
     assert "provenance" not in output, "and it compared"
@@ -172,6 +176,9 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
         (finished / name).write_text("x")
     assert "note: texts: " in output
     assert {"ingest", "decontaminate_count"} <= rules and "blacklist" not in rules
+    (finished / "tasks/quiz.yaml").write_text("y")
+    assert plan(finished)[0] == {"evaluate", "report", "all"}
+    (finished / "tasks/quiz.yaml").write_text("x")
 
 
 AFTER_DATASET = {"train", "merge", "evaluate", "generate", "report", "all"}

@@ -16,8 +16,6 @@ from tests.helpers import read_shard
 from tests.workflow import pipeline
 from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, paragraphs
 
-pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
-
 
 def test_every_chapter_is_in_the_corpus_and_no_navigation_or_mojibake(finished_run: Path) -> None:
     dataset = IndexedDataset(finished_run / "results/x/dataset/corpus_text_document")

@@ -4,6 +4,7 @@ MODEL_FOLDER/iter_0000100/   rank_0_0.safetensors …   parts of tensors, writte
                              tensors.json             the parts of each tensor
                              manifest.json            written last: sizes, XXH3 hashes, settings, position in the data
 MODEL_FOLDER/latest          the name of the newest checkpoint, for people and scripts
+MODEL_FOLDER/best            with `train.keep_best`, of the one with the lowest validation loss
 """
 
 from training.checkpoint.lookup import check_fits, newest, resolve

@@ -126,10 +126,12 @@ def prune(
     verified: set[Path],
     group: Any = None,
     may_write: Callable[[], None] = lambda: None,
+    best: int | None = None,
 ) -> None:
     """Remove checkpoints older than the newest `keep_last` undamaged ones (a collective call).
 
-    Checkpoints at multiples of `keep_every` iterations stay. keep_last 0 keeps all; keep_every 0 has no effect.
+    Checkpoints at multiples of `keep_every` iterations stay, and that of iteration `best`. keep_last 0 keeps all;
+    keep_every 0 has no effect.
     Checkpoints in `verified` are not read again; those that are found undamaged are added to it. Nothing more is
     removed once `may_write` raises TrainingError on rank 0, because another job has the folder.
     """
@@ -141,7 +143,7 @@ def prune(
             if not find_damage(folder, group, content=folder not in verified):
                 kept += 1
                 verified.add(folder)
-        elif not (keep_every and iteration_of(folder) % keep_every == 0):
+        elif iteration_of(folder) != best and not (keep_every and iteration_of(folder) % keep_every == 0):
             verified.discard(folder)
             if not dist.is_initialized() or dist.get_rank() == 0:
                 with suppress(TrainingError):

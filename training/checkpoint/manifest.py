@@ -4,10 +4,11 @@ A vocabulary other than the packaged one is copied to MODEL_FOLDER/tokenizer, so
 manifest names the copies relative to it.
 """
 
+import math
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ class Progress:
     """State of `training.monitoring.guard`."""
     journal: Mapping[str, Any] = field(default_factory=dict)
     """State of `training.metrics`: figures not reported yet."""
+    best: Mapping[str, Any] = field(default_factory=dict)
+    """The lowest validation `loss`, its `iteration`, and the validation runs `since`; empty before the first."""
+
+    def with_loss(self, loss: float) -> "Progress":
+        """After a validation run with this loss; NaN is no improvement."""
+        if loss < self.best.get("loss", math.inf):
+            return replace(self, best={"loss": loss, "iteration": self.iteration, "since": 0})
+        return replace(self, best={**self.best, "since": self.best.get("since", 0) + 1})
+
+    def end(self, train: TrainSettings) -> str:
+        """Why the run ends here, or "" if it goes on."""
+        at, since = f"iteration {self.iteration} of {train.iterations}", self.best.get("since", 0)
+        if train.stop_after_no_improvement and since >= train.stop_after_no_improvement:
+            lowest = self.best.get("loss", math.inf)
+            return f"{at}: no validation loss below {lowest:.4f} in {since} runs"
+        return at * (self.iteration >= train.iterations)
 
 
 class Manifest(BaseModel):
@@ -50,6 +67,7 @@ class Manifest(BaseModel):
     consumed_samples: int
     guard: dict[str, Any]
     journal: dict[str, Any]
+    best: dict[str, Any] = {}
     padded_vocab_size: int
     """Rows that the run's layout had; the checkpoint has `model.vocab_size`."""
     model: ModelSettings
@@ -71,7 +89,7 @@ class Manifest(BaseModel):
     @property
     def progress(self) -> Progress:
         """How far the run had come."""
-        return Progress(self.iteration, self.consumed_samples, self.guard, self.journal)
+        return Progress(self.iteration, self.consumed_samples, self.guard, self.journal, self.best)
 
     @property
     def experiment(self) -> Experiment:

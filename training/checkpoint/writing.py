@@ -124,7 +124,8 @@ class CheckpointWriter:
             say(f"saved {path}")
         self._verified.add(path)
         train = self._train
-        prune(self.folder, train.keep_last, train.keep_every, self._verified, self._group, self._may_write)
+        best = progress.best.get("iteration") if train.keep_best else None
+        prune(self.folder, train.keep_last, train.keep_every, self._verified, self._group, self._may_write, best)
         return path
 
 
@@ -186,6 +187,9 @@ def write(
             swap_folder(temporary, final, aside)
             discard(aside)
             write_text(model_folder / "latest", final.name + "\n")
+            best = checkpoint_folder(model_folder, progress.best.get("iteration", 0))
+            if experiment.train.keep_best and best.is_dir():
+                write_text(model_folder / "best", best.name + "\n")
 
     def write_own() -> None:
         written.extend(write_parts(temporary, rank, tensors, mine, copies or {}))

@@ -60,7 +60,9 @@ def run_tasks(
             log_samples=False,
         )
     except OSError as error:
-        raise InputError(f"{' '.join(tasks)}: {error}; offline, keep the data of tasks in --task-dir") from None
+        raise InputError(
+            f"{' '.join(tasks)}: {error}; offline, run tasks of local files: --task-dir, evaluate.task_dir"
+        ) from None
     rows = list(_rows(found["results"]))
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
     print(text_table([("task", "metric", "value", "standard error", "samples"), *cells], "llrrr"))

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from common.errors import CheckpointError, ConfigError, InputError
 from common.files import read_json
 from common.settings import ModelSettings
-from training.huggingface.tokenizer import read_tokenizer, true_vocabulary, vocabulary_size
+from common.tokenizer import Tokenizer
+from training.huggingface.tokenizer import grown_rows, read_tokenizer, true_vocabulary, vocabulary_size
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -202,11 +203,11 @@ def read_index(index: Path) -> dict[str, Path]:
     return {tensor: index.parent / name for tensor, name in parts.items()}
 
 
-def check_finetune(model: ModelSettings, name: str, folder: Path) -> None:
-    """Check that the model `name` can start from `folder`.
+def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenizer) -> None:
+    """Check that the model `name`, whose run has the tokenizer `ours`, can start from `folder`.
 
-    The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. Dropout is
-    taken from the run's settings. Raises ConfigError.
+    The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. A vocabulary
+    may also have all tokens of the folder's and more. Dropout is taken from the run's settings. Raises ConfigError.
     """
     key = f"models.{name}.finetune"
     if not is_pretrained_folder(folder):
@@ -226,11 +227,11 @@ def check_finetune(model: ModelSettings, name: str, folder: Path) -> None:
     wanted, rows = model.vocab_size, theirs.vocab_size
     tokenizer = read_tokenizer(folder)
     true = true_vocabulary(rows, tokenizer)
-    if true != wanted:
+    if true != wanted and grown_rows(folder, ours, wanted) is None:
         known = vocabulary_size(tokenizer) is not None
         raise ConfigError(
             f"models.{name}.model.vocab_size is {wanted}, but {folder} has {true}"
             + (" tokens" if known else " embedding rows, and no tokenizer.json that says how many of them are padding")
             + f"; set it to {true} if the data were tokenized with that vocabulary, else tokenize them with it "
-            "(tokenize.encoder_json, tokenize.vocab_bpe) or start from another folder"
+            "(tokenize.encoder_json, tokenize.vocab_bpe) or one with all of its tokens, or start from another folder"
         )

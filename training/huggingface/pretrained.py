@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.settings import ModelSettings
+from common.tokenizer import Tokenizer
 from training.checkpoint.files import StoredTensor, read_file
 from training.huggingface.config import OLD_WEIGHTS, Variant, find_weights, read_config, read_variant
 from training.huggingface.origin import check_hash
+from training.huggingface.tokenizer import grown_rows
+from training.model import initial_value
 from training.parallel.dtensor import copy_shard_
 from training.tensors import HEAD, HUGGING_FACE_PREFIX, QKV, Sizes, all_names, leaf_of
 
@@ -124,15 +127,23 @@ def load_pretrained(folder: Path) -> tuple[ModelSettings, Variant, dict[str, Ten
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def load_finetune(parameters: Mapping[str, nn.Parameter], model: ModelSettings, folder: Path) -> None:
-    """Fill this rank's parameters, in any layout, one tensor at a time.
+def load_finetune(
+    parameters: Mapping[str, nn.Parameter], model: ModelSettings, folder: Path, ours: Tokenizer, seed: int
+) -> int:
+    """Fill this rank's parameters, in any layout, one tensor at a time; returns the number of new tokens.
 
-    `check_finetune` has accepted the folder. Raises CheckpointError on all ranks if its tensors are not a GPT-2's.
+    `check_finetune` has accepted the folder. Embeddings of tokens that `ours`, the tokenizer of the run, has in
+    addition get the initial values of `seed`. Raises CheckpointError on all ranks if its tensors are not a GPT-2's.
     """
     tensors = read_tensors(folder)
+    rows = torch.tensor(grown_rows(folder, ours, model.vocab_size) or [])
     try:
         for tensor, whole in convert_tensors(tensors, read_config(folder), parameters):
+            if tensor == "wte.weight" and len(rows):
+                new = initial_value(tensor, torch.Size((len(rows), model.n_embd)), model, seed)
+                whole = torch.where(rows[:, None] < 0, new, whole[rows.clamp(min=0)])
             used = {"wte.weight": model.vocab_size, "wpe.weight": model.seq_len}.get(tensor)
             copy_shard_(parameters[tensor], whole[:used])
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
+    return int((rows < 0).sum())

@@ -24,7 +24,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
             "tokenizer_class": "GPT2Tokenizer",
             "model_max_length": seq_len,
             "add_prefix_space": False,
-            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         },
     )
 
@@ -50,6 +50,20 @@ def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:
         return tokenizer.vocab_size if tokenizer is not None else None
     except InputError:
         return None
+
+
+def grown_rows(folder: Path, ours: Tokenizer, rows: int) -> list[int] | None:
+    """For each of the `rows` tokens of `ours`, its row in a folder's embedding, -1 for a new one.
+
+    None unless `ours` has all tokens of the folder's tokenizer, and more.
+    """
+    theirs = read_tokenizer(folder)
+    if theirs is None or vocabulary_size(ours) != rows or (vocabulary_size(theirs) or rows) >= rows:
+        return None
+    ids = ours.vocabulary.ids
+    if not theirs.vocabulary.ids.keys() <= ids.keys():
+        return None
+    return [theirs.vocabulary.ids.get(token, -1) for token in sorted(ids, key=ids.__getitem__)]
 
 
 def token_count(folder: Path) -> int | None:

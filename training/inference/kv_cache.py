@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from training.kernels.ops import packed_weights
 from training.model import GPT2, AttentionCore
 
 NextLogits = Callable[[Mapping[int, Sequence[int]]], Tensor]
@@ -74,7 +75,7 @@ def kv_cache(model: GPT2, rows: int, length: int) -> Iterator[NextLogits]:
 
     cores = [module for module in model.modules() if isinstance(module, AttentionCore)]
     model.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), packed_weights(model, rows):
         # zeros: attention weights of 0 do not cancel a NaN in uninitialised memory
         caches = [[weight.new_zeros(shape), weight.new_zeros(shape)] for _ in cores]
         for core, cache in zip(cores, caches, strict=True):

@@ -1,10 +1,13 @@
 """What a run will do: its settings and data, checked and printed before it starts."""
 
+import fnmatch
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from common.console import text_table
+from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
+from common.tokenizer import Tokenizer, vocabulary_files
 from training.dataset.blend import Splits, open_splits
 from training.huggingface.config import check_finetune
 from training.launch.device import threads_of
@@ -15,6 +18,7 @@ from training.planning.fit import check_fits, gib, predict, resolve
 from training.planning.layout import by_part
 from training.planning.machines import Machine, this_cpu, this_gpu
 from training.planning.search import Prediction
+from training.tensors import all_names
 
 if TYPE_CHECKING:
     from training.launch.process_group import World
@@ -30,6 +34,11 @@ class Plan:
     data: Splits
     machine: Machine | None = None
     """What the job runs on, once that is known: the plan then says what it will take."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run; nothing is read before it is used."""
+        return Tokenizer(vocabulary_files(self.tokenize.encoder_json, self.tokenize.vocab_bpe))
 
     @property
     def seconds(self) -> float | None:
@@ -146,10 +155,23 @@ def make_plan(settings: Settings, name: str) -> Plan:
     Raises InputError or ConfigError. Skips the check of the weights if a checkpoint exists, even a damaged one.
     """
     experiment, datasets = settings.experiment(name), settings.datasets(name)
+    for pattern in experiment.train.no_decay:
+        if not fnmatch.filter(all_names(experiment.model.n_layer), pattern):
+            raise ConfigError(
+                f"models.{name}.train.no_decay: no parameter is called {pattern!r}; h.0.ln_1.weight is one"
+            )
     data = open_splits(datasets, experiment.train, experiment.model, name)
+    if (experiment.train.keep_best or experiment.train.stop_after_no_improvement) and not data.valid.per_epoch:
+        raise ConfigError(f"models.{name}.train.split leaves no validation part, but its loss decides; give it a share")
+    plan = Plan(name, experiment, settings.tokenize, data)
     if experiment.finetune is not None and not checkpoint_folders(settings.model_folder(name)):
-        check_finetune(experiment.model, name, experiment.finetune)
-    return Plan(name, experiment, settings.tokenize, data)
+        check_finetune(experiment.model, name, experiment.finetune, plan.tokenizer)
+    if experiment.train.sample_interval and plan.tokenizer.vocab_size != experiment.model.vocab_size:
+        raise ConfigError(
+            f"models.{name}.train.sample_interval: the tokenizer has {plan.tokenizer.vocab_size} tokens, the model "
+            f"{experiment.model.vocab_size}; set tokenize.encoder_json and tokenize.vocab_bpe to those of the data"
+        )
+    return plan
 
 
 def machine_of(world: "World", cluster: ClusterSettings) -> Machine:

@@ -21,7 +21,7 @@ SHARDS = [shard_name(shard) for shard in range(settings.shards)]
 
 wildcard_constraints:
     shard=r"\d+",
-    model=r"\w+",
+    model=r"[\w-]+",
 
 
 def result(step):

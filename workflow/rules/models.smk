@@ -77,11 +77,20 @@ def evaluated_tasks() -> str:
     """The options of training.evaluate for lm-evaluation-harness."""
     wanted = settings.evaluate
     options = ["--tasks", *wanted.tasks] if wanted.tasks else []
-    if wanted.tasks and wanted.task_dir:
-        options += ["--task-dir", str(wanted.task_dir)]
-    if wanted.tasks and wanted.max_samples:
-        options += ["--max-samples", str(wanted.max_samples)]
+    options += ["--task-dir", str(wanted.task_dir)] if wanted.task_dir else []
+    options += ["--max-samples", str(wanted.max_samples)] if wanted.max_samples else []
     return join(options)
+
+
+def task_files():
+    """The hash of each file of `evaluate.task_dir`, except what Python compiles there, for `params`."""
+    folder = settings.evaluate.task_dir
+    files = sorted(folder.rglob("*")) if folder else []
+    return {
+        str(path): sha256(path)
+        for path in files
+        if path.is_file() and path.suffix != ".pyc"
+    }
 
 
 rule evaluate:
@@ -117,6 +126,7 @@ rule evaluate:
         ],
         batch=lambda wildcards, output: settings.evaluate.batch,
         tasks=lambda wildcards, output: evaluated_tasks(),
+        task_files=lambda wildcards: task_files(),
     shell:
         "python -m training.evaluate --checkpoint {params.model:q} --data {params.datasets:q} "
         "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[evaluate][max_tokens]} --batch {params.batch} {params.tasks} --output {output.result:q} > {log:q} 2>&1"

@@ -1,4 +1,5 @@
-# One HTML file about the run: the documents that each step kept, the loss, a generated sample.
+# One HTML file about the run: the documents that each step kept, the loss, a generated sample. It opens the dataset's
+# index: 20 bytes per document.
 
 
 rule report:
@@ -22,7 +23,7 @@ rule report:
     log:
         RUN / "logs/report.log",
     resources:
-        mem_mb=1000,
+        mem_mb=2000,
         runtime=runtime("report", 10),
     params:
         run=RUN,

@@ -37,10 +37,15 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
         urls=["urls.txt"],
         site=None,
         scrape={"contact": "me@site.example"},
-        shards=150,
+        shards=60,
         dedup={"jobs": 8},
         decontaminate={"files": ["evaluation.txt"]},
-        cluster={"executor": "slurm", "gpus_per_node": 2, "partition": "gpu", "corpus": {"partition": "cpu"}},
+        cluster={
+            "executor": "slurm",
+            "gpus_per_node": 2,
+            "partition": "gpu",
+            "corpus": {"partition": "cpu", "max_tasks": 40},
+        },
     )
     command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--profile", "slurm", "all"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -49,7 +54,7 @@ def test_a_whole_run_takes_at_most_twenty_calls(tmp_path: Path) -> None:
     table = done.stdout[done.stdout.index("This run would call sbatch ") :].splitlines()
     assert int(table[0].split()[5]) == len(table) - 3 <= 20, done.stdout
     rows = {line.split()[0]: line.split()[1:] for line in table[3:]}
-    assert rows["scrape"][:3] == ["150", "75", "2"] and rows["dedup_bands"][:2] == ["8", "8"], rows
+    assert rows["scrape"][:3] == ["60", "30", "2"] and rows["dedup_bands"][:2] == ["8", "8"], rows
     assert (rows["merge"][-1], rows["evaluate"][-1]) == ("cpu", "gpu"), "the model is evaluated where it was trained"
     assert not (tmp_path / "results").exists()
 

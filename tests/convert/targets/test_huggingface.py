@@ -23,7 +23,7 @@ from convert.arguments import Options
 from convert.merge_mp import parse_size
 from convert.sources.huggingface import open_folder
 from convert.sources.source import Architecture, Source
-from convert.targets.huggingface import split_into_shards, write_folder
+from convert.targets.huggingface import SPECIAL_TOKENS, split_into_shards, write_folder
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import as_conv1d, source_of
 
@@ -119,9 +119,11 @@ def test_gpt2s_vocabulary_is_added_or_kept_and_transformers_reads_either_form(tm
     tokenizer = Tokenizer(tmp_path / "t.json") if own else None
     folder = folder_of(tmp_path, source_of(truth(model), model, tokenizer=tokenizer))
     for name in ("config.json", "generation_config.json"):
-        assert json.loads((folder / name).read_text())["eos_token_id"] == 50256
+        content = json.loads((folder / name).read_text())
+        assert [content[key] for key in SPECIAL_TOKENS] == [50256] * 3
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs.eos_token_id == 50256 and theirs("Hello world")["input_ids"] == [15496, 995]
+    assert theirs(["Hello world", "Hello"], padding=True)["input_ids"][1] == [15496, 50256]
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     assert AutoTokenizer.from_pretrained(folder)("Hello world")["input_ids"] == [15496, 995]

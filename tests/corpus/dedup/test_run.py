@@ -68,6 +68,21 @@ def test_the_longest_of_every_true_cluster_survives_whatever_the_shards_workers_
         assert survivor_ids(run(tmp_path / name, shards, workers, rules)) == expected, name
 
 
+def test_some_near_duplicates_are_shown_beside_their_survivors_whatever_the_shards(tmp_path: Path) -> None:
+    documents = planted(6)
+    texts = {document["id"]: document["text"] for document in documents}
+    one = write_shard(tmp_path / "in/0000.jsonl.zst", documents)
+    two = [write_shard(tmp_path / f"two/{n}.jsonl.zst", documents[n::2]) for n in range(2)]
+    near = dedup([one], tmp_path / "one", RULES).extra["near"]
+    assert dedup(two, tmp_path / "out", RULES).extra["near"] == near and len(near) == 10
+    survivors = {found["id"]: found["survivor"] for found in read_rejects(tmp_path / "one/removed/0000.jsonl.zst")}
+    for dropped, survivor in near:
+        assert survivors[dropped["id"]] == survivor["id"] and dropped["text"] != survivor["text"]
+        pair = (shingles(texts[each["id"]], RULES) for each in (dropped, survivor))
+        assert dropped["similarity"] == round(jaccard(*pair), 4)
+        assert dropped["text"] in texts[dropped["id"]] and survivor["text"] in texts[survivor["id"]]
+
+
 def test_bytes_do_not_depend_on_workers_or_pythons_hash_seed(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", planted(3))
     command = [sys.executable, "-m", "corpus.dedup", "run", "--input", source, "--workers", "2", "--output-dir"]

@@ -10,9 +10,25 @@ import yaml
 from transformers import GPT2LMHeadModel
 
 from common.files import read_rows
-from tests.training.helpers import BYTE_VOCABULARY, Capsys, launch_ok, make_run, settings_of, train_tiny
+from common.tokenizer import Tokenizer
+from tests.training.helpers import (
+    BYTE_VOCABULARY,
+    Capsys,
+    byte_documents,
+    byte_vocabulary,
+    launch_ok,
+    make_run,
+    refusal,
+    settings_of,
+    train_tiny,
+    write_corpus,
+)
 from tests.training.reference import random_gpt2
+from training import checkpoint
+from training.huggingface.tokenizer import write_tokenizer
+from training.model import initial_value
 from training.planning.run import make_plan
+from training.train import main
 
 SIZES = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 24, "bos_token_id": 256, "eos_token_id": 256}
 TRAIN = {"iterations": 1, "lr": 1e-9, "min_lr": 0.0}
@@ -66,3 +82,22 @@ def test_every_layout_starts_with_the_same_loss(tmp_path: Path, model: tuple[Pat
     config = finetuned(tmp_path, model[0], parallel={"tensor": 2})
     launch_ok(2, "training.train", "--config", config, "--model", "tiny")
     assert_first_loss(config, model[1])
+
+
+def test_a_vocabulary_that_has_all_tokens_and_more_keeps_their_embeddings(
+    tmp_path: Path, model: tuple[Path, GPT2LMHeadModel], capsys: Capsys
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(model[0], start)
+    write_tokenizer(start, Tokenizer(byte_vocabulary(tmp_path)), 24)
+    config = finetuned(tmp_path / "run", start, model={"vocab_size": 259})
+    write_corpus(settings_of(config).dataset_prefix, byte_documents(60), 259)
+    assert "or one with all of its tokens" in refusal(capsys, main, "--config", config, "--model", "tiny")
+    files = byte_vocabulary(tmp_path, "t h", "th e")
+    keys = [f"tokenize.encoder_json={files.encoder_json}", f"tokenize.vocab_bpe={files.vocab_bpe}"]
+    assert train_tiny(config, *keys, "train.lr=1e-30") == 0  # the weights stay as they were
+    assert f"2 tokens are not in {start}" in capsys.readouterr().out
+    found = checkpoint.load_weights(checkpoint.resolve(tmp_path / "run/models/tiny"))["wte.weight"]
+    old = model[1].transformer.wte.weight.detach()
+    new = initial_value("wte.weight", found.shape, settings_of(config).models["tiny"].model, 1234)
+    assert torch.equal(found, torch.cat([old[:256], new[256:258], old[256:]]))

@@ -28,6 +28,7 @@ def test_logits_equal_those_of_the_full_texts_when_the_window_slides_and_texts_e
     found, asked = [], []
     grown = {row: list(text) for row, text in enumerate(batch)}
     with kv_cache(model, len(batch), max(lengths) + 18) as next_logits:
+        assert hasattr(model.wte.weight, "packed") == (len(batch) > 2)
         for step in range(18):
             found.append(next_logits(grown).clone())
             asked += [list(text) for text in grown.values()]
@@ -35,5 +36,6 @@ def test_logits_equal_those_of_the_full_texts_when_the_window_slides_and_texts_e
                 del grown[2 if step == 3 else 0]
             for row, text in grown.items():
                 text.append((7 * step + 3 * row) % VOCABULARY)
+    assert not hasattr(model.wte.weight, "packed")
     expected = torch.stack([whole(model, text) for text in asked])
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,61 @@
+"""The console command: `urls-to-gpt2 corpus.clean …` is `python -m corpus.clean …`, and `init` is common.init.
+
+    urls-to-gpt2 init runs
+    urls-to-gpt2 corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst
+    urls-to-gpt2 corpus.clean --help
+
+The commands:
+
+"""
+
+import ast
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from common import cli
+from common.settings import closest
+
+COMMANDS = (
+    "common.init", "demo",
+    "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.dedup", "corpus.repeats",
+    "corpus.decontaminate", "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index",
+    "corpus.sample", "corpus.show", "corpus.export", "corpus.remove",
+    "training.plan", "training.train", "training.evaluate", "training.generate", "training.trace", "training.probe",
+    "training.kernels",
+    "convert.merge_mp", "convert.verify", "convert.to_gguf", "convert.to_megatron", "convert.from_megatron",
+    "cluster.preflight", "cluster.autotune", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel",
+    "report", "cards", "demo.build", "demo.serve",
+)  # fmt: skip
+"""Every module that people run, the first ones first."""
+_VERBS = {module.removeprefix("common."): module for module in COMMANDS}
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def _first_line(module: str) -> str:
+    """What a command does, read from its source: an import of all would take seconds."""
+    path = _ROOT / module.replace(".", "/")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_bytes())) or "").split("\n")[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names, as `python -m` does."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    verb = given[0] if given else ""
+    if verb in _VERBS:
+        sys.argv[1:] = given[1:]
+        runpy.run_module(_VERBS[verb], run_name="__main__", alter_sys=True)  # exits with the command's code
+    lines = (f"    {name:22} {_first_line(module)}" for name, module in _VERBS.items())
+    parser = cli.parser("common.commands", (__doc__ or "") + "\n".join(lines))
+    parser.prog, parser.usage = "urls-to-gpt2", "urls-to-gpt2 COMMAND …"
+    parser.add_argument("--version", action="version", version=version("urls-to-gpt2"))
+    parser.add_argument("command", metavar="COMMAND", help="one of the commands above")
+    parser.parse_args(given[:1])
+    parser.error(f"no command {verb!r}{closest(verb, _VERBS)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
