@@ -3,7 +3,7 @@
     python -m benchmarks.training data
     python -m benchmarks.training convert --size 345m
 
-Each prints tables for docs/benchmarks.md; a ratio is the speed relative to a peer in the same run.
+Each prints tables for docs/benchmarks_training.md; a ratio is the speed relative to a peer in the same run.
 """
 
 import sys

@@ -14,7 +14,8 @@ from tests.helpers import document, prose, read_shard, write_shard
 from tests.warc_records import http, record, write_warc
 
 SECTIONS = dict(
-    section.split("\n", 1) for section in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    section.split("\n", 1)
+    for section in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("\\\n", " ").split("\n## ")[1:]
 )
 
 

@@ -27,6 +27,7 @@ from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import called, document, main_of, prose, write_shard
+from tests.test_tutorials import TUTORIALS
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow")
@@ -174,6 +175,8 @@ def test_the_examples_run(finished_run: Path, tmp_path: Path, monkeypatch: pytes
         with contextlib.chdir(prepared):
             _workshop(finished_run, address)
         for number, (page, commands) in enumerate(DOCUMENTED.items()):
+            if Path(page).stem in TUTORIALS:
+                continue
             folder, ignored = tmp_path / str(number), shutil.ignore_patterns(*SHARED)
             shutil.copytree(prepared, folder, symlinks=True, ignore=ignored)
             for name in SHARED:

@@ -6,8 +6,8 @@
 
 Without --config, NAME is a published size: gpt2_124m, gpt2_345m, gpt2_774m, gpt2_1_5b, gpt2_7b, gpt2_22b, gpt2_175b.
 With it, the model, its batch, its number of GPUs and their kind (cluster.gpu) are those of the configuration, unless an
-option says otherwise. A layout is feasible below 80 % of a GPU's memory, and tight up to 92 %. docs/planning.md has the
-formulas, and how well they agree with measurements.
+option says otherwise. A layout is feasible below 80 % of a GPU's memory, and tight up to 92 %. docs/planning_model.md
+has the formulas, and how well they agree with measurements.
 """
 
 import argparse

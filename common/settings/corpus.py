@@ -27,7 +27,7 @@ class BlacklistSettings(Section):
     extra_domains: list[str] = []
     """Domains to drop, too: a host with its subdomains (`blog.example.com`), or a name under any suffix (`example`)."""
     domain_lists: list[Path] = []
-    """Files with more domains to drop; hosts files and Adblock lists work, too (syntax: docs/corpus.md)."""
+    """Files with more domains to drop; hosts files and Adblock lists work, too (syntax: docs/scrape.md)."""
     extra_suffixes: list[str] = []
     """Host name suffixes to drop, public suffixes included: `gov.au` drops itself and everything below it."""
     extra_patterns: list[str] = []

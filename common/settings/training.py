@@ -84,7 +84,7 @@ class TrainSettings(Section):
     """Logits of a micro-batch at once or by eighths. auto: chunked if whole ones take over a quarter of the memory."""
     kernels: Literal["auto", "on", "off"] = "auto"
     """CUDA kernels of our own, on GPUs. auto: those that make this run's step faster, measured once when a run of an
-    hour or more begins (docs/running.md); on: all; off: none."""
+    hour or more begins (docs/kernels.md); on: all; off: none."""
     deterministic: bool = False
     """Use only operations that give the same bits in every run on GPUs; slower. On CPUs they always do."""
     initial_loss_scale: Annotated[float, Field(gt=0, le=2.0**126)] = 2.0**32

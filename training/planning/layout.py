@@ -125,7 +125,7 @@ class Term(NamedTuple):
     name: str
     """What it is, in a few words."""
     formula: str
-    """In the symbols of docs/planning.md."""
+    """In the symbols of docs/planning_model.md."""
 
 
 def total(terms: Iterable[Term]) -> float:

@@ -8,7 +8,7 @@ largest of a step's phases: activations shrink during the backward pass while gr
 trainer's modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
 
 Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
-parallelism, else 1. docs/planning.md has all.
+parallelism, else 1. docs/planning_model.md has all.
 """
 
 import math

@@ -85,7 +85,7 @@ def gpu_table(kinds: Mapping[str, GpuSettings]) -> str:
 
 
 def explain(prediction: Prediction) -> str:
-    """The terms of the memory and of a step's time with their formulas; docs/planning.md has the symbols."""
+    """The terms of the memory and of a step's time with their formulas; docs/planning_model.md has the symbols."""
     machine = prediction.machine
     memory = f"Memory of the fullest GPU: {prediction.memory_bytes / GIB:.2f} of {machine.memory / GIB:.2f} GiB"
     sections = [f"{memory}\n{_terms(prediction.memory, GIB)}"]

@@ -99,7 +99,7 @@ def test_offload_leaves_no_parameters_and_no_optimizer_on_the_gpu_and_a_cpu_proc
     cpu = Machine("cpu", 2**40, known_gpus()["h100"], 1)
     terms = memory_terms(Workload(model, "float32", compiled=False), Layout(micro_batch_size=2), cpu)
     assert not any("CUDA" in term.name or "NCCL" in term.name for term in terms)
-    assert total(terms) == pytest.approx(3.06 * 2**30, rel=0.1)  # peak RSS of three steps: docs/planning.md
+    assert total(terms) == pytest.approx(3.06 * 2**30, rel=0.1)  # peak RSS of three steps: docs/planning_model.md
 
 
 def test_a_pipelines_rank_keeps_the_published_number_of_micro_batches() -> None:
