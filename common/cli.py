@@ -202,7 +202,8 @@ def add_model_settings(parser: argparse.ArgumentParser, *, required: bool = True
         "cluster.key=value or run=FOLDER one outside models:",
     )
     if required:
-        parser.add_argument("--name", metavar="NEW", help="leave NAME alone: its settings, for a model of this name")
+        given = "leave NAME alone: its settings, for a model of this name"
+        parser.add_argument("--name", dest="new_model", metavar="NEW", help=given)
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
@@ -210,7 +211,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
 
     Raises ConfigError.
     """
-    model, name = getattr(arguments, "model", None), getattr(arguments, "name", None)
+    model, name = getattr(arguments, "model", None), getattr(arguments, "new_model", None)
     settings = step_settings(arguments.config, arguments.overrides, model, name)
     if name is not None:
         arguments.model = name

@@ -29,8 +29,9 @@ SCHEMA = "config.schema.json"
 def workflow_files() -> dict[str, Path]:
     """The files of a working folder, by their path in it. Raises InputError if they were not installed."""
     clone = Path(__file__).resolve().parents[1]
-    installed = clone.parents[2] / "share" / PROJECT  # above lib/python3.11/site-packages, in ~/.local as well
-    root = clone if (clone / "Snakefile").is_file() else installed
+    is_clone = (clone / "Snakefile").is_file()
+    # else it is lib/python3.11/site-packages, below sys.prefix or ~/.local
+    root = clone if is_clone else clone.parents[2] / "share" / PROJECT
     if not (root / "Snakefile").is_file():
         raise InputError(f"{root / 'Snakefile'}: not installed; install the wheel, or work in a clone")
     found = [path for part in PARTS for path in (root / part, *sorted((root / part).rglob("*")))]
