@@ -27,17 +27,17 @@ INTERLEAVED: dict[str, Any] = {"pipeline": 2, "schedule": "interleaved_1f1b", "v
 
 # model, rank, `parallel`, `train`
 QUICK: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-    ("345M/6", 0, {}, {"micro_batch_size": 8}),
     ("345M/6", 0, SEQUENCE, {"micro_batch_size": 8, "recompute": "selective"}),
-    ("345M/6", 0, {"data": 2, "zero_stage": 1}, {"micro_batch_size": 2, "accumulation": 2}),
     ("345M/6", 0, {"data": 4, "zero_stage": 3}, {"accumulation": 2, "recompute": "full", "precision": "float32"}),
     ("345M/6", 1, {"pipeline": 2}, {"micro_batch_size": 4, "accumulation": 6}),
-    ("uneven", 0, {"tensor": 3, "sequence_parallel": True}, {}),
     ("uneven", 1, INTERLEAVED, {"accumulation": 2}),
-    ("uneven", 0, {"data": 5, "zero_stage": 3}, {}),
     ("uneven", 4, {**SEQUENCE, "pipeline": 2, "data": 2, "zero_stage": 2}, {"accumulation": 4}),
 ]
 CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("345M/6", 0, {}, {"micro_batch_size": 8}),
+    ("345M/6", 0, {"data": 2, "zero_stage": 1}, {"micro_batch_size": 2, "accumulation": 2}),
+    ("uneven", 0, {"tensor": 3, "sequence_parallel": True}, {}),
+    ("uneven", 0, {"data": 5, "zero_stage": 3}, {}),
     *(("345M", 0, {}, {"micro_batch_size": 8, "recompute": kind}) for kind in ("none", "full", "selective")),
     ("345M", 0, {}, {"micro_batch_size": 8, "loss": "chunked"}),
     *(("345M", 0, {"tensor": 2, "sequence_parallel": sliced}, {"micro_batch_size": 8}) for sliced in (True, False)),
