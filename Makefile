@@ -60,6 +60,13 @@ slurm-lab: $(DEV)
 clean:
 	rm -rf results .snakemake $(VENV)
 
+# $(call install,WORDS): pip, with a line every 10 seconds, because a download may take minutes
+define install
+@echo "$(BIN)/pip install $(1)"
+@(while sleep 10 >/dev/null 2>&1; do echo "  installing: $$(du -sh $(VENV) | cut -f 1) in $(VENV)"; done) & \
+	trap "kill $$!" EXIT; $(BIN)/pip install --quiet $(1)
+endef
+
 # An environment without the file .ready is incomplete and is created again. torch is installed first and pinned, so that
 # no other package pulls another build of it.
 $(READY): constraints.txt pyproject.toml
@@ -69,13 +76,13 @@ $(READY): constraints.txt pyproject.toml
 	@rm -f $(READY)
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "error: no venv module; on Debian and Ubuntu: apt install python3-venv"; rm -rf $(VENV); exit 2; }
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep -o '^torch==[0-9.]*' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(call install,--upgrade pip)
+	$(call install,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep -o '^torch==[0-9.]*' constraints.txt))
+	$(call install,--constraint constraints.txt --editable .)
 	@$(BIN)/python -m common.init .  # writes the schema of configurations, for editors
 	@touch $(READY)
 
 # what tests, lint and docs need besides
 $(DEV): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(call install,--constraint constraints.txt --editable '.[$(EXTRAS)]')
 	@touch $(DEV)

@@ -67,6 +67,18 @@ def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell_on_one_scree
     assert "verbatim: no 8 tokens of it stand in the training data" in summary(settings)
 
 
+def test_a_long_job_is_named_with_the_last_line_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/tiny.log").write_text("iteration 9\niteration 10\n")
+    said = 'echo "rule clean:"; echo "Finished jobid: 1 (Rule: clean)"; echo "rule train:"; sleep 0.8'
+    monkeypatch.setattr(demo, "SNAKEMAKE", ["sh", "-c", said])
+    monkeypatch.setattr(demo, "_SILENCE", 0.2)
+    demo.run_snakemake(tmp_path)
+    assert {line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()} == {"train: iteration 10"}
+
+
 @pytest.mark.usefixtures("settings")
 def test_a_failure_shows_snakemakes_last_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -76,6 +88,6 @@ def test_a_failure_shows_snakemakes_last_lines(
 
     monkeypatch.setattr(demo, "SNAKEMAKE", failing("3"))
     with pytest.raises(demo.ToolkitError, match=r"3.*\.snakemake/log"):
-        demo.run_snakemake()
+        demo.run_snakemake(Path())
     shown = capsys.readouterr().out
     assert "line 100\n" in shown and "line 40\n" not in shown
