@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,11 +15,7 @@ from common.files import Document, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
-_META = (
-    "source",
-    "language",
-    "detected_language",
-)  # keys of `meta` whose values are counted, as is the host of the URL
+_META = ("source", "language", "detected_language")  # keys of `meta` whose values are counted, like the URL's host
 _VALUES = 1000  # values counted per key, the first ones met; a value has up to 100 characters
 _WRITTEN = 50  # values written per key, the most frequent
 _COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")
@@ -69,9 +66,8 @@ class Stats:
 
     def count_kept_by(self, document: Document, size: int) -> None:
         """Count a surviving document of `size` bytes by its host and its `meta`."""
-        with suppress(ValueError):  # not a URL
-            if host := urlsplit(str(document.get("url") or "")).hostname:
-                self._count("host", host[:100], 1, size)
+        if host := _host("/".join(str(document.get("url") or "").split("/", 3)[:3])):
+            self._count("host", host, 1, size)
         if isinstance(meta := document.get("meta"), dict):
             for key in _META:
                 if isinstance(value := meta.get(key), str):
@@ -131,6 +127,14 @@ class Stats:
         tokens = f"; {self.extra['tokens']:,} tokens" if "tokens" in self.extra else ""
         kept = f"{self.documents_out} of {self.documents_in} documents kept"
         return f"{self.step}: {kept}; dropped: {self.dropped()}{tokens}"
+
+
+@lru_cache(1024)  # a shard has the pages of few hosts
+def _host(origin: str) -> str:
+    """The host of a URL up to its path; empty if it has none."""
+    with suppress(ValueError):  # not a URL
+        return (urlsplit(origin).hostname or "")[:100]
+    return ""
 
 
 def _id(document: Document) -> str:
