@@ -18,7 +18,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -95,8 +95,7 @@ def merge(
                 written = write_folder(
                     temporary, source, dtype=dtype, max_shard_size=form.max_shard_size, progress=count
                 )
-                expected = (step for done in as_completed([expecting]) for step in done.result())
-                proof = pool.submit(prove, source, expected, temporary).result()
+                proof = pool.submit(prove, source, expecting.result(), temporary).result()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise

@@ -11,7 +11,7 @@ be exchanged and the logits hardly move) and names the layer that is wrong.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -60,15 +60,12 @@ def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tup
     return list(_source_steps(source, *_batch(source.model), dtype))
 
 
-@torch.no_grad()
-def prove(source: Source, expected: Iterable[tuple[str, Tensor]], folder: Path) -> Proof:
+def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
     """Compare the source's outputs (`source_outputs`) with those of the Hugging Face folder that was made of it.
 
-    `expected` is asked for last: it may still be in the making. Raises ProofError naming the first output that differs
-    more than the tolerance, or is not finite.
+    Raises ProofError naming the first output that differs more than the tolerance, or is not finite.
     """
-    found = list(_folder_steps(folder, *_batch(source.model)))
-    return _compare(source, iter(expected), iter(found))
+    return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
 
 
 def prove_source(source: Source, written: Source) -> Proof:
@@ -186,14 +183,15 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
     n_embd, n_head = config["n_embd"], config["n_head"]
     batch, length = tokens.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-
     opened: dict[Path, Any] = {}
 
     def stored(name: str) -> Any:
         if name not in files:
             raise ProofError(f"model.safetensors.index.json does not name the file of {name!r}; nothing was written")
         path = files[name]
-        return opened.setdefault(path, opened.get(path) or safe_open(path, framework="pt")).get_slice(name)
+        if path not in opened:
+            opened[path] = safe_open(path, framework="pt")
+        return opened[path].get_slice(name)
 
     def read(part: Any, first: int, last: int | None = None) -> Tensor:
         return part[first:last].float()  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ def joined(parts: Sequence[Stored]) -> StoredPieces:
 
 
 def row_bands(stored: Stored, elements: int = _ELEMENTS) -> Iterator[Tensor]:
-    """A tensor's rows, a few million elements at a time."""
+    """A tensor's rows, about `elements` elements at a time."""
     rows = max(1, elements // max(1, math.prod(stored.shape[1:])))
     for start in range(0, stored.shape[0], rows):
         yield stored.rows(start, min(start + rows, stored.shape[0])).read()

@@ -16,7 +16,7 @@ from common.settings import ModelSettings
 BASE_MB = 700  # Python, torch and their own allocations
 SPARE = 1.1  # read and write buffers, relative to the copies of the weights
 FLOAT = 4  # bytes
-PROOF_TOKENS = 64  # convert.proof: two rows of 32
+PROOF_TOKENS = 32  # convert.proof: two rows of 16
 
 
 def _megabytes(model: ModelSettings, copies: int, extra_bytes: float) -> int:
