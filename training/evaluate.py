@@ -81,12 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"checkpoint": str(checkpoint)}
     if arguments.tasks:
         from training.evaluation.harness import find_tasks, run_tasks
+        from training.evaluation.scoring import BATCH
 
         manager = find_tasks(arguments.tasks, arguments.task_dir)
     if paths:
         result |= _on_data(arguments)
     if arguments.tasks:
-        result |= run_tasks(checkpoint, arguments.tasks, manager, arguments.batch or 8, arguments.max_samples)
+        result |= run_tasks(checkpoint, arguments.tasks, manager, arguments.batch or BATCH, arguments.max_samples)
     if arguments.output is not None:
         write_json(arguments.output, result)
         if arguments.output.is_file():  # not a pipe

@@ -146,7 +146,7 @@ def check_tokenizer(source: Source) -> str:
 def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, Any]:
     """bos_token_id, eos_token_id and pad_token_id: the first that is recorded, else the tokenizer's end-of-text.
 
-    A source's own tokenizer_config.json says itself whether a token is for padding.
+    A source that has a tokenizer_config.json names its padding token there, or has none.
     """
     vocabulary = source.model.vocab_size
     size = vocabulary_size(tokenizer_of(source)) or (vocabulary if vocabulary == GPT2_VOCABULARY else None)

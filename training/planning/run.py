@@ -2,6 +2,7 @@
 
 import fnmatch
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from common.console import text_table
@@ -35,7 +36,7 @@ class Plan:
     machine: Machine | None = None
     """What the job runs on, once that is known: the plan then says what it will take."""
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run; nothing is read before it is used."""
         return Tokenizer(vocabulary_files(self.tokenize.encoder_json, self.tokenize.vocab_bpe))
