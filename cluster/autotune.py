@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster import slurm
 from cluster.jobs import Job, log_tail, looks
-from cluster.submission import Launch, end, job_name, make_snapshot, nodes_and_tasks
+from cluster.submission import Submission, end, job_name, make_snapshot, nodes_and_tasks, start
 from common import cli
 from common.console import readable_bytes
 from common.errors import ConfigError, JobError, ToolkitError
@@ -92,28 +92,30 @@ def autotune(
 def _measure(own: Settings, trial: str, output: Path, options: argparse.Namespace) -> str:
     """Run the job of a layout; returns why there is no result, if there is none."""
     output.unlink(missing_ok=True)  # the failure of an earlier start
-    probing = ["--steps", str(options.steps), "--output", str(output)]
-    snapshot, full_name = make_snapshot(own, own.run), job_name(own, trial)
-    launch = Launch(own, trial, snapshot, full_name, "training.probe", options.minutes, options=probing)
+    probing = ("--steps", str(options.steps), "--output", str(output))
+    snapshot, full_name = str(make_snapshot(own, own.run)), job_name(own, trial)
     try:
-        job, state = _run_to_end(launch, output)
+        job, state = _run_to_end(
+            own, Submission(snapshot, trial, full_name, options.minutes, "training.probe", probing), output
+        )
     except ToolkitError as error:  # Slurm refuses it, or would never start it
         return str(error)
     path, lines = log_tail(job, 3)
     return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
 
 
-def _run_to_end(launch: Launch, output: Path) -> tuple[Job, str]:
+def _run_to_end(own: Settings, submission: Submission, output: Path) -> tuple[Job, str]:
     """Run a job; returns it, and how Slurm says it ended. It is ended if this process is.
 
     Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
     """
-    job, ended = Job(launch.start(), launch.settings.cluster.executor, str(launch.logs)), 0.0
+    name = submission.model
+    job, ended = Job(start(submission, own), own.cluster.executor, str(own.model_folder(name).resolve() / "logs")), 0.0
     try:
-        for known in looks(launch.model, job):
+        for known in looks(name, job):
             seen = (known or {}).get(job.id)
             if seen is not None and seen.unschedulable:
-                raise JobError(f"{launch.model}: {slurm.never_starts(seen)}")
+                raise JobError(f"{name}: {slurm.never_starts(seen)}")
             if known is None or (seen is not None and seen.active):
                 continue
             ended = ended or time.monotonic()

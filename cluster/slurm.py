@@ -16,6 +16,7 @@ from typing import Any
 from common.errors import InputError, JobError
 from common.settings import SiteSettings
 
+SBATCH = ("sbatch", "--parsable")
 TIMEOUT = 30.0  # seconds for one command; a busy controller may need several
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -47,7 +48,7 @@ _FORMAT = "%i|%j|%T|%r|%N"
 class RefusedError(InputError):
     """sbatch refused a job, for the reason in the first line of its errors."""
 
-    def __init__(self, errors: str, time_limit: str) -> None:
+    def __init__(self, errors: str, time_limit: str = _TIME_LIMIT) -> None:
         self.reason = _reason(errors)
         self.too_many = _TOO_MANY.search(self.reason) is not None
         """Whether the user may not have as many jobs queued: fewer may be taken, and all of them later."""
@@ -80,6 +81,11 @@ class QueuedJob:
         return self.state == "PENDING" and _UNSCHEDULABLE.fullmatch(self.reason.strip("()")) is not None
 
 
+def environment() -> dict[str, str]:
+    """The variables for Slurm's commands."""
+    return dict(os.environ)
+
+
 def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str] | None":
     """Run a command; None if it does not answer in time. Raises InputError if this machine does not have it."""
     try:
@@ -88,9 +94,12 @@ def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess
     except subprocess.TimeoutExpired:
         return None
     except FileNotFoundError:
-        raise InputError(
-            f"{command[0]}: no such command; run this on a login node, or set cluster.executor: local"
-        ) from None
+        raise no_command(command[0]) from None
+
+
+def no_command(name: str) -> InputError:
+    """This machine has no Slurm."""
+    return InputError(f"{name}: no such command; run this on a login node, or set cluster.executor: local")
 
 
 def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
@@ -165,26 +174,32 @@ def cancel(jobs: Sequence[str], *options: str) -> None:
         raise JobError(f"scancel {' '.join(jobs)}: {why}")
 
 
-def submit(script: Path, keep_open: Sequence[int] = (), time_limit: str = _TIME_LIMIT) -> str:
+def submit(script: Path, time_limit: str = _TIME_LIMIT) -> str:
     """Submit a batch script; returns the job id. Raises RefusedError with Slurm's reason in one line.
 
     Ctrl-C and hang-ups wait until sbatch has answered, so that a job that Slurm has accepted is always recorded.
-    `keep_open`: file descriptors for sbatch to inherit, such as a lock that outlives a killed submitter. `time_limit`:
-    the key of the job's time limit.
+    `time_limit`: the key of the job's time limit.
     """
     deferred = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deferred)
     try:
-        answer = _run(["sbatch", "--parsable", str(script)], timeout=None, pass_fds=keep_open)
+        answer = _run([*SBATCH, str(script)], timeout=None)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert answer is not None  # it has no time limit
     if answer.returncode:
         raise RefusedError(answer.stderr, time_limit)
-    # ID, or ID;CLUSTER where there are several clusters. A site's wrapper may print more.
-    found = re.search(r"^(\d+)(;.*)?$", answer.stdout, re.MULTILINE)
+    return job_id(answer.stdout)
+
+
+def job_id(printed: str) -> str:
+    """The id in what SBATCH printed: ID, or ID;CLUSTER where there are several clusters. A site's wrapper prints more.
+
+    Raises InputError if there is none.
+    """
+    found = re.search(r"^(\d+)(;.*)?$", printed, re.MULTILINE)
     if found is None:
-        raise InputError(f"sbatch printed no job id but {answer.stdout.strip()!r}; run the same command again")
+        raise InputError(f"sbatch printed no job id but {printed.strip()!r}; run the same command again")
     return found[1]
 
 

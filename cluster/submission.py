@@ -1,9 +1,13 @@
-"""Starts the processes of a training job, on Slurm or on this machine: the shape of the job, its command, its script.
+"""Starts the processes of a training job through submitit, on Slurm or on this machine.
 
-Every rank runs `python -m training.train` from a snapshot of the code. On Slurm we write the batch script ourselves,
-as for corpus jobs: what submitit offers for it is private, and its public way, a pickled function, puts the pickle in
-its place only after sbatch (a submitter that is killed in between leaves a job that cannot start) and answers a time
-limit with handlers of its own while Python still imports torch. On this machine submitit's controller starts the ranks.
+    start(Submission(snapshot, "tiny", "run-tiny-0123abcd", minutes=60), settings)    # returns the job's id
+
+Every rank runs a `TrainingJob` from a snapshot of the code. submitit writes the batch script (SlurmExecutor) or starts
+the ranks here (LocalExecutor). We add to the script what submitit does not know: the ranks' PYTHONPATH, and an end that
+decides whether the job is requeued.
+
+submitit runs in a process of its own session, from the snapshot: Ctrl-C, a closed terminal or a killed `cluster.submit`
+cannot come between Slurm's acceptance of a job and its files, nor reach a job on this machine.
 """
 
 import hashlib
@@ -12,34 +16,41 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+import submitit
 
 from cluster import slurm
 from cluster.jobs import Job
-from common import run_card
-from common.config import settings_text
-from common.errors import ConfigError
+from cluster.training_job import TrainingJob
+from common import cli, run_card
+from common.config import load_settings, settings_text
+from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import ClusterSettings, Experiment, Settings
 from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit before the end
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
+_PICKLE = "job.pkl"  # in the snapshot
+_DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
 """What a training job imports."""
 _ROOT = Path(__file__).resolve().parents[1]
-_START = """
-import json, sys
-from submitit.local.local import start_controller
-print(start_controller(**json.loads(sys.argv[1])).pid)
-"""
+_JOB_END = """\
+# The shell outlives the signals that Slurm sends to the whole job: it waits for the ranks, then job_end
+# records how they ended and requeues the job if it should go on.
+trap : TERM USR2 HUP
+job_end() {{ code=$?; trap "" TERM USR2 HUP; {command} --code $code; exit $?; }}
+trap job_end EXIT"""
 
 
 def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[int, int]:
@@ -100,111 +111,172 @@ def make_snapshot(settings: Settings, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Processes to start, in the shape of a model's training."""
+class Submission:
+    """What to start, in the shape of a model's training."""
 
-    settings: Settings
+    snapshot: str
+    """Folder of the code and of settings.yaml; see `make_snapshot`."""
     model: str
-    snapshot: Path
-    name: str
-    """The job's name in Slurm."""
-    module: str
-    """What each process runs, with --config and --model."""
+    job_name: str
     minutes: int
-    at_end: Sequence[str] = ()
-    """Shell commands that prepare the end of a Slurm job's batch script."""
+    """The time limit."""
+    module: str = "training.train"
     options: Sequence[str] = ()
-    """Further options of the module."""
-
-    @property
-    def logs(self) -> Path:
-        """The folder of the job's logs."""
-        return self.settings.model_folder(self.model).resolve() / "logs"
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See `nodes_and_tasks`."""
-        return nodes_and_tasks(self.model, self.settings.models[self.model], self.settings.cluster)
-
-    @property
-    def command(self) -> str:
-        """The command line of one process."""
-        container = self.settings.cluster.container
-        python = [*shlex.split(container), "python"] if container else [sys.executable]
-        settings = ["--config", str(self.snapshot / "settings.yaml"), "--model", self.model]
-        return shlex.join([*python, "-u", "-m", self.module, *settings, *self.options])
+    """See `TrainingJob`."""
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables with which Python imports the snapshot's code, whatever the working directory holds."""
-        code, inherited = str(self.snapshot / "code"), os.environ.get("PYTHONPATH", "")
-        return {"PYTHONPATH": f"{code}{os.pathsep}{inherited}" if inherited else code, "PYTHONSAFEPATH": "1"}
+        code, inherited = f"{self.snapshot}/code", os.environ.get("PYTHONPATH", "")
+        path = f"{code}{os.pathsep}{inherited}" if inherited not in ("", code) else code
+        return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
-    def script(self) -> str:
-        """The batch script of the Slurm job."""
-        cluster, (nodes, tasks) = self.settings.cluster, self.shape
-        gres = cluster.gres or "gpu"
-        cpus = cluster.cpus_per_task or 1
-        if cluster.gpus_per_node and not cluster.cpus_per_task:
-            cpus = slurm.cores_per_gpu(gres, tasks, cluster.partition)
-        logs = str(self.logs).replace("%", "%%")
-        options = [
-            f"--job-name={self.name}",
-            f"--nodes={nodes}",
-            f"--ntasks-per-node={tasks}",
+    @property
+    def job(self) -> TrainingJob:
+        """What each rank calls."""
+        settings = f"{self.snapshot}/settings.yaml"
+        return TrainingJob(settings, self.model, self.module, tuple(self.options), requeue=False)
+
+
+class _SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
+    """submitit's, with the methods that its guide for plugins says to implement: how sbatch is called and read."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2  # a dry run needs no Slurm
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return [*slurm.SBATCH, str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        return slurm.job_id(string if isinstance(string, str) else string.decode())
+
+    def batch_script(self) -> str:
+        """What `submit` gives to sbatch."""
+        return str(self._make_submission_file_text(self._submitit_command_str, ""))
+
+
+def _logs(settings: Settings, name: str) -> Path:
+    """The folder of a model's logs. Raises ConfigError if submitit would write to another one."""
+    folder = settings.model_folder(name).resolve() / "logs"
+    if found := re.search("%[jtAa]", str(folder)):
+        raise ConfigError(f"run: {folder}: submitit replaces {found[0]} in the names of folders; rename the folder")
+    return folder
+
+
+def slurm_executor(settings: Settings, submission: Submission) -> _SlurmExecutor:
+    """The executor that submits to Slurm, with all of its parameters."""
+    cluster, name = settings.cluster, submission.model
+    nodes, tasks = nodes_and_tasks(name, settings.models[name], cluster)
+    gres = cluster.gres or "gpu"
+    cpus = cluster.cpus_per_task or 1
+    if cluster.gpus_per_node and not cluster.cpus_per_task:
+        cpus = slurm.cores_per_gpu(gres, tasks, cluster.partition)
+    logs = _logs(settings, name)
+    setup = [f"export {key}={shlex.quote(value)}" for key, value in submission.environment.items()]
+    # submitit puts the pickle in its place after sbatch: unless it is killed in between
+    pickle = shlex.quote(f"{logs}/") + '"$SLURM_JOB_ID"_submitted.pkl'
+    setup += [f"[ -e {pickle} ] || cp {shlex.quote(f'{submission.snapshot}/{_PICKLE}')} {pickle}", *cluster.setup]
+    if submission.module == "training.train":
+        options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
+        setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
+    site = dict(option.removeprefix("--").partition("=")[::2] for option in slurm.site_options(cluster))
+    escaped = str(logs).replace("%", "%%")
+    container = f"{shlex.join(shlex.split(cluster.container))} python" if cluster.container else None
+    executor = _SlurmExecutor(logs, python=container)
+    executor.update_parameters(
+        job_name=submission.job_name,
+        nodes=nodes,
+        ntasks_per_node=tasks,
+        cpus_per_task=cpus,
+        gres=f"{gres}:{tasks}" if cluster.gpus_per_node else None,
+        mem=f"{cluster.mem_gb_per_task * tasks}G" if cluster.mem_gb_per_task else None,
+        time=submission.minutes,
+        wckey=None,  # a cluster that enforces wckeys refuses submitit's
+        stderr_to_stdout=True,
+        setup=setup,
+        # By default srun leaves the other ranks waiting for a dead one, does not take the CPU count from sbatch,
+        # overwrites the logs of the job's earlier starts, and drops the exports above where SBATCH_EXPORT is NONE.
+        srun_args=[
+            "--kill-on-bad-exit=1",
             f"--cpus-per-task={cpus}",
-            *([f"--gres={gres}:{tasks}"] if cluster.gpus_per_node else []),
-            *([f"--mem={cluster.mem_gb_per_task * tasks}G"] if cluster.mem_gb_per_task else []),
-            f"--time={self.minutes}",
-            f"--signal=USR2@{min(cluster.signal_seconds, self.minutes * 60 // _LONGEST_SIGNAL)}",
-            f"--output={logs}/%j_0_log.out",
             "--open-mode=append",
-            "--requeue",
-            *slurm.site_options(cluster),
-        ]
-        # By default srun leaves the other ranks waiting for a dead one, does not take the CPU count from sbatch, and
-        # overwrites the logs of the job's earlier starts.
-        srun = ["srun", "--unbuffered", "--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append"]
-        srun.append(f"--output={logs}/%j_%t_log.out")
-        return slurm.batch_script(
-            options, self.environment, [*cluster.setup, *self.at_end, f"{shlex.join(srun)} {self.command}"]
-        )
+            "--export=ALL",
+            f"--output={escaped}/%j_%t_log.out",
+        ],
+        additional_parameters={
+            "signal": f"USR2@{min(cluster.signal_seconds, submission.minutes * 60 // _LONGEST_SIGNAL)}",
+            "output": f"{escaped}/%j_0_log.out",
+            **({} if "no-requeue" in site else {"requeue": True}),
+            **{key.replace("-", "_"): value or True for key, value in site.items()},
+        },
+    )
+    return executor
 
-    def start(self, keep_open: Sequence[int] = ()) -> str:
-        """Start the processes, on Slurm or here; returns the id of the job. `keep_open`: see `slurm.submit`."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        if self.settings.cluster.executor == "local":
-            return self._start_here()
-        script = self.logs / f"{os.getpid()}.sh"
-        script.write_text(self.script(), encoding="utf-8")
-        job = slurm.submit(script, keep_open)
-        script.rename(self.logs / f"{job}_submission.sh")
-        return job
 
-    def _start_here(self) -> str:
-        """Start the ranks on this machine under submitit's local controller; returns its process id.
+def _local_executor(settings: Settings, submission: Submission) -> submitit.LocalExecutor:
+    """The executor that starts the ranks on this machine."""
+    _, tasks = nodes_and_tasks(submission.model, settings.models[submission.model], settings.cluster)
+    gpus: dict[str, Any] = {}
+    if settings.cluster.gpus_per_node:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(tasks)))
+        try:
+            gpus = {"gpus_per_node": tasks, "visible_gpus": tuple(map(int, visible.split(",")))}
+        except ValueError:
+            raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible}: name GPUs by their numbers, such as 0,1") from None
+    executor = submitit.LocalExecutor(_logs(settings, submission.model))
+    executor.update_parameters(tasks_per_node=tasks, timeout_min=submission.minutes, stderr_to_stdout=True, **gpus)
+    return executor
 
-        The controller has a session of its own, so that Ctrl-C and a closed terminal do not reach it, and no pipe of
-        ours (`cluster.submit | tee`), only a file.
-        """
-        _, tasks = self.shape
-        gpus = ",".join(map(str, range(tasks))) if self.settings.cluster.gpus_per_node else ""
-        options = {
-            "folder": str(self.logs),
-            "command": self.command,
-            "tasks_per_node": tasks,
-            "cuda_devices": (os.environ.get("CUDA_VISIBLE_DEVICES") or gpus) if gpus else "",
-            "timeout_min": self.minutes,
-            "stderr_to_stdout": True,
-        }
-        command, environment = [sys.executable, "-c", _START, json.dumps(options)], {**os.environ, **self.environment}
-        with (self.logs / "controller.out").open("w+") as output:
-            null, both = subprocess.DEVNULL, subprocess.STDOUT
-            subprocess.run(
-                command, env=environment, stdin=null, stdout=output, stderr=both, start_new_session=True, check=True
+
+def _submit(submission: Submission) -> str:
+    """In a process of its own: submit the job; returns its id. Raises RefusedError with Slurm's reason."""
+    settings = load_settings(Path(submission.snapshot) / "settings.yaml")
+    if settings.cluster.executor == "local":
+        return str(_local_executor(settings, submission).submit(submission.job).job_id)
+    executor = slurm_executor(settings, submission)
+    submitit.helpers.DelayedSubmission(submission.job).dump(Path(submission.snapshot) / _PICKLE)
+    try:
+        return str(executor.submit(submission.job).job_id)
+    except submitit.core.utils.FailedJobError as error:
+        raise slurm.RefusedError(str(error)) from None
+    except FileNotFoundError as error:
+        raise slurm.no_command(str(error.filename)) from None
+    finally:  # what submitit leaves if Slurm refuses the job, and a link to the script if it does not
+        for path in [*executor.folder.glob(".submission_file_*.sh"), *executor.folder.glob("?" * 32 + ".pkl")]:
+            path.unlink()
+
+
+def start(submission: Submission, settings: Settings, keep_open: Sequence[int] = ()) -> str:
+    """Start the processes, on Slurm or here; returns the id of the job. Raises InputError if that is refused.
+
+    Ctrl-C and hang-ups wait until Slurm has answered, so that a job that it has accepted is always recorded.
+    `keep_open`: file descriptors for the submitting process to inherit, such as a lock that outlives this process.
+    """
+    logs = _logs(settings, submission.model)
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "cluster.submission", json.dumps(asdict(submission))]
+    with (logs / "submission.out").open("w+") as output:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
+        try:
+            done = subprocess.run(
+                command,
+                env={**slurm.environment(), **submission.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,  # a file: a controller on this machine must keep no pipe of ours (cluster.submit | tee)
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=keep_open,
+                check=False,
             )
-            output.seek(0)
-            return str(re.findall(r"^\d+$", output.read(), re.MULTILINE)[0])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        output.seek(0)
+        said = output.read()
+    if done.returncode:
+        raise InputError((said.splitlines() or ["no message"])[-1].removeprefix("error: "))
+    return str(re.findall(r"^\d+$", said, re.MULTILINE)[-1])
 
 
 def end(job: Job) -> None:
@@ -226,3 +298,15 @@ def kill_here(controller: str) -> None:
         for one in psutil.wait_procs(processes, _KILL_WAIT)[1]:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process in which submitit runs: prints the job's id on a line of its own."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFERRED)  # inherited from `start`; the ranks must hear them
+    request: Mapping[str, Any] = json.loads((argv or sys.argv[1:])[0])
+    print(_submit(Submission(**request)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

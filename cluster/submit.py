@@ -11,7 +11,6 @@ on this machine.
 """
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.jobs import Job, State, look, read_job, write_job, write_state
-from cluster.submission import Launch, job_name, make_snapshot, nodes_and_tasks
+from cluster.submission import Submission, job_name, make_snapshot, nodes_and_tasks, slurm_executor, start
 from cluster.wait import wait
 from common import cli
 from common.config import load_settings
@@ -31,20 +30,9 @@ from training.planning.fit import prepare
 from training.planning.machines import processes_of
 
 
-def _training(settings: Settings, name: str, snapshot: Path) -> Launch:
-    """The training of a model. On Slurm, the end of its batch script decides whether it is requeued."""
-    folder = settings.model_folder(name).resolve()
-    options = ["--folder", str(folder), "--max-restarts", str(settings.cluster.max_restarts)]
-    job_end = shlex.join([sys.executable, "-m", "cluster.job_end", *options])
-    at_end = [
-        "# The shell outlives the signals that Slurm sends to the whole job: it waits for the ranks, then job_end",
-        "# records how they ended and requeues the job if it should go on.",
-        "trap : TERM USR2 HUP",
-        f'job_end() {{ code=$?; trap "" TERM USR2 HUP; {job_end} --code $code; exit $?; }}',
-        "trap job_end EXIT",
-    ]
-    minutes = settings.models[name].time_limit_minutes
-    return Launch(settings, name, snapshot, job_name(settings, name), "training.train", minutes, at_end)
+def _training(settings: Settings, name: str, snapshot: Path) -> Submission:
+    """The training of a model."""
+    return Submission(str(snapshot), name, job_name(settings, name), settings.models[name].time_limit_minutes)
 
 
 def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
@@ -75,8 +63,8 @@ def submit(settings: Settings, name: str) -> Job:
     folder = settings.model_folder(name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "submit.lock", "w") as guard:
-        # Of two submissions, the second finds the first one's job. The lock outlives a killed submitter until its
-        # sbatch has ended.
+        # Of two submissions, the second finds the first one's job. The lock outlives a killed submitter until sbatch
+        # has ended.
         lock(guard, wait=True)
         full_name = job_name(settings, name)
         if job := find_job(folder, full_name, settings):
@@ -85,7 +73,7 @@ def submit(settings: Settings, name: str) -> Job:
             return job
         snapshot = make_snapshot(settings, folder)
         print(full_name, file=guard, flush=True)  # gives the file the time of the submission
-        job_id = _training(settings, name, snapshot).start(keep_open=[guard.fileno()])
+        job_id = start(_training(settings, name, snapshot), settings, keep_open=[guard.fileno()])
         _remove_marks(folder, os.fstat(guard.fileno()).st_mtime_ns)  # only now: a refusal changes nothing
         job = Job(job_id, settings.cluster.executor, str(folder / "logs"), full_name, str(snapshot))
         write_job(folder, job)
@@ -133,10 +121,11 @@ def describe(settings: Settings, name: str) -> str:
     """What would be submitted: the batch script, or the processes that would be started here."""
     settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
-    launch = _training(settings, name, folder / "snapshots" / "DIGEST")
+    training = _training(settings, name, folder / "snapshots" / "DIGEST")
     if settings.cluster.executor == "slurm":
-        return launch.script()
-    return f"{launch.shape[1]} processes of: {launch.command}"
+        return slurm_executor(settings, training).batch_script()
+    _, tasks = nodes_and_tasks(name, settings.models[name], settings.cluster)
+    return f"{tasks} processes of: {sys.executable} -m {training.module} --config {training.job.config} --model {name}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

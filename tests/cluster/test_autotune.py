@@ -8,14 +8,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import submitit
 import yaml
 
+from cluster import TrainingJob
 from cluster.autotune import main
 from common.config import load_settings
 from tests.cluster.fake_slurm import FakeJob, FakeSlurm
 from tests.helpers import called
 from tests.training.helpers import write_config
 from training.planning.layout import Layout
+
+
+def submitted(job: FakeJob) -> TrainingJob:
+    """What the ranks of a job run."""
+    pickle = Path(job.asked["output"]).with_name(f"{job.id}_submitted.pkl")
+    found: TrainingJob = submitit.helpers.DelayedSubmission.load(pickle).function
+    return found
 
 
 class Site:
@@ -34,7 +43,7 @@ class Site:
         alive = [job for job in self.fake.jobs() if job.state in ("PENDING", "RUNNING")]
         self.clock += 3600
         for job in alive:
-            self.happens(job, Path(job.script.rpartition("--output ")[2].split()[0]))  # the probe's; srun has one, too
+            self.happens(job, Path(submitted(job).options[-1]))
 
     def finish(self, job: FakeJob, output: Path) -> None:
         """A job measures as many tokens per second as its number says."""
@@ -65,7 +74,8 @@ def test_the_fastest_of_the_best_predicted_layouts_is_written(tmp_path: Path, si
     assert done.returncode == 0, done.stderr
     jobs = site.fake.jobs()
     assert len(jobs) == 3 == len(site.results())
-    assert all("-m training.probe " in job.script and "--steps 2 --output " in job.script for job in jobs)
+    assert all(submitted(job).module == "training.probe" for job in jobs)
+    assert all(tuple(submitted(job).options[:3]) == ("--steps", "2", "--output") for job in jobs)
     assert all((job.asked["time"], job.asked["ntasks-per-node"]) == ("7", "2") for job in jobs)
     *_, third, _, last = done.stdout.splitlines()
     assert third.split()[:2] == ["3", "1,002"] and "1,002" in last

@@ -92,17 +92,13 @@ def test_a_rank_gets_its_gpus_share_of_the_nodes_cores(tmp_path: Path, fake: Fak
 def test_setup_runs_before_the_ranks_a_container_around_them_and_the_ranks_run_the_snapshot(tmp_path: Path) -> None:
     text = script(tmp_path, setup=["module load cuda"], container="apptainer exec --nv image.sif")
     assert -1 < text.index("\nmodule load cuda\n") < text.index("\nsrun ")
-    assert "apptainer exec --nv image.sif python -u -m training.train --config " in " ".join(srun(text))
-    assert f"{sys.executable} -u -m training.train" in script(tmp_path)
     folder = tmp_path / "models" / "tiny"
+    command = f"python -u -m submitit.core._submit {folder}/logs"
+    assert " ".join(srun(text)).endswith(f" apptainer exec --nv image.sif {command}")
+    assert " ".join(srun(script(tmp_path))).endswith(f" {Path(sys.executable).parent}/{command}")
     assert f"export PYTHONPATH={folder}/snapshots/DIGEST/code" in text and "export PYTHONSAFEPATH=1" in text
-    wanted = {
-        "--kill-on-bad-exit=1",
-        "--open-mode=append",
-        "--cpus-per-task=1",
-        f"--output={folder}/logs/%j_%t_log.out",
-    }
-    assert wanted | {f"{folder}/snapshots/DIGEST/settings.yaml"} <= set(srun(text))
+    wanted = {"--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", "--export=ALL"}
+    assert wanted | {f"--output={folder}/logs/%j_%t_log.out"} <= set(srun(text))
 
 
 def test_a_short_job_is_told_to_save_after_three_quarters_of_its_time(tmp_path: Path) -> None:

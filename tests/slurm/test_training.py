@@ -46,7 +46,7 @@ class Training:
         found = {}
         for process in psutil.process_iter():
             try:
-                if "training.train" in process.cmdline() and str(self.folder) in " ".join(process.cmdline()):
+                if "submitit.core._submit" in process.cmdline() and str(self.folder) in " ".join(process.cmdline()):
                     found[process.environ()["SLURM_PROCID"]] = process
             except (psutil.Error, KeyError):
                 continue

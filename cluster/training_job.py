@@ -1,0 +1,66 @@
+"""What each process of a training job runs: a callable for submitit's executors.
+
+    from cluster import TrainingJob
+    executor.submit(TrainingJob("config.yaml", "tiny"))
+
+`cluster.submit` gives it an executor of its own (`cluster.submission`); docs/slurm.md shows one of yours. It is pickled
+by reference: the process imports this module from its PYTHONPATH, and the settings from the named file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from submitit.helpers import DelayedSubmission
+
+from common import cli
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Trains one model as one of the job's processes, whose rank comes from the environment.
+
+    Exits as `python -m training.train` does: 0, 2 for an error that must be cured first, 75 to go on later.
+    """
+
+    config: str
+    """Path of a configuration."""
+    model: str
+    """Its model to train."""
+    module: str = "training.train"
+    """What runs: its `main` gets --config, --model and the `options`."""
+    options: Sequence[str] = ()
+    requeue: bool = True
+    """Whether rank 0 asks Slurm to start the job again after a time limit or a preemption; False: the batch script,
+    which outlives the ranks, does it."""
+
+    def __call__(self) -> None:
+        """Run, in the process that submitit started. Raises SystemExit with an exit code other than 0."""
+        from training.launch.signals import leave_at_once
+
+        # From here on, signals are ours: submitit's handlers would requeue the job without a checkpoint. submitit
+        # passes SystemExit on, so the exit code reaches srun.
+        leave_at_once()
+        main = import_module(self.module).main
+        arguments = ["--config", self.config, "--model", self.model, *self.options]
+        if code := cli.run(lambda: main(arguments), signals=False):
+            raise SystemExit(self._end(code) if self.requeue else code)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """For submitit, if it gets the signal before this process does: the same job again."""
+        return DelayedSubmission(self)
+
+    def _end(self, code: int) -> int:
+        from cluster import job_end
+        from common.config import load_settings
+        from training.launch.rank import read_launch
+
+        launch = read_launch()
+        if launch.launcher == "slurm" and launch.rank == 0:
+            settings = load_settings(Path(self.config))
+            folder = settings.model_folder(self.model).resolve()
+            job_end.main(
+                ["--folder", str(folder), "--code", str(code), "--max-restarts", str(settings.cluster.max_restarts)]
+            )
+        return code
