@@ -159,7 +159,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
         try:
-            job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=time_limit(rules[0]))
+            job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=time_limit(rules[0]), site=site)
         except InputError as error:
             batches.remove(tasks[0].folder)  # if Slurm has accepted it after all, its tasks end at once
             name = batches.title(rules)

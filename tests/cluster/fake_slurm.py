@@ -26,7 +26,9 @@ POLICY = (
     "(job submit limit, user's size and/or time limits)"
 )  # the last line of sbatch's errors, whatever the limit
 # a descriptor of 10 or more: smaller ones may be inherited, such as the lock of cluster.submit
+# The user's variables would change what Slurm's commands do: see `slurm.environment`.
 _CLIENT = """#!/bin/bash
+[[ {name} = srun || -z "${{!SQUEUE_*}}${{SBATCH_EXPORT-}}${{SLURM_TIME_FORMAT-}}" ]] || exit 99
 exec {{asked}}<>/dev/tcp/127.0.0.1/{port} || exit 1
 printf '%s\\0' $# {name} "$@" >&$asked
 for part in code out errors; do IFS= read -r -d '' $part <&$asked; done
