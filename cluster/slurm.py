@@ -25,9 +25,10 @@ _UNSCHEDULABLE = re.compile(
     r"Partition(Node|Time)Limit|PartitionConfig|Invalid(Account|QOS)|BadConstraints|(Assoc|QOS)Max\w*PerJob(Limit)?"
     r"|QOSMin\w*|\w*NotAllowed|ReservationDeleted|DependencyNeverSatisfied|JobHoldMaxRequeue"
 )
+_ORDINARY = ("None", "Priority", "Resources", "BeginTime", "Cleaning", "Prolog")  # reasons that are no news
 # What to change, by Slurm's reason for refusing a job or for never starting it; the first pattern that matches counts.
 _CURES = {
-    r"partition (name|specified)": "cluster.partition",
+    r"partition (name|specified)|inactive": "cluster.partition",
     r"account(?!ing)": "cluster.account",  # also "account/partition combination"
     r"wall|accounting/qos policy": "the time limit ({time_limit}), or cluster.qos",
     r"qos": "cluster.qos",
@@ -80,6 +81,11 @@ class QueuedJob:
     def unschedulable(self) -> bool:
         """Whether it waits for something that does not come by itself."""
         return self.state == "PENDING" and _UNSCHEDULABLE.fullmatch(self.reason.strip("()")) is not None
+
+    @property
+    def kept_waiting(self) -> bool:
+        """Whether it waits for something else than its turn, such as a partition that is down."""
+        return self.state == "PENDING" and self.reason not in _ORDINARY
 
 
 def environment(site: SiteSettings | None = None) -> dict[str, str]:
@@ -221,6 +227,12 @@ def cure(reason: str, time_limit: str = _TIME_LIMIT) -> str:
 def never_starts(job: QueuedJob, time_limit: str = _TIME_LIMIT) -> str:
     """Why an unschedulable job does not start, and what to change."""
     return f"Slurm would never start it: {job.reason.strip('()')}{cure(job.reason, time_limit)}"
+
+
+def not_yet(job: QueuedJob) -> str:
+    """Why a job waits for something else than its turn, and what a person may do."""
+    release = f"; scontrol release {job.id} starts it" if re.search("JobHeldUser|requeued", job.reason) else ""
+    return f"Slurm does not start job {job.id} yet: {job.reason}{release}"
 
 
 def batch_script(options: Iterable[str], exports: Mapping[str, str], commands: Iterable[str]) -> str:

@@ -69,6 +69,7 @@ class _Behaviour:
     silent: bool = False
     meanwhile: Callable[[str], object] = bool
     refuses: str = ""
+    most: int = 1000
     holds: str = ""
     stays: str = ""
     exit_code: int = 0
@@ -113,8 +114,9 @@ class FakeSlurm:
         """Change how the commands behave from now on; what is left out is as usual. An sbatch that is held goes on.
 
         silent: the controller cannot be reached; meanwhile: is called with the name of each command before it does
-        anything; refuses: sbatch fails with these lines; holds: sbatch hangs "before" or "after" the job is in the
-        queue; stays: jobs stay pending for this reason; exit_code: that of srun; prints: sbatch's output, {} is the id.
+        anything; refuses: sbatch fails with these lines; most: jobs that a user may have (MaxSubmit); holds: sbatch
+        hangs "before" or "after" the job is in the queue; stays: jobs stay pending for this reason; exit_code: that of
+        srun; prints: sbatch's output, {} is the id.
         """
         changed, self._changed = self._changed, threading.Event()
         self._behaviour = _Behaviour(**values)
@@ -221,8 +223,10 @@ class FakeSlurm:
         if behaviour.refuses:
             return 1, "", "".join(f"sbatch: error: {line}\n" for line in behaviour.refuses.splitlines())
         with self._lock:
-            number = self._next()
+            number, alive = self._next(), sum(job.state not in _OLD for job in self.jobs())
             ids = [f"{number}_{index}" for index in range(int(last) + 1)] if last else [str(number)]
+            if alive + len(ids) > behaviour.most:
+                return 1, "", f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n"
             for one in ids:
                 self._jobs[one] = replace(new, id=one, name=new.asked.get("job-name", "sbatch"))
             for one in ids if self.runs and not behaviour.stays else []:
