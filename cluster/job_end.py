@@ -9,6 +9,7 @@ a new checkpoint.
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from cluster import slurm
-from cluster.jobs import ASKED, Job, State, read_state, write_state
+from cluster.jobs import ASKED, Job, State, log_path, read_state, write_state
 from common import cli
 from common.errors import LOCK_LOST, RESUME_ME, USER_ERROR
 from training.model_folder import newest_iteration, stop_file, stopped_mark
@@ -29,6 +30,9 @@ _RETRY = 2.0
 _REFUSED = "Slurm refused to requeue it"
 _LOST = {"PREEMPTED": "preempted", "TIMEOUT": "time limit", "NODE_FAIL": "node failure"}
 """What the end of a job whose batch script was killed is called; other ends are not for a requeue."""
+_MEMORY = "out of memory; raise cluster.mem_gb_per_task"
+# What slurmstepd and srun print, of several versions, with cgroups and with OverMemoryKill.
+_OUT_OF_MEMORY = re.compile(r"^(slurmstepd|srun).*(oom.kill|Out Of Memory|exceeded memory limit)", re.MULTILINE)
 
 
 class Ended(NamedTuple):
@@ -44,6 +48,8 @@ class Ended(NamedTuple):
     """Iteration of the newest checkpoint."""
     stopped: bool
     """Whether a person asked it to stop."""
+    log: str = ""
+    """What Slurm and rank 0 printed."""
 
 
 def decide(end: Ended, before: State, max_restarts: int) -> State | None:
@@ -59,6 +65,8 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
         return replace(after, state="cancelled", reason=ASKED)
     if end.code == USER_ERROR:
         return replace(after, state="failed", reason="an error that must be cured first")
+    if _OUT_OF_MEMORY.search(end.log):
+        return replace(after, state="failed", reason=_MEMORY)
     why = _reason(end)
     if not why:
         return replace(after, state="cancelled", reason="scancel")
@@ -90,8 +98,7 @@ def _reason(end: Ended) -> str:
 def _at_time_limit(details: Mapping[str, str]) -> bool:
     """Whether a job that is ending used all of its time."""
     try:
-        start, end = (time.mktime(time.strptime(details[key], "%Y-%m-%dT%H:%M:%S")) for key in ("StartTime", "EndTime"))
-        return end - start >= slurm.seconds(details["TimeLimit"]) - 1
+        return slurm.seconds(details["RunTime"]) >= slurm.seconds(details["TimeLimit"]) - 1
     except (KeyError, ValueError):
         return False
 
@@ -105,7 +112,9 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
     newest = newest_iteration(folder)
     stopped = stop_file(folder).exists() or stopped_mark(folder).exists()  # or asked, but it died first
     details = _patiently(lambda: slurm.details(job.id)) or {} if code else {}
-    after = decide(Ended(code, restarts, details, newest, stopped), before, max_restarts)
+    path = log_path(replace(job, logs=str(folder / "logs")))
+    log = path.read_text(encoding="utf-8", errors="replace") if code and path.exists() else ""
+    after = decide(Ended(code, restarts, details, newest, stopped, log), before, max_restarts)
     if after is None:
         return code
     print(f"{after.state}: {after.reason}" if after.reason else after.state, flush=True)
@@ -122,6 +131,8 @@ def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> Sta
     if why is not None:
         restarts = int(details.get("Restarts", "0"))
         state = _again(state, restarts, newest_iteration(folder), why, max_restarts)
+    elif details.get("JobState") == "OUT_OF_MEMORY":
+        state = replace(state, reason=_MEMORY)
     state = write_state(folder, state)  # before the job can start, and write its own
     if state.state == "requeued" and not slurm.requeue(job.id):
         state = write_state(folder, replace(state, state="failed", reason=f"{why}; {_REFUSED}"))

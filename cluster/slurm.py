@@ -26,9 +26,10 @@ _UNSCHEDULABLE = re.compile(
     r"Partition(Node|Time)Limit|PartitionConfig|Invalid(Account|QOS)|BadConstraints|(Assoc|QOS)Max\w*PerJob(Limit)?"
     r"|QOSMin\w*|\w*NotAllowed|ReservationDeleted|DependencyNeverSatisfied|JobHoldMaxRequeue"
 )
+_ORDINARY = ("None", "Priority", "Resources", "BeginTime", "Cleaning", "Prolog")  # reasons that are no news
 # What to change, by Slurm's reason for refusing a job or for never starting it; the first pattern that matches counts.
 _CURES = {
-    r"partition (name|specified)": "cluster.partition",
+    r"partition (name|specified)|inactive": "cluster.partition",
     r"account(?!ing)": "cluster.account",  # also "account/partition combination"
     r"wall|accounting/qos policy": "the time limit ({time_limit}), or cluster.qos",
     r"qos": "cluster.qos",
@@ -42,7 +43,9 @@ _CURES = {
 _TOO_MANY = re.compile(r"submit\w*limit", re.I)  # AssocMaxSubmitJobLimit, QOSGrpSubmitJobsLimit, …
 _BUSY = re.compile(r"timed out|unable to contact|temporarily|connection (refused|reset)|try again", re.I)
 _TIME_LIMIT = "time_limit_minutes"  # the key of a training job's
-_FORMAT = "%i|%j|%T|%r|%N"
+_FORMAT = "%i|%T|%r|%N|%j"  # the name last: it may contain anything
+_SITE_KEYS = ("partition", "account", "qos", "constraint", "reservation")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SBATCH_WCKEY"})
 
 
 class RefusedError(InputError):
@@ -80,17 +83,30 @@ class QueuedJob:
         """Whether it waits for something that does not come by itself."""
         return self.state == "PENDING" and _UNSCHEDULABLE.fullmatch(self.reason.strip("()")) is not None
 
+    @property
+    def kept_waiting(self) -> bool:
+        """Whether it waits for something else than its turn, such as a partition that is down."""
+        return self.state == "PENDING" and self.reason not in _ORDINARY
 
-def environment() -> dict[str, str]:
-    """The variables for Slurm's commands."""
-    return dict(os.environ)
+
+def environment(site: SiteSettings | None = None) -> dict[str, str]:
+    """The environment for Slurm's commands, and so for the jobs that sbatch submits.
+
+    Variables that filter, format or change what the commands do are left out: SQUEUE_*, SBATCH_EXPORT,
+    SLURM_TIME_FORMAT, what an outer job sets, and the like. Kept are the variables that find the controller, and
+    SBATCH_PARTITION, _ACCOUNT, _QOS, _CONSTRAINT, _RESERVATION and _WCKEY, which sites tell people to set; they would
+    win over the batch script, so those that `site` decides are left out, too.
+    """
+    kept = _KEPT | {f"SBATCH_{key.upper()}" for key in _SITE_KEYS if not getattr(site, key, "")}
+    others = ("SQUEUE_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SLURM_")
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(others)}
 
 
 def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str] | None":
     """Run a command; None if it does not answer in time. Raises InputError if this machine does not have it."""
     try:
-        options = {"timeout": TIMEOUT, "capture_output": True, "text": True, "check": False, **options}
-        return subprocess.run(command, **options)
+        options = {"timeout": TIMEOUT, "env": environment(), **options}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
     except subprocess.TimeoutExpired:
         return None
     except FileNotFoundError:
@@ -117,8 +133,8 @@ def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
     if answer.returncode:
         # one unknown id is an error, several are not
         return [] if "invalid job id" in answer.stderr.lower() else None
-    rows = (line.split("|") for line in answer.stdout.splitlines())
-    return [QueuedJob(*row) for row in rows if len(row) == 5]
+    rows = (line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4)
+    return [QueuedJob(id, name, state, reason, nodes) for id, state, reason, nodes, name in rows]
 
 
 def details(job: str) -> dict[str, str] | None:
@@ -174,16 +190,16 @@ def cancel(jobs: Sequence[str], *options: str) -> None:
         raise JobError(f"scancel {' '.join(jobs)}: {why}")
 
 
-def submit(script: Path, time_limit: str = _TIME_LIMIT) -> str:
+def submit(script: Path, time_limit: str = _TIME_LIMIT, site: SiteSettings | None = None) -> str:
     """Submit a batch script; returns the job id. Raises RefusedError with Slurm's reason in one line.
 
     Ctrl-C and hang-ups wait until sbatch has answered, so that a job that Slurm has accepted is always recorded.
-    `time_limit`: the key of the job's time limit.
+    `time_limit`: the key of the job's time limit. `site`: see `environment`.
     """
     deferred = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deferred)
     try:
-        answer = _run([*SBATCH, str(script)], timeout=None)
+        answer = _run([*SBATCH, str(script)], timeout=None, env=environment(site))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert answer is not None  # it has no time limit
@@ -221,6 +237,12 @@ def never_starts(job: QueuedJob, time_limit: str = _TIME_LIMIT) -> str:
     return f"Slurm would never start it: {job.reason.strip('()')}{cure(job.reason, time_limit)}"
 
 
+def not_yet(job: QueuedJob) -> str:
+    """Why a job waits for something else than its turn, and what a person may do."""
+    release = f"; scontrol release {job.id} starts it" if re.search("JobHeldUser|requeued", job.reason) else ""
+    return f"Slurm does not start job {job.id} yet: {job.reason}{release}"
+
+
 def batch_script(options: Iterable[str], exports: Mapping[str, str], commands: Iterable[str]) -> str:
     """The text of a batch script: options of sbatch, variables of the environment, shell commands."""
     lines = [
@@ -233,6 +255,5 @@ def batch_script(options: Iterable[str], exports: Mapping[str, str], commands: I
 
 def site_options(site: SiteSettings) -> list[str]:
     """sbatch's options for what a site asks of a job; nothing for what is left empty."""
-    named = ("partition", "account", "qos", "constraint", "reservation")
-    options = [f"--{key}={getattr(site, key)}" for key in named if getattr(site, key)]
+    options = [f"--{key}={getattr(site, key)}" for key in _SITE_KEYS if getattr(site, key)]
     return [*options, *["--exclusive"] * site.exclusive, *site.sbatch]

@@ -262,7 +262,7 @@ def start(submission: Submission, settings: Settings, keep_open: Sequence[int] =
         try:
             done = subprocess.run(
                 command,
-                env={**slurm.environment(), **submission.environment},
+                env={**slurm.environment(settings.cluster), **submission.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,  # a file: a controller on this machine must keep no pipe of ours (cluster.submit | tee)
                 stderr=subprocess.STDOUT,

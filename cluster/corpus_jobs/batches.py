@@ -31,7 +31,7 @@ from typing import Any
 from cluster.corpus_jobs.run_batch import read_events
 from cluster.slurm import batch_script, site_options
 from common.console import QUIET
-from common.files import write_json
+from common.files import naming, write_json
 from common.settings import SiteSettings
 
 FOLDER = "slurm"  # of a run
@@ -187,15 +187,20 @@ def write_batch(
     tasks = [
         Task(folder, index, [shards[number] for number in part], request, shown) for index, part in enumerate(parts)
     ]
-    for task in tasks:
-        task.batch = tasks
-        content = json.dumps([asdict(shard) for shard in task.shards])
-        (folder / f"{task.index}.json").write_text(content, encoding="utf-8")
-        (folder / f"{task.index}.results").touch()
-    shutil.copyfile(_RUNNER, folder / _RUNNER.name)
-    tasks[0].log.parent.mkdir(parents=True, exist_ok=True)
-    (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site), encoding="utf-8")
-    _write_record(tasks)
+    try:
+        with naming(folder):
+            for task in tasks:
+                task.batch = tasks
+                content = json.dumps([asdict(shard) for shard in task.shards])
+                (folder / f"{task.index}.json").write_text(content, encoding="utf-8")
+                (folder / f"{task.index}.results").touch()
+            shutil.copyfile(_RUNNER, folder / _RUNNER.name)
+            tasks[0].log.parent.mkdir(parents=True, exist_ok=True)
+            (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site), encoding="utf-8")
+            _write_record(tasks)
+    except OSError:
+        remove(folder)
+        raise
     return tasks
 
 

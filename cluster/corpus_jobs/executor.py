@@ -15,6 +15,7 @@ All work is done in one thread: `run_job` only hands a job over to it.
 """
 
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,7 @@ from workflow import patches, snakefile
 POLL = 1.0  # seconds between two looks at the result files
 SETTLE = 10.0  # seconds after which the results of an ended task are visible here; --latency-wait, if that is less
 RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
+SOON = 3.0  # the same, if a task has ended since: Slurm's own count falls a moment later
 
 common_settings = CommonSettings(
     non_local_exec=True,
@@ -74,7 +76,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._open: list[Task] = []  # tasks that jobs of this run wait for
         self._next_queue = self._retry_at = 0.0
+        self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
+        self._waits: set[str] = set()
         self._interval = float(self.workflow.remote_execution_settings.seconds_between_status_checks)
         self._settle = min(SETTLE, float(self.workflow.execution_settings.latency_wait))
         self._stopped = threading.Event()
@@ -105,7 +109,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             while not self._stopped.wait(max(POLL, len(self._open) / 100)):  # at most 100 files per second
                 self._step()
         except Exception as error:
-            cured = WorkflowError(str(error)) if isinstance(error, ToolkitError) else error
+            cured = WorkflowError(str(error)) if isinstance(error, ToolkitError | OSError) else error
             self.workflow.scheduler.executor_error_callback(cured)
 
     def _step(self) -> None:
@@ -132,10 +136,11 @@ class Executor(RealExecutor):  # type: ignore[misc]
             groups.setdefault(item.request, []).append(item)
         corpus = self.settings.cluster.corpus
         for request, members in groups.items():
-            whole = [item for item in members if self._prepare(item)]
-            for parts in batches.split(len(whole), corpus.shards_per_job, corpus.max_tasks):
-                if not self._submit(request, whole, parts):
-                    return
+            for whole in batches.split(len(members), corpus.shards_per_job, corpus.max_tasks):
+                parts = whole[: max(1, self._room)]
+                prepared = [self._prepare(members[number]) for part in parts for number in part]
+                if not all(prepared) or not self._submit(request, members, parts) or len(parts) < len(whole):
+                    return  # the rest follows
         self._say("sbatch", "")
 
     def _prepare(self, item: ShardJob) -> bool:
@@ -159,7 +164,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
         try:
-            job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=time_limit(rules[0]))
+            job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=time_limit(rules[0]), site=site)
         except InputError as error:
             batches.remove(tasks[0].folder)  # if Slurm has accepted it after all, its tasks end at once
             name = batches.title(rules)
@@ -168,10 +173,12 @@ class Executor(RealExecutor):  # type: ignore[misc]
             if error.too_many and len(parts) > 1:
                 middle = len(parts) // 2
                 return all(self._submit(request, members, half) for half in (parts[:middle], parts[middle:]))
-            self._say("sbatch", f"{name}: Slurm refused the job: {error.reason}; trying again every {RETRY:.0f} s")
-            self._retry_at = time.monotonic() + RETRY
+            then = "the rest follows as jobs end" if error.too_many else f"trying again every {RETRY:.0f} s"
+            self._say("sbatch", f"{name}: Slurm refused the job: {error.reason}; {then}")
+            self._room, self._retry_at = 0 if error.too_many else self._room, time.monotonic() + RETRY
             return False
         batches.accepted(tasks, job)
+        self._room = max(self._room, 2 * len(parts))
         for task, part in zip(tasks, parts, strict=True):
             for number, member in enumerate(part):
                 del self._pending.jobs[members[member]]
@@ -207,6 +214,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _close(self, task: Task) -> None:
         """Forget a task for which no job of this run waits, and its batch if nobody needs it any more."""
         self._open.remove(task)
+        self._room += 1
+        self._retry_at = min(self._retry_at, time.monotonic() + SOON)
         if len(task.ended) == len(task.shards) and not any(result["exit"] for result in task.ended.values()):
             task.log.unlink(missing_ok=True)
         batches.remove_if_done(task)
@@ -243,6 +252,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._end(task, f"job {task.job}: {slurm.never_starts(job, key)}")
             elif job is not None and job.active:
                 task.missing = None
+                if job.kept_waiting and job.reason not in self._waits:
+                    self._waits.add(job.reason)
+                    self.logger.warning(slurm.not_yet(job))
             else:
                 task.missing = now if task.missing is None else task.missing
                 if now >= task.missing + self._settle:

@@ -14,6 +14,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
     """A Slurm without jobs."""
     made = FakeSlurm(tmp_path / "fake-slurm")
     monkeypatch.setenv("PATH", made.path)
+    for name, value in (("SQUEUE_PARTITION", "low"), ("SBATCH_EXPORT", "NONE"), ("SLURM_TIME_FORMAT", "relative")):
+        monkeypatch.setenv(name, value)  # the fake's commands refuse them
     yield made
     made.close()
 

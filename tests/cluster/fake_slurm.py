@@ -26,7 +26,9 @@ POLICY = (
     "(job submit limit, user's size and/or time limits)"
 )  # the last line of sbatch's errors, whatever the limit
 # a descriptor of 10 or more: smaller ones may be inherited, such as the lock of cluster.submit
+# The user's variables would change what Slurm's commands do: see `slurm.environment`.
 _CLIENT = """#!/bin/bash
+[[ {name} = srun || -z "${{!SQUEUE_*}}${{SBATCH_EXPORT-}}${{SLURM_TIME_FORMAT-}}" ]] || exit 99
 exec {{asked}}<>/dev/tcp/127.0.0.1/{port} || exit 1
 printf '%s\\0' $# {name} "$@" >&$asked
 for part in code out errors; do IFS= read -r -d '' $part <&$asked; done
@@ -67,6 +69,7 @@ class _Behaviour:
     silent: bool = False
     meanwhile: Callable[[str], object] = bool
     refuses: str = ""
+    most: int = 1000
     holds: str = ""
     stays: str = ""
     exit_code: int = 0
@@ -111,8 +114,9 @@ class FakeSlurm:
         """Change how the commands behave from now on; what is left out is as usual. An sbatch that is held goes on.
 
         silent: the controller cannot be reached; meanwhile: is called with the name of each command before it does
-        anything; refuses: sbatch fails with these lines; holds: sbatch hangs "before" or "after" the job is in the
-        queue; stays: jobs stay pending for this reason; exit_code: that of srun; prints: sbatch's output, {} is the id.
+        anything; refuses: sbatch fails with these lines; most: jobs that a user may have (MaxSubmit); holds: sbatch
+        hangs "before" or "after" the job is in the queue; stays: jobs stay pending for this reason; exit_code: that of
+        srun; prints: sbatch's output, {} is the id.
         """
         changed, self._changed = self._changed, threading.Event()
         self._behaviour = _Behaviour(**values)
@@ -219,8 +223,10 @@ class FakeSlurm:
         if behaviour.refuses:
             return 1, "", "".join(f"sbatch: error: {line}\n" for line in behaviour.refuses.splitlines())
         with self._lock:
-            number = self._next()
+            number, alive = self._next(), sum(job.state not in _OLD for job in self.jobs())
             ids = [f"{number}_{index}" for index in range(int(last) + 1)] if last else [str(number)]
+            if alive + len(ids) > behaviour.most:
+                return 1, "", f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n"
             for one in ids:
                 self._jobs[one] = replace(new, id=one, name=new.asked.get("job-name", "sbatch"))
             for one in ids if self.runs and not behaviour.stays else []:

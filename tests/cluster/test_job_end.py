@@ -1,4 +1,3 @@
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,29 +13,24 @@ from tests.cluster.helpers import add_checkpoint, settings, slurm_job, state_of
 BEFORE = State("1000", "queued", checkpoint=10)
 
 
-def clock(seconds_from_now: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds_from_now))
-
-
-def details(state: str = "RUNNING", started: float = -600, ends: float = 3000, **more: str) -> dict[str, str]:
-    """`scontrol show job` of a job that started and will end (or has ended) so many seconds from now; limit 1 hour."""
-    times = {"StartTime": clock(started), "EndTime": clock(ends), "TimeLimit": "01:00:00"}
-    return {"JobState": state, "Restarts": "0", **times, **more}
+def details(state: str = "RUNNING", ran: str = "00:10:00", **more: str) -> dict[str, str]:
+    """`scontrol show job` of a job with a limit of an hour."""
+    return {"JobState": state, "Restarts": "0", "RunTime": ran, "TimeLimit": "01:00:00", **more}
 
 
 CASES = {
     "finished": (0, details(), "finished", ""),
     "finished, a silent controller": (0, {}, "finished", ""),
     "an error to cure": (USER_ERROR, details(), "failed", "cured"),
-    "scancel": (RESUME_ME, details("COMPLETING", ends=0), "cancelled", "scancel"),
-    "scancel, a second later": (RESUME_ME, details("CANCELLED", ends=0), "cancelled", "scancel"),
-    "scancel of a process that died": (143, details("COMPLETING", ends=0), "cancelled", "scancel"),
-    "preempted": (RESUME_ME, details(PreemptTime=clock(-5)), "requeued", "preempted"),
-    "preempted, after its grace": (137, details("COMPLETING", PreemptTime=clock(-20)), "requeued", "preempted"),
-    "told with a quarter of its time left": (RESUME_ME, details(ends=900), "requeued", "time limit"),
-    "another signal": (RESUME_ME, details(ends=1500), "requeued", "a signal"),
-    "at the limit": (RESUME_ME, details("COMPLETING", -3600, 0), "requeued", "time limit"),
-    "killed at the limit": (137, details("TIMEOUT", -3600, 0), "requeued", "137"),
+    "scancel": (RESUME_ME, details("COMPLETING"), "cancelled", "scancel"),
+    "scancel, a second later": (RESUME_ME, details("CANCELLED"), "cancelled", "scancel"),
+    "scancel of a process that died": (143, details("COMPLETING"), "cancelled", "scancel"),
+    "preempted": (RESUME_ME, details(PreemptTime="x"), "requeued", "preempted"),
+    "preempted, after its grace": (137, details("COMPLETING", PreemptTime="x"), "requeued", "preempted"),
+    "told with a quarter of its time left": (RESUME_ME, details(ran="00:45:00"), "requeued", "time limit"),
+    "another signal": (RESUME_ME, details(ran="00:35:00"), "requeued", "a signal"),
+    "at the limit": (RESUME_ME, details("COMPLETING", "01:00:00"), "requeued", "time limit"),
+    "killed at the limit": (137, details("TIMEOUT", "01:00:02"), "requeued", "137"),
     "a dead process": (137, details(), "requeued", "137"),
     "a limit of days": (RESUME_ME, details(TimeLimit="2-00:00:00"), "requeued", "time limit"),
     "no limit": (RESUME_ME, details(TimeLimit="UNLIMITED"), "requeued", "a signal"),
@@ -50,6 +44,24 @@ def test_the_end_of_a_job_decides_its_state(case: str) -> None:
     after = decide(Ended(code, 0, shown, 20, False), BEFORE, max_restarts=3)
     assert after is not None and (after.state, after.checkpoint) == (state, 20)
     assert reason in after.reason and after.restarts == (1 if state == "requeued" else 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may …",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
+        "srun: error: node1: task 1: Out Of Memory",
+        "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (384110592 > 209715200), being killed",
+    ],
+)
+def test_a_job_that_is_out_of_memory_fails_and_names_the_key(folder: Path, fake: FakeSlurm, line: str) -> None:
+    job = slurm_job(folder, fake)
+    (folder / "logs" / f"{job.id}_0_log.out").write_text(f"iteration 7\n{line}\n")
+    end_job(folder, job, 137, 0, max_restarts=3)
+    after = state_of(folder, job)
+    assert after.state == "failed" and "raise cluster.mem_gb_per_task" in after.reason
+    assert fake.job(job.id).restarts == 0
 
 
 def test_what_a_person_or_slurm_has_decided_already_counts_more() -> None:
@@ -125,6 +137,7 @@ def test_a_job_whose_batch_script_was_killed_is_requeued_unless_a_person_or_the_
     after = requeue_dead(folder, job, State(job.id, "failed", f"Slurm's state: {state}"), max_restarts=3)
     assert after.state == state_of(folder, job).state == ("requeued" if again else "failed")
     assert fake.job(job.id).restarts == again
+    assert ("cluster.mem_gb_per_task" in after.reason) == (state == "OUT_OF_MEMORY")
 
 
 @pytest.mark.parametrize(("code", "state", "restarts"), [(0, "finished", 0), (2, "failed", 0), (75, "requeued", 1)])

@@ -6,6 +6,7 @@ import pytest
 from cluster import slurm
 from cluster.slurm import QueuedJob, RefusedError
 from common.errors import InputError, JobError
+from common.settings import SiteSettings
 from tests.cluster.fake_slurm import POLICY, FakeSlurm
 
 UNSCHEDULABLE = (
@@ -64,3 +65,19 @@ def test_the_id_is_found_whatever_a_sites_sbatch_prints(fake: FakeSlurm, tmp_pat
 
 def test_times_are_read_as_slurm_writes_them() -> None:
     assert [slurm.seconds(text) for text in ("00:10:00", "2-03:04:05")] == [600, 2 * 86400 + 3 * 3600 + 245]
+
+
+def test_commands_get_neither_the_filters_of_the_user_nor_the_options_of_an_outer_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "PYTHONPATH")
+    dropped = ("SQUEUE_USERS", "SLURM_TIME_FORMAT", "SLURM_MEM_PER_CPU", "SBATCH_TIMELIMIT", "SCANCEL_INTERACTIVE")
+    for name in (*kept, *dropped):
+        monkeypatch.setenv(name, "x")
+    assert {*kept} <= {*slurm.environment()} and not {*dropped} & {*slurm.environment()}
+    assert "SBATCH_PARTITION" not in slurm.environment(SiteSettings(partition="cpu")), "it would win over the script"
+
+
+def test_a_name_may_contain_anything(fake: FakeSlurm) -> None:
+    job = fake.add("a|b", state="RUNNING")
+    assert [(one.name, one.state) for one in slurm.queue([job.id]) or []] == [("a|b", "RUNNING")]

@@ -1,6 +1,7 @@
 """The executor slurm-batch on a Slurm that runs what it submits; most tests stand for Snakemake, a few run it."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from snakemake.shell import shell
 from snakemake_interface_common.exceptions import WorkflowError
 
+from cluster import slurm
 from cluster.corpus_jobs import batches, dag_jobs, executor
 from cluster.corpus_jobs.dag_jobs import describe
 from common.config import validate
@@ -247,7 +249,7 @@ def test_what_a_person_cancels_stays_cancelled(site: Site) -> None:
     jobs = jobs_of(4)
     site.start(jobs, max_tasks=1)
     wait_for(site.ran)
-    subprocess.run(["scancel", "1000"], check=True)
+    subprocess.run(["scancel", "1000"], env=slurm.environment(), check=True)
     site.finish(jobs)
     assert [job.ended for job in jobs] == ["failed"] * 4 and site.submitted() == 1 and site.ran() == ["0000"]
 
@@ -272,6 +274,35 @@ def test_a_pending_job_that_can_never_start_fails_at_once(site: Site) -> None:
     site.run(jobs)
     assert [job.ended for job in jobs] == ["failed"] * 2 and site.submitted() == 1
     assert "PartitionTimeLimit" in jobs[0].said and {job.state for job in site.fake.jobs()} == {"CANCELLED"}
+
+
+def test_what_a_user_may_not_have_queued_follows_as_jobs_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "RETRY", 600.0)
+    monkeypatch.setattr(executor, "SOON", 0.1)
+    site.fake.behave(most=2)
+    jobs = jobs_of(6)
+    site.run(jobs, shards_per_job=1, max_tasks=6)
+    assert {job.ended for job in jobs} == {"finished"} and site.ran() == names(*range(6))
+    assert len(site.fake.batches()) <= 5 and site.submitted() <= 20
+    assert sum("the rest follows as jobs end" in note for note in site.notes) == 1
+
+
+def test_what_keeps_a_job_waiting_is_said_once(site: Site) -> None:
+    site.fake.behave(stays="PartitionDown")
+    running = site.start(jobs_of(4))
+    wait_for(lambda: len(site.fake.calls("squeue")) >= 4)
+    running.cancel()
+    assert site.notes == ["Slurm does not start job 1000_0 yet: PartitionDown"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_batch(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(batches, "_script", fails)
+    site.run(jobs_of(2))
+    assert isinstance(site.error, WorkflowError) and str(site.error).count("\n") == 0
+    assert "No space left on device: " in str(site.error) and not Path("results/x/slurm").exists()
 
 
 def test_a_silent_controller_is_waited_for_and_mentioned_once(site: Site) -> None:
@@ -352,7 +383,7 @@ def test_a_snakemake_that_died_inside_sbatch_doubles_no_shard(site: Site) -> Non
     late = Path("late.sh")
     late.write_text((task.folder / "batch.sh").read_text())
     site.run(jobs)
-    subprocess.run(["sbatch", late], check=True)
+    subprocess.run(["sbatch", late], env=slurm.environment(), check=True)
     wait_for(lambda: site.fake.job("1001").state == "FAILED")
     assert site.ran() == names(0, 1, 2) and site.submitted() == 2
 
