@@ -20,7 +20,8 @@ from typing import Any
 
 from cluster import slurm
 from cluster.jobs import Job, log_tail, looks
-from cluster.submission import Submission, end, job_name, make_snapshot, nodes_and_tasks, start
+from cluster.submission import end, make_snapshot, nodes_and_tasks, start
+from cluster.training_job import TrainingJob
 from common import cli
 from common.console import readable_bytes
 from common.errors import ConfigError, JobError, ToolkitError
@@ -93,24 +94,24 @@ def _measure(own: Settings, trial: str, output: Path, options: argparse.Namespac
     """Run the job of a layout; returns why there is no result, if there is none."""
     output.unlink(missing_ok=True)  # the failure of an earlier start
     probing = ("--steps", str(options.steps), "--output", str(output))
-    snapshot, full_name = str(make_snapshot(own, own.run)), job_name(own, trial)
+    snapshot = make_snapshot(own, own.run)
+    training = TrainingJob(str(snapshot / "settings.yaml"), trial, "training.probe", probing, requeue=False)
     try:
-        job, state = _run_to_end(
-            own, Submission(snapshot, trial, full_name, options.minutes, "training.probe", probing), output
-        )
+        job, state = _run_to_end(own, training, options.minutes, output)
     except ToolkitError as error:  # Slurm refuses it, or would never start it
         return str(error)
     path, lines = log_tail(job, 3)
     return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
 
 
-def _run_to_end(own: Settings, submission: Submission, output: Path) -> tuple[Job, str]:
+def _run_to_end(own: Settings, training: TrainingJob, minutes: int, output: Path) -> tuple[Job, str]:
     """Run a job; returns it, and how Slurm says it ended. It is ended if this process is.
 
     Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
     """
-    name = submission.model
-    job, ended = Job(start(submission, own), own.cluster.executor, str(own.model_folder(name).resolve() / "logs")), 0.0
+    name, executor = training.model, own.cluster.executor
+    job = Job(start(own, training, minutes), executor, str(own.model_folder(name).resolve() / "logs"))
+    ended = 0.0
     try:
         for known in looks(name, job):
             seen = (known or {}).get(job.id)

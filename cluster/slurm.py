@@ -110,12 +110,9 @@ def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess
     except subprocess.TimeoutExpired:
         return None
     except FileNotFoundError:
-        raise no_command(command[0]) from None
-
-
-def no_command(name: str) -> InputError:
-    """This machine has no Slurm."""
-    return InputError(f"{name}: no such command; run this on a login node, or set cluster.executor: local")
+        raise InputError(
+            f"{command[0]}: no such command; run this on a login node, or set cluster.executor: local"
+        ) from None
 
 
 def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:

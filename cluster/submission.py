@@ -1,6 +1,6 @@
 """Starts the processes of a training job through submitit, on Slurm or on this machine.
 
-    start(Submission(snapshot, "tiny", "run-tiny-0123abcd", minutes=60), settings)    # returns the job's id
+    start(settings, TrainingJob(f"{snapshot}/settings.yaml", "tiny", requeue=False), 60)    # returns the job's id
 
 Every rank runs a `TrainingJob` from a snapshot of the code. submitit writes the batch script (SlurmExecutor) or starts
 the ranks here (LocalExecutor). We add to the script what submitit does not know: the ranks' PYTHONPATH, and an end that
@@ -11,7 +11,6 @@ cannot come between Slurm's acceptance of a job and its files, nor reach a job o
 """
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -19,14 +18,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import submitit
+from submitit.helpers import DelayedSubmission
 
 from cluster import slurm
 from cluster.jobs import Job
@@ -40,7 +38,6 @@ from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit before the end
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
-_PICKLE = "job.pkl"  # in the snapshot
 _DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
 """What a training job imports."""
@@ -110,32 +107,11 @@ def make_snapshot(settings: Settings, folder: Path) -> Path:
     return snapshot
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What to start, in the shape of a model's training."""
-
-    snapshot: str
-    """Folder of the code and of settings.yaml; see `make_snapshot`."""
-    model: str
-    job_name: str
-    minutes: int
-    """The time limit."""
-    module: str = "training.train"
-    options: Sequence[str] = ()
-    """See `TrainingJob`."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables with which Python imports the snapshot's code, whatever the working directory holds."""
-        code, inherited = f"{self.snapshot}/code", os.environ.get("PYTHONPATH", "")
-        path = f"{code}{os.pathsep}{inherited}" if inherited not in ("", code) else code
-        return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-
-    @property
-    def job(self) -> TrainingJob:
-        """What each rank calls."""
-        settings = f"{self.snapshot}/settings.yaml"
-        return TrainingJob(settings, self.model, self.module, tuple(self.options), requeue=False)
+def _environment(snapshot: Path) -> dict[str, str]:
+    """The variables with which Python imports the snapshot's code, whatever the working directory holds."""
+    code, inherited = str(snapshot / "code"), os.environ.get("PYTHONPATH", "")
+    path = code if inherited in ("", code) else f"{code}{os.pathsep}{inherited}"
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 class _SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
@@ -157,6 +133,11 @@ class _SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
 
+def _pickle(job: TrainingJob) -> Path:
+    """The file in the snapshot that holds the job."""
+    return Path(job.config).with_name(f"{job.model}.pkl")
+
+
 def _logs(settings: Settings, name: str) -> Path:
     """The folder of a model's logs. Raises ConfigError if submitit would write to another one."""
     folder = settings.model_folder(name).resolve() / "logs"
@@ -165,49 +146,43 @@ def _logs(settings: Settings, name: str) -> Path:
     return folder
 
 
-def slurm_executor(settings: Settings, submission: Submission) -> _SlurmExecutor:
-    """The executor that submits to Slurm, with all of its parameters."""
-    cluster, name = settings.cluster, submission.model
-    nodes, tasks = nodes_and_tasks(name, settings.models[name], cluster)
+def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> _SlurmExecutor:
+    """The executor that submits a job to Slurm, with all of its parameters; `minutes`: the time limit."""
+    cluster, logs, snapshot = settings.cluster, _logs(settings, job.model), Path(job.config).parent
+    nodes, tasks = nodes_and_tasks(job.model, settings.models[job.model], cluster)
     gres = cluster.gres or "gpu"
     cpus = cluster.cpus_per_task or 1
     if cluster.gpus_per_node and not cluster.cpus_per_task:
         cpus = slurm.cores_per_gpu(gres, tasks, cluster.partition)
-    logs = _logs(settings, name)
-    setup = [f"export {key}={shlex.quote(value)}" for key, value in submission.environment.items()]
-    # submitit puts the pickle in its place after sbatch: unless it is killed in between
+    setup = [f"export {key}={shlex.quote(value)}" for key, value in _environment(snapshot).items()]
+    # submitit puts the pickle in its place after sbatch, unless it is killed in between
     pickle = shlex.quote(f"{logs}/") + '"$SLURM_JOB_ID"_submitted.pkl'
-    setup += [f"[ -e {pickle} ] || cp {shlex.quote(f'{submission.snapshot}/{_PICKLE}')} {pickle}", *cluster.setup]
-    if submission.module == "training.train":
+    setup += [f"[ -e {pickle} ] || cp {shlex.quote(str(_pickle(job)))} {pickle}", *cluster.setup]
+    if job.module == TrainingJob.module:
         options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
         setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
     site = dict(option.removeprefix("--").partition("=")[::2] for option in slurm.site_options(cluster))
-    escaped = str(logs).replace("%", "%%")
+    log = str(logs).replace("%", "%%") + "/%j_%t_log.out"
     container = f"{shlex.join(shlex.split(cluster.container))} python" if cluster.container else None
+    # By default srun leaves the other ranks waiting for a dead one, does not take the CPU count from sbatch, overwrites
+    # the logs of the job's earlier starts, and drops the exports above where SBATCH_EXPORT is NONE.
+    srun = ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append", "--export=ALL", f"--output={log}"]
     executor = _SlurmExecutor(logs, python=container)
     executor.update_parameters(
-        job_name=submission.job_name,
+        job_name=job_name(settings, job.model),
         nodes=nodes,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
         gres=f"{gres}:{tasks}" if cluster.gpus_per_node else None,
         mem=f"{cluster.mem_gb_per_task * tasks}G" if cluster.mem_gb_per_task else None,
-        time=submission.minutes,
+        time=minutes,
         wckey=None,  # a cluster that enforces wckeys refuses submitit's
         stderr_to_stdout=True,
         setup=setup,
-        # By default srun leaves the other ranks waiting for a dead one, does not take the CPU count from sbatch,
-        # overwrites the logs of the job's earlier starts, and drops the exports above where SBATCH_EXPORT is NONE.
-        srun_args=[
-            "--kill-on-bad-exit=1",
-            f"--cpus-per-task={cpus}",
-            "--open-mode=append",
-            "--export=ALL",
-            f"--output={escaped}/%j_%t_log.out",
-        ],
+        srun_args=srun,
         additional_parameters={
-            "signal": f"USR2@{min(cluster.signal_seconds, submission.minutes * 60 // _LONGEST_SIGNAL)}",
-            "output": f"{escaped}/%j_0_log.out",
+            "signal": f"USR2@{min(cluster.signal_seconds, minutes * 60 // _LONGEST_SIGNAL)}",
+            "output": log.replace("%t", "0"),
             **({} if "no-requeue" in site else {"requeue": True}),
             **{key.replace("-", "_"): value or True for key, value in site.items()},
         },
@@ -215,61 +190,55 @@ def slurm_executor(settings: Settings, submission: Submission) -> _SlurmExecutor
     return executor
 
 
-def _local_executor(settings: Settings, submission: Submission) -> submitit.LocalExecutor:
+def _local_executor(settings: Settings, job: TrainingJob, minutes: int) -> submitit.LocalExecutor:
     """The executor that starts the ranks on this machine."""
-    _, tasks = nodes_and_tasks(submission.model, settings.models[submission.model], settings.cluster)
-    gpus: dict[str, Any] = {}
+    _, tasks = nodes_and_tasks(job.model, settings.models[job.model], settings.cluster)
+    executor = submitit.LocalExecutor(_logs(settings, job.model))
+    executor.update_parameters(tasks_per_node=tasks, timeout_min=minutes, stderr_to_stdout=True)
     if settings.cluster.gpus_per_node:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(tasks)))
         try:
-            gpus = {"gpus_per_node": tasks, "visible_gpus": tuple(map(int, visible.split(",")))}
+            executor.update_parameters(gpus_per_node=tasks, visible_gpus=tuple(map(int, visible.split(","))))
         except ValueError:
-            raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible}: name GPUs by their numbers, such as 0,1") from None
-    executor = submitit.LocalExecutor(_logs(settings, submission.model))
-    executor.update_parameters(tasks_per_node=tasks, timeout_min=submission.minutes, stderr_to_stdout=True, **gpus)
+            raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible}: give {tasks} numbers, such as 0,1") from None
     return executor
 
 
-def _submit(submission: Submission) -> str:
+def _submit(job: TrainingJob, minutes: int) -> str:
     """In a process of its own: submit the job; returns its id. Raises RefusedError with Slurm's reason."""
-    settings = load_settings(Path(submission.snapshot) / "settings.yaml")
+    settings = load_settings(Path(job.config))
     if settings.cluster.executor == "local":
-        return str(_local_executor(settings, submission).submit(submission.job).job_id)
-    executor = slurm_executor(settings, submission)
-    submitit.helpers.DelayedSubmission(submission.job).dump(Path(submission.snapshot) / _PICKLE)
+        return str(_local_executor(settings, job, minutes).submit(job).job_id)
+    executor = slurm_executor(settings, job, minutes)
     try:
-        return str(executor.submit(submission.job).job_id)
+        return str(executor.submit(job).job_id)
     except submitit.core.utils.FailedJobError as error:
         raise slurm.RefusedError(str(error)) from None
-    except FileNotFoundError as error:
-        raise slurm.no_command(str(error.filename)) from None
     finally:  # what submitit leaves if Slurm refuses the job, and a link to the script if it does not
         for path in [*executor.folder.glob(".submission_file_*.sh"), *executor.folder.glob("?" * 32 + ".pkl")]:
             path.unlink()
 
 
-def start(submission: Submission, settings: Settings, keep_open: Sequence[int] = ()) -> str:
+def start(settings: Settings, job: TrainingJob, minutes: int, keep_open: Sequence[int] = ()) -> str:
     """Start the processes, on Slurm or here; returns the id of the job. Raises InputError if that is refused.
 
     Ctrl-C and hang-ups wait until Slurm has answered, so that a job that it has accepted is always recorded.
-    `keep_open`: file descriptors for the submitting process to inherit, such as a lock that outlives this process.
+    `minutes`: the time limit; `keep_open`: file descriptors for the submitting process to inherit, such as a lock that
+    outlives this process.
     """
-    logs = _logs(settings, submission.model)
+    logs = _logs(settings, job.model)
     logs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "cluster.submission", json.dumps(asdict(submission))]
-    with (logs / "submission.out").open("w+") as output:
+    DelayedSubmission(job).dump(_pickle(job))
+    command = [sys.executable, "-m", "cluster.submission", str(_pickle(job)), str(minutes)]
+    environment = {**slurm.environment(settings.cluster), **_environment(Path(job.config).parent)}
+    with (logs / "submission.out").open("w+") as output:  # no pipe of ours, which a controller on this machine keeps
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
         try:
+            null, both = subprocess.DEVNULL, subprocess.STDOUT
             done = subprocess.run(
-                command,
-                env={**slurm.environment(settings.cluster), **submission.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,  # a file: a controller on this machine must keep no pipe of ours (cluster.submit | tee)
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=keep_open,
-                check=False,
-            )
+                command, env=environment, stdin=null, stdout=output, stderr=both, check=False,
+                start_new_session=True, pass_fds=keep_open,
+            )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         output.seek(0)
@@ -303,8 +272,8 @@ def kill_here(controller: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The process in which submitit runs: prints the job's id on a line of its own."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFERRED)  # inherited from `start`; the ranks must hear them
-    request: Mapping[str, Any] = json.loads((argv or sys.argv[1:])[0])
-    print(_submit(Submission(**request)))
+    pickle, minutes = argv or sys.argv[1:]
+    print(_submit(DelayedSubmission.load(pickle).function, int(minutes)))
     return 0
 
 

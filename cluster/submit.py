@@ -18,7 +18,8 @@ from pathlib import Path
 
 from cluster import slurm
 from cluster.jobs import Job, State, look, read_job, write_job, write_state
-from cluster.submission import Submission, job_name, make_snapshot, nodes_and_tasks, slurm_executor, start
+from cluster.submission import job_name, make_snapshot, nodes_and_tasks, slurm_executor, start
+from cluster.training_job import TrainingJob
 from cluster.wait import wait
 from common import cli
 from common.config import load_settings
@@ -30,9 +31,8 @@ from training.planning.fit import prepare
 from training.planning.machines import processes_of
 
 
-def _training(settings: Settings, name: str, snapshot: Path) -> Submission:
-    """The training of a model."""
-    return Submission(str(snapshot), name, job_name(settings, name), settings.models[name].time_limit_minutes)
+def _training(name: str, snapshot: Path) -> TrainingJob:
+    return TrainingJob(str(snapshot / "settings.yaml"), name, requeue=False)
 
 
 def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
@@ -73,7 +73,8 @@ def submit(settings: Settings, name: str) -> Job:
             return job
         snapshot = make_snapshot(settings, folder)
         print(full_name, file=guard, flush=True)  # gives the file the time of the submission
-        job_id = start(_training(settings, name, snapshot), settings, keep_open=[guard.fileno()])
+        minutes = settings.models[name].time_limit_minutes
+        job_id = start(settings, _training(name, snapshot), minutes, keep_open=[guard.fileno()])
         _remove_marks(folder, os.fstat(guard.fileno()).st_mtime_ns)  # only now: a refusal changes nothing
         job = Job(job_id, settings.cluster.executor, str(folder / "logs"), full_name, str(snapshot))
         write_job(folder, job)
@@ -121,11 +122,11 @@ def describe(settings: Settings, name: str) -> str:
     """What would be submitted: the batch script, or the processes that would be started here."""
     settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
-    training = _training(settings, name, folder / "snapshots" / "DIGEST")
+    training = _training(name, folder / "snapshots" / "DIGEST")
     if settings.cluster.executor == "slurm":
-        return slurm_executor(settings, training).batch_script()
+        return slurm_executor(settings, training, settings.models[name].time_limit_minutes).batch_script()
     _, tasks = nodes_and_tasks(name, settings.models[name], settings.cluster)
-    return f"{tasks} processes of: {sys.executable} -m {training.module} --config {training.job.config} --model {name}"
+    return f"{tasks} processes of: {sys.executable} -m {training.module} --config {training.config} --model {name}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

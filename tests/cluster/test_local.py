@@ -10,8 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
+import submitit
 
-from cluster import cancel, logs, status
+from cluster import TrainingJob, cancel, logs, status
 from common.files import read_json, read_rows
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error, called, wait_for
@@ -85,6 +86,17 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run) -> 
     assert "finished" in called(status.main, run.model).stdout
     assert f"resumed from {saved}" in called(logs.main, run.model, "--lines", "40").stdout
     assert called(logs.main, run.model, "--rank", "1").returncode == 0
+
+
+def test_an_executor_of_ones_own_runs_the_job_and_raises_for_one_that_failed(tmp_path: Path) -> None:
+    config = make_run(tmp_path, train={"iterations": 2, "save_interval": 2})
+    executor = submitit.LocalExecutor(tmp_path / "logs")
+    executor.update_parameters(timeout_min=5)
+    jobs = [executor.submit(TrainingJob(str(config), name)) for name in ("tiny", "other")]
+    jobs[0].result()
+    assert read_json(tmp_path / "models/tiny/done.json")["iteration"] == 2
+    with pytest.raises(submitit.core.utils.UncompletedJobError, match="other"):
+        jobs[1].result()
 
 
 def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.helpers import DelayedSubmission
 
+from cluster import TrainingJob
 from cluster.jobs import Job, look, read_job, read_state, write_job
 from cluster.submission import job_name
 from cluster.submit import describe, main, submit
@@ -118,13 +120,53 @@ def test_a_batch_script_is_valid_shell_in_a_folder_with_spaces(tmp_path: Path) -
     assert f"--folder\n{tmp_path}/my 'runs/models/tiny\n" in result.stdout and "--code\n3\n" in result.stdout
 
 
-def test_a_refusal_is_one_line_and_leaves_the_finished_run_alone(tmp_path: Path, fake: FakeSlurm) -> None:
+def test_a_refusal_is_one_line_and_leaves_the_finished_run_alone(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = write_settings(tmp_path, executor="slurm", partition="none")
     done = model_folder(tmp_path) / "done.json"
     done.write_text('{"iteration": 10}')
     fake.behave(refuses="Invalid partition name specified")
-    assert_one_line_error(called(main, "--config", config, "--model", "tiny"), "cluster.partition")
+    line = ["--config", config, "--model", "tiny"]
+    assert_one_line_error(called(main, *line), "cluster.partition")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert_one_line_error(called(main, *line), "squeue: no such command")
     assert done.exists() and read_job(done.parent) is None
+    assert [path.name for path in (done.parent / "logs").iterdir()] == ["submission.out"]
+
+
+def test_percent_signs_in_folders_reach_slurm_escaped_and_those_that_submitit_replaces_are_refused(
+    tmp_path: Path,
+) -> None:
+    text = script(tmp_path / "50%x")
+    folder = f"{tmp_path}/50%%x/models/tiny/logs"
+    assert directives(text)["output"] == f"{folder}/%j_0_log.out" and f"--output={folder}/%j_%t_log.out" in srun(text)
+    with pytest.raises(ConfigError, match=r"100%all/models/tiny/logs: submitit replaces %a"):
+        script(tmp_path / "100%all")
+
+
+def test_options_of_the_site_win_over_ours(tmp_path: Path) -> None:
+    asked = directives(
+        script(tmp_path, partition="gpu", sbatch=["--partition=new", "--no-requeue", "--signal=TERM@60"])
+    )
+    assert (asked["partition"], asked["signal"], asked["no-requeue"]) == ("new", "TERM@60", "")
+    assert "requeue" not in asked
+
+
+def test_slurm_runs_a_training_job_through_submitit_whatever_a_wrapper_of_sbatch_prints(
+    tmp_path: Path, fake: FakeSlurm
+) -> None:
+    fake.behave(prints="Welcome! This replaces job 4711\n{};cluster")
+    folder, job = model_folder(tmp_path), submit(settings(tmp_path, executor="slurm"), "tiny")
+    assert [job.id] == [one.id for one in fake.jobs()]
+    found = DelayedSubmission.load(folder / "logs" / f"{job.id}_submitted.pkl").function
+    assert found == TrainingJob(f"{job.snapshot}/settings.yaml", "tiny", requeue=False)
+    kept = {f"{job.id}_submission.sh", f"{job.id}_submitted.pkl", "submission.out"}
+    assert {path.name for path in (folder / "logs").iterdir()} == kept
+    # a submitter that was killed after sbatch: the script itself puts the pickle in its place
+    (folder / "logs" / f"{job.id}_submitted.pkl").unlink()
+    fake.run(job.id)
+    assert DelayedSubmission.load(folder / "logs" / f"{job.id}_submitted.pkl").function == found
 
 
 def test_a_job_is_recorded_with_its_script_and_its_state(tmp_path: Path, fake: FakeSlurm) -> None:

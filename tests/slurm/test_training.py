@@ -79,6 +79,29 @@ def test_a_killed_training_is_requeued_and_ends_with_the_digits_of_an_undisturbe
     assert "iter_0000010" in (training.model / "logs" / f"{training.id}_0_log.out").read_text()
 
 
+OWN = """
+import sys, submitit
+from cluster import TrainingJob
+
+executor = submitit.AutoExecutor(folder=f"{sys.argv[1]}/logs")
+executor.update_parameters(nodes=2, tasks_per_node=1, cpus_per_task=1, mem_gb=1, timeout_min=60)
+print(executor.submit(TrainingJob(f"{sys.argv[1]}/config.yaml", "tiny")).job_id)
+"""
+
+
+def test_an_executor_of_ones_own_goes_on_after_a_preemption(lab: Lab, tmp_path: Path, tiny_run: Path) -> None:
+    training = Training(lab, copy_run(tiny_run, tmp_path))
+    undisturbed = training.last_checkpoint()
+    shutil.rmtree(training.model / "iter_0000020")
+    (training.model / "done.json").unlink()
+    number = lab.check(sys.executable, "-c", OWN, str(tmp_path)).split()[-1]
+    claimed = training.model / "owner.json"
+    lab.wait(claimed.exists)
+    lab.check("scancel", "--signal=USR2", number)
+    lab.wait(lambda: (training.model / "done.json").exists())
+    assert (lab.job(number)["Restarts"], training.last_checkpoint()) == ("1", undisturbed)
+
+
 def long_run(folder: Path) -> Path:
     return make_run(folder, parallel={"tensor": 2}, train={"iterations": 400, "save_interval": 100})
 
