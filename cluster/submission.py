@@ -162,11 +162,12 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> _Slurm
         options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
         setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
     site = dict(option.removeprefix("--").partition("=")[::2] for option in slurm.site_options(cluster))
-    log = str(logs).replace("%", "%%") + "/%j_%t_log.out"
+    log = str(logs).replace("%", "%%") + "/%j_%t_log.out"  # submitit does not double Slurm's percent signs
+    doubled = "%" in str(logs)
     container = f"{shlex.join(shlex.split(cluster.container))} python" if cluster.container else None
     # By default srun leaves the other ranks waiting for a dead one, does not take the CPU count from sbatch, overwrites
     # the logs of the job's earlier starts, and drops the exports above where SBATCH_EXPORT is NONE.
-    srun = ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append", "--export=ALL", f"--output={log}"]
+    srun = ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append", "--export=ALL"]
     executor = _SlurmExecutor(logs, python=container)
     executor.update_parameters(
         job_name=job_name(settings, job.model),
@@ -179,10 +180,10 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> _Slurm
         wckey=None,  # a cluster that enforces wckeys refuses submitit's
         stderr_to_stdout=True,
         setup=setup,
-        srun_args=srun,
+        srun_args=[*srun, *[f"--output={log}"] * doubled],
         additional_parameters={
             "signal": f"USR2@{min(cluster.signal_seconds, minutes * 60 // _LONGEST_SIGNAL)}",
-            "output": log.replace("%t", "0"),
+            **({"output": log.replace("%t", "0")} if doubled else {}),
             **({} if "no-requeue" in site else {"requeue": True}),
             **{key.replace("-", "_"): value or True for key, value in site.items()},
         },

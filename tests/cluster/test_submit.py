@@ -100,7 +100,7 @@ def test_setup_runs_before_the_ranks_a_container_around_them_and_the_ranks_run_t
     assert " ".join(srun(script(tmp_path))).endswith(f" {Path(sys.executable).parent}/{command}")
     assert f"export PYTHONPATH={folder}/snapshots/DIGEST/code" in text and "export PYTHONSAFEPATH=1" in text
     wanted = {"--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", "--export=ALL"}
-    assert wanted | {f"--output={folder}/logs/%j_%t_log.out"} <= set(srun(text))
+    assert wanted | {f"{folder}/logs/%j_%t_log.out"} <= set(srun(text))
 
 
 def test_a_short_job_is_told_to_save_after_three_quarters_of_its_time(tmp_path: Path) -> None:
