@@ -99,8 +99,12 @@ class Executor(RealExecutor):  # type: ignore[misc]
 
     def cancel(self) -> None:
         """Cancel everything that was submitted; called after Ctrl-C."""
-        self.shutdown()
-        self._cancel(self._open)
+        try:
+            self.shutdown()
+            self._cancel(self._open)
+        except KeyboardInterrupt:  # again, because a command of Slurm hangs
+            for task in batches.recorded(self.settings.run):
+                task.abandon()
 
     # The thread.
 

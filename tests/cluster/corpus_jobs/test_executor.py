@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -397,6 +398,20 @@ def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(site: Site) -> None:
     wait_for(lambda: site.fake.job("1000").state == "CANCELLED")
     site.run(jobs_of(4))
     assert site.ran() == names(0, 1, 2, 2, 3) and not Path("results/x/slurm").exists()
+
+
+def test_a_second_ctrl_c_while_sbatch_hangs_leaves_at_once_and_nothing_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.fake.behave(holds="before")
+    running = site.start(jobs_of(2), max_tasks=1)
+    wait_for(site.submitted)
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "shutdown", lambda: signal.raise_signal(signal.SIGINT))
+        running.cancel()
+    site.fake.behave()
+    wait_for(lambda: site.fake.jobs() and site.fake.job("1000").state == "COMPLETED")
+    assert site.ran() == []
 
 
 # Whole runs of Snakemake.
