@@ -16,7 +16,6 @@ that died.
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -36,8 +35,6 @@ from common.settings import SiteSettings
 
 FOLDER = "slurm"  # of a run
 _RUNNER = Path(__file__).with_name("run_batch.py")
-# Sites that start jobs with an empty environment (SBATCH_EXPORT=NONE) need these.
-_EXPORTED = re.compile(r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|LANG|LC_ALL|URLS_TO_GPT2_\w+")
 
 
 @dataclass(frozen=True)
@@ -158,11 +155,6 @@ class Task:
         self.job = f"{job}_{self.index}" if len(self.batch) > 1 else job
 
 
-def exported(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that a command needs on any site."""
-    return {name: value for name, value in sorted(environment.items()) if _EXPORTED.fullmatch(name)}
-
-
 def context(environment: Mapping[str, str]) -> str:
     """A hash of what the commands of a batch depend on besides their text: the settings, the Python, the folder."""
     settings = sorted(
@@ -223,7 +215,7 @@ def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
         *site_options(site),
     ]
     runner = shlex.join([sys.executable, "-IS", str(folder / _RUNNER.name), str(folder)])
-    return batch_script(options, exported(os.environ), [*site.setup, f"exec {runner}"])
+    return batch_script(options, {}, [*site.setup, f"exec {runner}"])
 
 
 def _write_record(tasks: Sequence[Task], job: str = "") -> None:

@@ -1,7 +1,7 @@
 """A Slurm without daemons, for `make test`: sbatch, squeue, scancel, scontrol and srun, answered by the test's process.
 
-Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3`) are jobs 1000_0, 1000_1, …. A job starts with an
-empty environment, as sites with SBATCH_EXPORT=NONE do it. The texts are those of Slurm 22.05. The commands are bash
+Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3`) are jobs 1000_0, 1000_1, …. A job starts with
+the environment of its sbatch. The texts are those of Slurm 22.05. The commands are bash
 scripts that ask a thread of this process, which takes milliseconds; a Python for each would take tens.
 """
 
@@ -30,7 +30,7 @@ POLICY = (
 _CLIENT = """#!/bin/bash
 [[ {name} = srun || -z "${{!SQUEUE_*}}${{SBATCH_EXPORT-}}${{SLURM_TIME_FORMAT-}}" ]] || exit 99
 exec {{asked}}<>/dev/tcp/127.0.0.1/{port} || exit 1
-printf '%s\\0' $# {name} "$@" >&$asked
+printf '%s\\0' $# $$ {name} "$@" >&$asked
 for part in code out errors; do IFS= read -r -d '' $part <&$asked; done
 printf %s "$out"
 printf %s "$errors" >&2
@@ -51,6 +51,7 @@ class FakeJob:
     name: str
     options: list[str]
     script: str
+    environment: dict[str, str]
     state: str = "PENDING"
     reason: str = "None"
     nodes: str = ""
@@ -137,7 +138,7 @@ class FakeSlurm:
     def add(self, name: str, **values: Any) -> FakeJob:
         """Put a job into the queue that nobody submitted with sbatch."""
         with self._lock:
-            new = FakeJob(str(self._next()), name, [], "", **values)
+            new = FakeJob(str(self._next()), name, [], "", {}, **values)
             self._jobs[new.id] = new
         return new
 
@@ -190,16 +191,16 @@ class FakeSlurm:
     def _converse(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):  # whoever asked was killed
             data = b""
-            while not (words := data.split(b"\0"))[0] or len(words) < int(words[0]) + 3:
+            while not (words := data.split(b"\0"))[0] or len(words) < int(words[0]) + 4:
                 if not (more := connection.recv(65536)):
                     return
                 data += more
-            command, *arguments = [word.decode() for word in words[1:-1]]
+            pid, command, *arguments = [word.decode() for word in words[1:-1]]
             self._calls.append([command, *arguments])
-            answer = self._answer(command, arguments)
+            answer = self._answer(command, arguments, pid)
             connection.sendall("".join(f"{part}\0" for part in answer).encode())
 
-    def _answer(self, command: str, arguments: list[str]) -> Answer:
+    def _answer(self, command: str, arguments: list[str], pid: str) -> Answer:
         self._behaviour.meanwhile(command)
         behaviour, changed = self._behaviour, self._changed
         if behaviour.silent and command != "srun":
@@ -209,16 +210,17 @@ class FakeSlurm:
         if command != "sbatch":
             with self._lock:
                 return getattr(self, f"_{command}")(arguments)  # type: ignore[no-any-return]
+        environment = psutil.Process(int(pid)).environ()
         if behaviour.holds == "before":
             changed.wait()
-        answer = self._sbatch(Path(arguments[-1]).read_text(), behaviour)
+        answer = self._sbatch(Path(arguments[-1]).read_text(), environment, behaviour)
         if behaviour.holds == "after":
             changed.wait()
         return answer
 
-    def _sbatch(self, script: str, behaviour: _Behaviour) -> Answer:
+    def _sbatch(self, script: str, environment: dict[str, str], behaviour: _Behaviour) -> Answer:
         lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
-        new = FakeJob("", "sbatch", shlex.split(" ".join(lines)), script, reason=behaviour.stays or "None")
+        new = FakeJob("", "sbatch", shlex.split(" ".join(lines)), script, environment, reason=behaviour.stays or "None")
         last = new.asked.get("array", "").rpartition("-")[2].partition("%")[0]
         if behaviour.refuses:
             return 1, "", "".join(f"sbatch: error: {line}\n" for line in behaviour.refuses.splitlines())
@@ -237,7 +239,7 @@ class FakeSlurm:
     def _work(self, number: str) -> None:
         """Run a job to its end."""
         job, (array, _, index) = self.job(number), number.partition("_")
-        environment = {"PATH": os.defpath, "SLURM_JOB_ID": number.replace("_", "00")}
+        environment = {**job.environment, "SLURM_JOB_ID": number.replace("_", "00")}
         if index:
             environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
         log = job.asked["output"].replace("%a", index).replace("%%", "%")
