@@ -78,7 +78,6 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._next_queue = self._retry_at = 0.0
         self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
-        self._waits: set[str] = set()
         self._interval = float(self.workflow.remote_execution_settings.seconds_between_status_checks)
         self._settle = min(SETTLE, float(self.workflow.execution_settings.latency_wait))
         self._stopped = threading.Event()
@@ -256,9 +255,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._end(task, f"job {task.job}: {slurm.never_starts(job, key)}")
             elif job is not None and job.active:
                 task.missing = None
-                if job.kept_waiting and job.reason not in self._waits:
-                    self._waits.add(job.reason)
-                    self.logger.warning(slurm.not_yet(job))
+                if job.kept_waiting and job.reason not in self._troubles:
+                    self._say(job.reason, slurm.not_yet(job))
             else:
                 task.missing = now if task.missing is None else task.missing
                 if now >= task.missing + self._settle:
@@ -332,7 +330,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 batches.remove_if_done(task)
 
     def _say(self, command: str, trouble: str) -> None:
-        """Tell about a trouble with a command of Slurm when it begins, and when it has passed (empty)."""
+        """Tell about a trouble with a command or job of Slurm when it begins, and when it has passed (empty)."""
         if trouble != self._troubles.get(command, ""):
             self.logger.warning(trouble or f"{command} answers again.")
             self._troubles[command] = trouble
