@@ -88,19 +88,12 @@ def _reason(end: Ended) -> str:
     if "PreemptTime" in end.slurm:
         return "preempted"
     ending = end.slurm.get("JobState", "RUNNING") in ("COMPLETING", "CANCELLED", "TIMEOUT")
-    if ending and not _at_time_limit(end.slurm):
+    # RunTime, not dates: their format is the user's
+    if ending and slurm.seconds(end.slurm["RunTime"]) < slurm.seconds(end.slurm["TimeLimit"]) - 1:
         return ""
     if end.code == RESUME_ME:
         return "time limit" if ending else "time limit, or a signal"
     return f"a process died (exit code {end.code})"
-
-
-def _at_time_limit(details: Mapping[str, str]) -> bool:
-    """Whether a job that is ending used all of its time."""
-    try:
-        return slurm.seconds(details["RunTime"]) >= slurm.seconds(details["TimeLimit"]) - 1
-    except (KeyError, ValueError):
-        return False
 
 
 def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int) -> int:

@@ -5,10 +5,8 @@ A controller that does not answer says nothing about a job: `queue` returns None
 
 import os
 import re
-import shlex
-import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,11 +162,11 @@ def cores_per_gpu(gres: str, gpus: int, partition: str) -> int:
     return max(1, min(shares, default=1))
 
 
-def seconds(limit: str) -> int:
-    """Seconds of Slurm's [DAYS-]HH:MM:SS. Raises ValueError for UNLIMITED."""
+def seconds(limit: str) -> float:
+    """Seconds of Slurm's [DAYS-]HH:MM:SS; infinite for UNLIMITED."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
     if match is None:
-        raise ValueError(limit)
+        return float("inf")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
@@ -179,9 +177,9 @@ def requeue(job: str) -> bool:
     return answer is not None and answer.returncode == 0
 
 
-def cancel(jobs: Sequence[str], *options: str) -> None:
-    """Cancel jobs, or signal them (`options`: --signal=TERM). Raises JobError if the controller refuses."""
-    answer = _run(["scancel", *options, *jobs])
+def cancel(jobs: Sequence[str]) -> None:
+    """Cancel jobs. Raises JobError if the controller refuses."""
+    answer = _run(["scancel", *jobs])
     if answer is None or answer.returncode:
         why = "the controller does not answer" if answer is None else _reason(answer.stderr)
         raise JobError(f"scancel {' '.join(jobs)}: {why}")
@@ -190,15 +188,9 @@ def cancel(jobs: Sequence[str], *options: str) -> None:
 def submit(script: Path, time_limit: str = _TIME_LIMIT, site: SiteSettings | None = None) -> str:
     """Submit a batch script; returns the job id. Raises RefusedError with Slurm's reason in one line.
 
-    Ctrl-C and hang-ups wait until sbatch has answered, so that a job that Slurm has accepted is always recorded.
-    `time_limit`: the key of the job's time limit. `site`: see `environment`.
+    Ctrl-C and hang-ups do not reach sbatch. `time_limit`: the key of the job's time limit. `site`: see `environment`.
     """
-    deferred = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deferred)
-    try:
-        answer = _run([*SBATCH, str(script)], timeout=None, env=environment(site))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    answer = _run([*SBATCH, str(script)], timeout=None, env=environment(site), start_new_session=True)
     assert answer is not None  # it has no time limit
     if answer.returncode:
         raise RefusedError(answer.stderr, time_limit)
@@ -238,16 +230,6 @@ def not_yet(job: QueuedJob) -> str:
     """Why a job waits for something else than its turn, and what a person may do."""
     release = f"; scontrol release {job.id} starts it" if re.search("JobHeldUser|requeued", job.reason) else ""
     return f"Slurm does not start job {job.id} yet: {job.reason}{release}"
-
-
-def batch_script(options: Iterable[str], exports: Mapping[str, str], commands: Iterable[str]) -> str:
-    """The text of a batch script: options of sbatch, variables of the environment, shell commands."""
-    lines = [
-        *(f"#SBATCH {shlex.quote(option)}" for option in options),
-        *(f"export {name}={shlex.quote(value)}" for name, value in exports.items()),
-        *commands,
-    ]
-    return "\n".join(["#!/bin/bash", *lines, ""])
 
 
 def site_options(site: SiteSettings) -> list[str]:

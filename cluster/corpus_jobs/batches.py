@@ -19,16 +19,16 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cluster.corpus_jobs.run_batch import read_events
-from cluster.slurm import batch_script, site_options
+from cluster.slurm import site_options
 from common.console import QUIET
 from common.files import naming, write_json
 from common.settings import SiteSettings
@@ -137,17 +137,9 @@ class Task:
         """Whether nobody waits for it and Slurm does not need its files."""
         return not self.waiting and (self.gone or len(self.ended) == len(self.shards))
 
-    def abandon(self) -> None:
-        """Make the task run nothing more, even if Slurm starts it later."""
-        self._abandoned.touch()
-
     @property
-    def abandoned(self) -> bool:
-        """Whether it was abandoned."""
-        return self._abandoned.exists()
-
-    @property
-    def _abandoned(self) -> Path:
+    def abandoned(self) -> Path:
+        """A file that makes the task run nothing more, even if Slurm starts it later."""
         return self.folder / f"{self.index}.abandoned"
 
     def accepted(self, job: str) -> None:
@@ -173,8 +165,8 @@ def write_batch(
 ) -> list[Task]:
     """Write the files of a batch whose tasks work on `parts` of `shards`. Returns its tasks, not yet submitted."""
     name, parent = title([shard.rule for shard in shards]), run.absolute() / FOLDER
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}.{time.strftime('%Y%m%d-%H%M%S')}.", dir=parent))
+    folder = parent / f"{name}.{time.strftime('%Y%m%d-%H%M%S')}.{uuid4().hex[:8]}"
+    folder.mkdir(parents=True)  # with the user's permissions: another member of the group may continue the run
     shown = context(os.environ)
     tasks = [
         Task(folder, index, [shards[number] for number in part], request, shown) for index, part in enumerate(parts)
@@ -215,7 +207,8 @@ def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
         *site_options(site),
     ]
     runner = shlex.join([sys.executable, "-IS", str(folder / _RUNNER.name), str(folder)])
-    return batch_script(options, {}, [*site.setup, f"exec {runner}"])
+    lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
+    return "\n".join(["#!/bin/bash", *lines, *site.setup, f"exec {runner}", ""])
 
 
 def _write_record(tasks: Sequence[Task], job: str = "") -> None:

@@ -73,11 +73,6 @@ def request_of(job: Any, cluster: ClusterSettings) -> Request:
     )
 
 
-def resumes(job: Any) -> bool:
-    """Whether a job that was ended goes on where it stopped, so that it may take many times its time limit."""
-    return bool(job.resources.get("resumes", 0))
-
-
 def site_of(settings: Settings, request: Request) -> SiteSettings:
     """What the site asks of a batch."""
     return settings.cluster_of(request.model).site_of(request.gpus, request.partition)
@@ -110,7 +105,7 @@ def describe(job: Any, settings: Settings) -> ShardJob:
 def is_to_blame(item: ShardJob, task: Task, state: str) -> bool:
     """Whether the shard that ran when its task ended in a state of Slurm's counts as failed."""
     if state in ("TIMEOUT", "DEADLINE"):
-        return task.alone and not (resumes(item.job) and item.lost <= _TIME_LIMITS)
+        return task.alone and not (item.job.resources.get("resumes") and item.lost <= _TIME_LIMITS)
     return state not in _LOST or item.lost > LOST_TASKS
 
 

@@ -78,7 +78,6 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._next_queue = self._retry_at = 0.0
         self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
-        self._waits: set[str] = set()
         self._interval = float(self.workflow.remote_execution_settings.seconds_between_status_checks)
         self._settle = min(SETTLE, float(self.workflow.execution_settings.latency_wait))
         self._stopped = threading.Event()
@@ -104,7 +103,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             self._cancel(self._open)
         except KeyboardInterrupt:  # again, because a command of Slurm hangs
             for task in batches.recorded(self.settings.run):
-                task.abandon()
+                task.abandoned.touch()
 
     # The thread.
 
@@ -163,7 +162,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         return True
 
     def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
-        """Submit a batch, in halves if it is more than the user may have queued; returns whether Slurm took it all."""
+        """Submit a batch; returns whether Slurm took it. After a limit on queued jobs, half as much comes next."""
         run, site = self.settings.run, dag_jobs.site_of(self.settings, request)
         rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
@@ -174,12 +173,12 @@ class Executor(RealExecutor):  # type: ignore[misc]
             name = batches.title(rules)
             if not isinstance(error, RefusedError) or not error.passes:
                 raise InputError(f"{name}: {error}") from None
-            if error.too_many and len(parts) > 1:
-                middle = len(parts) // 2
-                return all(self._submit(request, members, half) for half in (parts[:middle], parts[middle:]))
-            then = "the rest follows as jobs end" if error.too_many else f"trying again every {RETRY:.0f} s"
-            self._say("sbatch", f"{name}: Slurm refused the job: {error.reason}; {then}")
-            self._room, self._retry_at = 0 if error.too_many else self._room, time.monotonic() + RETRY
+            if error.too_many:
+                self._room = len(parts) // 2
+            if not error.too_many or not self._room:
+                then = "the rest follows as jobs end" if error.too_many else f"trying again every {RETRY:.0f} s"
+                self._say("sbatch", f"{name}: Slurm refused the job: {error.reason}; {then}")
+                self._retry_at = time.monotonic() + RETRY
             return False
         batches.accepted(tasks, job)
         self._room = max(self._room, 2 * len(parts))
@@ -256,9 +255,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._end(task, f"job {task.job}: {slurm.never_starts(job, key)}")
             elif job is not None and job.active:
                 task.missing = None
-                if job.kept_waiting and job.reason not in self._waits:
-                    self._waits.add(job.reason)
-                    self.logger.warning(slurm.not_yet(job))
+                if job.kept_waiting and job.reason not in self._troubles:
+                    self._say(job.reason, slurm.not_yet(job))
             else:
                 task.missing = now if task.missing is None else task.missing
                 if now >= task.missing + self._settle:
@@ -303,7 +301,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         """Cancel tasks in Slurm; they start nothing more, whether Slurm answers or not."""
         chosen = list(tasks)
         for task in chosen:
-            task.abandon()
+            task.abandoned.touch()
         others = {task.folder for task in self._open if task not in chosen}
         # a whole array by its own id: a command line of thousands of tasks would be too long
         jobs = sorted({task.job if task.folder in others else task.job.split("_")[0] for task in chosen if task.job})
@@ -332,7 +330,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 batches.remove_if_done(task)
 
     def _say(self, command: str, trouble: str) -> None:
-        """Tell about a trouble with a command of Slurm when it begins, and when it has passed (empty)."""
+        """Tell about a trouble with a command or job of Slurm when it begins, and when it has passed (empty)."""
         if trouble != self._troubles.get(command, ""):
             self.logger.warning(trouble or f"{command} answers again.")
             self._troubles[command] = trouble

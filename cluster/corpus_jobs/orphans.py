@@ -57,16 +57,16 @@ class OrphanedJobs:
         if job is None or not job.active:
             if not task.job:
                 # Snakemake died inside sbatch, so Slurm may or may not have the batch, or receive it later.
-                task.abandon()
+                task.abandoned.touch()
                 task.read()
                 if task.job:
                     return "wait"
             task.gone = True
             return "repeat"
-        if task in self._cancelled or (task.abandoned and job.state == "COMPLETING"):
+        if task in self._cancelled or (task.abandoned.exists() and job.state == "COMPLETING"):
             return "wait"
         stale = task.running == number and not _saw(inputs, task.started[number])
-        if same and not stale and not task.abandoned:
+        if same and not stale and not task.abandoned.exists():
             return "adopt"
         self._cancelled.add(task)
         return "cancel"

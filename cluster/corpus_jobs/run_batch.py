@@ -106,7 +106,9 @@ class Task:
 
     def execute(self, shard: dict[str, Any]) -> dict[str, object]:
         """Run a shard's command; returns its exit code, seconds and peak memory."""
-        environment = {**os.environ, **dict.fromkeys(_THREADS, str(shard["threads"]))}
+        # a module or a container of `setup` may have put another Python first
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        environment = {**os.environ, "PATH": path, **dict.fromkeys(_THREADS, str(shard["threads"]))}
         command, script = [shard["shell"], "-c", shard["command"]], ""
         if len(shard["command"].encode()) > _LONGEST_ARGUMENT:
             descriptor, script = tempfile.mkstemp(suffix=".sh")

@@ -70,6 +70,7 @@ def test_a_batch_is_found_again_with_what_its_results_say(tmp_path: Path) -> Non
     script = (tasks[0].folder / "batch.sh").read_text()
     assert "#SBATCH --array=0-1\n" in script and "#SBATCH '--partition=p q'\n" in script and "--time" not in script
     assert f"/a run, 100%%/logs/slurm/{tasks[0].folder.name}_%a.log" in script
+    assert tasks[0].folder.stat().st_mode == run.stat().st_mode, "others of the group may continue the run"
     assert [task.job for task in recorded(run)] == ["", ""], "not submitted, as far as we know"
     accepted(tasks, "77")
     end = {"end": 0, "exit": 0, "seconds": 1, "max_rss_mb": 1}

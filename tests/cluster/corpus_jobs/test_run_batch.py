@@ -49,6 +49,16 @@ def test_a_requeued_task_skips_what_has_ended(tmp_path: Path) -> None:
     assert runs.read_text().split() == ["0", "1", "2", "2"] and exits(tmp_path) == {0: 0, 1: 1, 2: 0}
 
 
+def test_a_command_gets_the_python_of_the_run_whatever_setup_has_put_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_task(tmp_path, f"command -v python > {tmp_path}/found")
+    assert run(tmp_path) == 0
+    assert (tmp_path / "found").read_text() == f"{Path(sys.executable).parent}/python\n"
+
+
 def test_results_are_on_disk_before_the_next_shard_starts(tmp_path: Path) -> None:
     write_task(tmp_path, "true", f"cp {tmp_path}/0.results {tmp_path}/seen")
     assert run(tmp_path) == 0
