@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("gelu_new", "gelu")
 SOURCE = (
-    "model folder or run (its newest checkpoint), MODEL/best, an iter_* or DeepSpeed tag folder, Hugging Face folder, or "
+    "run or model folder (its newest checkpoint), MODEL/best, iter_* or DeepSpeed tag folder, Hugging Face folder, or "
     ".bin of llm.c"
 )
 

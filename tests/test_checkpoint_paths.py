@@ -20,8 +20,10 @@ ASKED: dict[str, tuple[object, ...]] = {
     "convert.verify": (),
     "convert.to_megatron": ("--output", "NEW", "--tp", 1, "--format", "v3", "--checkpoint"),
     "convert.to_gguf": ("--output", "NEW", "--checkpoint"),
-    "convert.from_megatron": ("--config", "RUN/config.yaml", "--model", "tiny", "run=NEW")
-    + ("data=[{prefix: DATA, weight: 1}]", "--checkpoint"),
+    "convert.from_megatron": (
+        *("--config", "RUN/config.yaml", "--model", "tiny", "run=NEW"),
+        *("data=[{prefix: DATA, weight: 1}]", "--checkpoint"),
+    ),
 }
 MEANT = {
     "models/tiny": "iter_0000020",

@@ -72,6 +72,8 @@ class Plan:
             "run": f"{train.iterations:,} iterations{f', {left:,} left' * bool(done)}, {samples:,} samples, "
             f"{samples * model.seq_len:,} tokens",
         }
+        if experiment.without_effect:
+            rows["no effect"] = ", ".join(experiment.without_effect)
         if self.machine:
             rows |= _predicted_rows(predict(experiment, self.machine), left)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
