@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from convert.sources.source import Source
 
 ACTIVATIONS = ("gelu_new", "gelu")
+SOURCE = (
+    "run or model folder (its newest checkpoint), MODEL/best, iter_* or DeepSpeed tag folder, Hugging Face folder, or "
+    ".bin of llm.c"
+)
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,7 @@ class Options:
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add --checkpoint, and `add_options`."""
     parser.add_argument(
-        "--checkpoint",
-        type=cli.checkpoint_path,
-        required=True,
-        metavar="RUN|ITER|TAG_DIR",
-        help="run (its newest checkpoint), its iter_* or DeepSpeed tag folder, Hugging Face folder, or .bin of llm.c",
+        "--checkpoint", type=cli.checkpoint_path, required=True, metavar="RUN|ITER|TAG_DIR", help=SOURCE
     )
     add_options(parser)
 

@@ -107,7 +107,7 @@ def merge(
         write_text(temporary / "README.md", page.render("training.huggingface", "model_card.md", **known) + "\n")
         files = {path.name: written.get(path.name) or digest(path) for path in sorted(temporary.iterdir())}
         write_json(temporary / REPORT, _report(source, dtype, replicas, proof, read, files))
-        origin = Origin(source.iteration, source.consumed_samples, source.facts.get("split"), source.facts.get("data"))
+        origin = Origin.of_facts(source.iteration, source.consumed_samples, source.facts)
         write_origin(temporary, origin, written)
         write_card(temporary / CARD, inputs=[source.path])  # merge_report.json has the hashes
     if replicas.drifted:

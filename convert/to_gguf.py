@@ -5,7 +5,8 @@
 
 --checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp reads. --dtype is
 that of matrices: f32 is exact, f16 rounds, q8_0 has 8 bits per weight and a scale per 32. The file appears whole or not
-at all. Needs the package gguf (`pip install '.[gguf]'`) and memory for a few copies of the largest tensor.
+at all; --force replaces an older one. Needs the package gguf (`pip install '.[gguf]'`) and memory for a few copies of
+the largest tensor.
 """
 
 import sys
@@ -20,13 +21,20 @@ from convert import arguments as flags
 from convert.arguments import Options
 
 
-def convert(path: Path, output: Path, *, dtype: str = "f32", options: Options | None = None) -> str:
-    """Write the file; returns one line about it. Raises InputError for what llama.cpp cannot compute."""
+def convert(
+    path: Path, output: Path, *, dtype: str = "f32", options: Options | None = None, force: bool = False
+) -> str:
+    """Write the file; returns one line about it.
+
+    Raises InputError for what llama.cpp cannot compute, and, without `force`, if the file exists.
+    """
     if find_spec("gguf") is None:
         raise InputError("convert.to_gguf needs the package gguf; pip install '.[gguf]'")
     from convert.sources.find import open_source
     from convert.targets import gguf
 
+    if output.is_file() and not force:
+        raise InputError(f"{output}: exists already; --force replaces it")
     source = open_source(path, options)
     check_outputs([output], [*source.files, *source.tokenizer_files])
     flags.announce(source)
@@ -41,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags.add_source(parser)
     parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="file to write")
     parser.add_argument("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help="default f32")
+    parser.add_argument("--force", action="store_true", help="replace an older file")
     arguments = parser.parse_args(argv)
-    print(convert(arguments.checkpoint, arguments.output, dtype=arguments.dtype, options=flags.options(arguments)))
+    options, force = flags.options(arguments), arguments.force
+    print(convert(arguments.checkpoint, arguments.output, dtype=arguments.dtype, options=options, force=force))
     return 0
 
 

@@ -67,10 +67,10 @@ def _has_no_checksum(file: Path) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("convert.verify", __doc__)
-    parser.add_argument("folder", type=cli.input_path, metavar="FOLDER", help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("checkpoint", type=cli.checkpoint_path, metavar="FOLDER", help=flags.SOURCE)
     flags.add_options(parser)
     arguments = parser.parse_args(argv)
-    for line in check(arguments.folder, flags.options(arguments)):
+    for line in check(arguments.checkpoint, flags.options(arguments)):
         print(line)
     return 0
 

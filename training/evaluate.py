@@ -11,7 +11,9 @@
 other file, read as one text. The tokens are cut into windows of the model's sequence length that do not overlap; every
 token but the first is predicted once. Several datasets get a line each, and the loss over all is the mean over their
 tokens. --max-tokens takes windows evenly spaced over all data. --part valid or test evaluates documents that the model
-was not trained on: checkpoints and merged folders record their train.split.
+was not trained on: checkpoints and merged folders record their train.split. They also record train.reset_position_ids
+and train.eod_mask_loss, and the loss follows them, as the validation of the training does; a note says so. For a folder
+that records neither, positions do not restart, and every token counts.
 
 --task wikitext reads one file in WikiText's format (wiki.test.tokens, wiki.test.raw) and computes the word perplexity
 that papers report: the text is detokenized, windows start every --stride tokens, and the loss is divided by the number
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli
+from common.console import note
 from common.errors import InputError
 from common.files import check_outputs, is_readable, write_json
 from common.run_card import NAME, write_card
@@ -97,13 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _on_data(arguments: argparse.Namespace) -> dict[str, Any]:
     """The result on --data. The model is freed at the end."""
-    from training.inference.load import load_model, trained_split
+    from training.inference.load import load_model, origin_of
     from training.precision import precision_type
 
     checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
-    split = None
+    split, origin = None, origin_of(checkpoint)
     if part != "all":
-        split = arguments.split or trained_split(checkpoint)
+        split = arguments.split or origin.split
         if split is None:
             raise InputError(
                 f"{checkpoint}: does not say which documents it was trained on; for --part {part} give "
@@ -115,7 +118,10 @@ def _on_data(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.task != "loss":
         return {**about, "task": arguments.task, **_task(arguments, model, tokenizer)}
     about |= {"part": part} | ({"split": split} if split else {})
-    return {**about, **_losses(arguments, model, tokenizer, split)}
+    rules = {key: True for key in ("reset_position_ids", "eod_mask_loss") if getattr(origin, key)}
+    if rules:
+        note(f"{checkpoint}: evaluated with train.{' and train.'.join(rules)}, as it was trained")
+    return {**about, **rules, **_losses(arguments, model, tokenizer, split, rules)}
 
 
 def is_dataset(path: Path) -> bool:
@@ -159,9 +165,17 @@ def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _losses(
-    arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None", split: str | None
+    arguments: argparse.Namespace,
+    model: "GPT2",
+    tokenizer: "Tokenizer | None",
+    split: str | None,
+    rules: dict[str, bool],
 ) -> dict[str, Any]:
-    """Print and return the loss on all data; if there are several datasets, each one's result is under `each`."""
+    """Print and return the loss on all data; if there are several datasets, each one's result is under `each`.
+
+    `rules` are fields of a BatchForm.
+    """
+    from training.dataset.batches import BatchForm
     from training.dataset.corpus import Corpus, Samples, split_documents
     from training.evaluation.scoring import BATCH, combine, evaluate, summary
     from training.huggingface.tokenizer import vocabulary_size
@@ -183,7 +197,8 @@ def _losses(
     share = (arguments.max_tokens or math.inf) / max(1, sum(samples.tokens for samples in datasets))
     results = []
     for path, samples in zip(paths, datasets, strict=True):
-        results.append(evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH))
+        form = BatchForm(samples.corpus.end_of_text, **rules)
+        results.append(evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH, form))
         print(f"{path} ({part}): {summary(results[-1])}")
     if len(results) == 1:
         return results[0]

@@ -23,16 +23,18 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
     Skipped steps do not count (Megatron-LM's rule): the next step has the same rate. After the warm-up the rate rises
     only where a cosine begins again (Loshchilov and Hutter 2017).
 
-    Cosine, linear and the cooldown of warm-up, stable, decay (Hu et al. 2024; sqrt: Hägele et al. 2024) reach `min_lr`
-    exactly at the last iteration. The inverse square root, Megatron-LM's, passes through `lr` at the end of the
-    warm-up; after the last iteration it is clamped to `min_lr`.
+    Cosine, linear, and warm-up, stable, decay (Hu et al. 2024; sqrt: Hägele et al. 2024) have `min_lr` in iteration
+    `train.decay_end`, counted from 1, and after it. This holds for every length: a cooldown of 0 or 1 iterations, one
+    iteration after the warm-up, a run that ends within a cycle. A warm-up over all iterations ends at `lr`. The
+    inverse square root, Megatron-LM's, passes through `lr` at the end of the warm-up, and has `min_lr` after
+    `train.decay_end`.
     """
     warmup = train.warmup_end
     if iteration < warmup:
         return train.lr * (iteration + 1) / warmup
     if train.lr_decay == "constant":
         return train.lr
-    if iteration >= train.decay_end:
+    if iteration >= train.decay_end - (train.lr_decay != "inverse_sqrt"):
         return train.min_lr
     if train.lr_decay == "inverse_sqrt":
         return max(train.min_lr, train.lr * math.sqrt(max(1, warmup) / (iteration + 1)))

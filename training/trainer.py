@@ -224,7 +224,7 @@ class Trainer:
             self.heartbeat.progress = {"done": iteration, "loss": round(step.loss, 4), "seconds_left": round(left)}
             self.progress = replace(self.progress, journal=self.logger.state())
             with self.logger.pause():
-                self._validate(last)
+                self._validate(last, taken)
                 self._sample()
                 end = self.progress.end(train)
                 if end and self.data.test:
@@ -273,12 +273,12 @@ class Trainer:
                 blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
         return self.guard.accepts(loss, grad_norm)
 
-    def _validate(self, last: bool) -> None:
-        """The validation loss, every eval_interval and in the last iteration."""
+    def _validate(self, last: bool, taken: int) -> None:
+        """The validation loss, every eval_interval and in the last iteration, after `taken` optimiser steps."""
         iteration, train = self.progress.iteration, self.session.experiment.train
         if self.data.valid.per_epoch and (last or iteration % train.eval_interval == 0):
             self.heartbeat.beat(iteration, "validation")
-            self.progress = self.progress.with_loss(self._report_loss(self.data.valid, "valid"))
+            self.progress = self.progress.with_loss(self._report_loss(self.data.valid, "valid"), taken)
 
     def _sample(self) -> None:
         """Every sample_interval: a text that the weights of now write. It draws from no stream of the training."""

@@ -68,8 +68,6 @@ class ParallelSettings(Section):
 
     @model_validator(mode="after")
     def _auto_is_alone(self) -> Self:
-        if self.gpus and not self.auto:
-            raise ValueError(f"gpus {self.gpus} is for auto: true; elsewhere it follows from pipeline, data and tensor")
         fixed = [key for key in self.model_fields_set - {"auto", "gpus"} if getattr(self, key) != _default(key)]
         if self.auto and fixed:
             raise ValueError(f"auto chooses {fixed[0]}, too; leave it out, or set auto to false")
@@ -86,8 +84,6 @@ class ParallelSettings(Section):
                 f"virtual_stages {self.virtual_stages} with schedule {self.schedule}: "
                 "interleaved_1f1b needs 2 or more, the others 1"
             )
-        if self.offload and not (self.zero_stage and self.data > 1):
-            raise ValueError("offload needs zero_stage 1, 2 or 3 and data 2 or more")
         return self
 
     def takes(self, micro_batches: int) -> bool:

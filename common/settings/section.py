@@ -1,7 +1,8 @@
 """The base class of all configuration sections, and their common number types."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +24,36 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+
+class Need(NamedTuple):
+    """What a key needs to have an effect."""
+
+    key: str
+    """The key below its section, such as train.keep_every."""
+    met: Callable[[Any], object]
+    """Whether a section has what the key needs."""
+    needs: str
+    """What that is, in words."""
+    refused: bool = False
+    """Whether a person who sets the key without it expects something else; if not, the plan says it."""
+
+
+def without_effect(section: Section, needs: Iterable[Need]) -> Iterator[str]:
+    """The keys that differ from their default and have no effect: `train.keep_every 9 (needs train.keep_last)`.
+
+    Raises ValueError for the first that is refused.
+    """
+    for need in needs:
+        *path, key = need.key.split(".")
+        holder = reduce(getattr, path, section)
+        value = getattr(holder, key)
+        if value == type(holder).model_fields[key].default or need.met(section):
+            continue
+        text = f"{need.key} {str(value).lower() if isinstance(value, bool) else value}"
+        if need.refused:
+            raise ValueError(f"{text} needs {need.needs}; set that, or leave {need.key} out")
+        yield f"{text} (needs {need.needs})"
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> list[str]:

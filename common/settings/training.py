@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings.section import NonNegativeInt, PositiveInt, Section, Seed, Share, Size
+from common.settings.section import Need, NonNegativeInt, PositiveInt, Section, Seed, Share, Size, without_effect
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Float32 = Annotated[float, Field(ge=0, le=3e38)]  # stays finite as a float32
@@ -214,9 +214,9 @@ class EvaluateSettings(Section):
     """The first samples of each task. 0: all."""
 
     @model_validator(mode="after")
-    def _tasks_are_named(self) -> Self:
-        if (self.task_dir or self.max_samples) and not self.tasks:
-            raise ValueError("task_dir and max_samples are for tasks, and none is named")
+    def _keys_have_an_effect(self) -> Self:
+        tasks = [Need(key, lambda one: one.tasks, "tasks", True) for key in ("task_dir", "max_samples")]
+        list(without_effect(self, tasks))
         return self
 
 
@@ -244,3 +244,8 @@ class GenerateSettings(Section):
     sources: bool = True
     """Show which spans of the texts stand verbatim in the training data, with URL and first iteration. The first time
     writes PREFIX.ngrams beside each dataset: .4 of the size of a PREFIX.bin of 2-byte tokens."""
+
+    @model_validator(mode="after")
+    def _keys_have_an_effect(self) -> Self:
+        list(without_effect(self, [Need("samples", lambda one: one.temperature > 0, "temperature above 0", True)]))
+        return self

@@ -65,7 +65,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()}))
     small = (CONFIG, GENERATION_CONFIG, origin.NAME, *origin.TOKENIZER_FILES)
     merged = origin.read_origin(folder) or origin.Origin()
-    facts = {key: config.get(key) for key in _FACTS} | {"split": merged.split, "data": merged.data}
+    facts = {key: config.get(key) for key in _FACTS} | merged.facts
     return Source(
         path=folder,
         layout=f"Hugging Face, {model.n_layer} layers, {types}, {files[0].name if len(files) == 1 else files[-1].name}",

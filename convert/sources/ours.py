@@ -9,7 +9,7 @@ from convert.sources.source import MOMENTS, Architecture, Block, Sharded, Source
 from training import checkpoint
 from training.checkpoint.manifest import MANIFEST
 from training.checkpoint.parts import stored_tensors
-from training.inference.load import tokenizer_for
+from training.inference.load import origin_in, tokenizer_for
 
 
 def matches(folder: Path) -> bool:
@@ -56,5 +56,5 @@ def open_folder(folder: Path, options: Options) -> Source:
         moments={moment: under(f"{moment}.") for moment in MOMENTS},
         step=round(float(stored["step"].blocks[0].tensor.read())),
         tokenizer=tokenizer_for(manifest),
-        facts={"split": manifest.experiment.train.split, "data": manifest.data},
+        facts=origin_in(manifest).facts,
     )

@@ -34,7 +34,7 @@ WRONG = [
     ("dedup: {threshold: high}", "dedup.threshold"),
     ("shards: 0", "shards: "),
     ("decontaminate: {min_words: 14}", "max_words 13"),
-    ("evaluate: {max_samples: 9}", "max_samples are for tasks"),
+    ("evaluate: {max_samples: 9}", "max_samples 9 needs tasks"),
     ("train_models: [tinny]", "'tinny' under models (did you mean 'tiny'?)"),
     ("tiny: {model: {n_layer: 1, n_head: 3, n_embd: 8}}", "n_head"),
     ("tiny: {parallel: {tensor: 3}}", "parallel.tensor 3 does not divide model.n_head 4"),

@@ -71,7 +71,7 @@ def folder_of(path: Path, tokenizer: Tokenizer | None, **changes: Any) -> Path:
 
 def written(folder: Path, *options: str) -> Path:
     output = folder.with_name(f"{folder.name}{''.join(options)}.gguf")
-    assert run_main(main, "--checkpoint", folder, "--output", output, *options) == 0
+    assert run_main(main, "--checkpoint", folder, "--output", output, "--force", *options) == 0
     return output
 
 
@@ -177,13 +177,15 @@ def test_what_llama_cpp_cannot_load_is_one_line_and_leaves_the_older_file(
     output.write_text("older")
 
     def refused(folder: Path, *options: object) -> str:
-        return refusal(capsys, main, "--checkpoint", folder, "--output", output, *options)
+        return refusal(capsys, main, "--checkpoint", folder, "--output", output, "--force", *options)
+
+    assert "--force replaces it" in refusal(capsys, main, "--checkpoint", good, "--output", output)
 
     assert "erf" in refused(folder_of(tmp_path / "erf", trained, activation="gelu"))
     assert "--tokenizer" in refused(folder_of(tmp_path / "none", None, vocab_size=300))
     assert "f16" in refused(folder_of(tmp_path / "narrow", trained, n_embd=40), "--dtype", "q8_0")
     weights = good / "model.safetensors"
-    assert str(weights) in refusal(capsys, main, "--checkpoint", good, "--output", weights)
+    assert str(weights) in refusal(capsys, main, "--checkpoint", good, "--output", weights, "--force")
     monkeypatch.setattr("gguf.GGUFWriter.write_tensor_data", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     assert "full" in refused(good)
     monkeypatch.setitem(sys.modules, "gguf", None)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.files import read_json
+from common.files import read_json, read_rows
 from convert.merge_mp import merge
 from tests.conftest import Once
 from tests.convert.helpers import write_pretrained
 from tests.helpers import run_main
 from tests.training.helpers import Capsys, byte_documents, make_run, train_tiny, write_corpus
 from tests.training.reference import tiny_model
+from training.dataset.batches import BatchForm
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import main
 from training.evaluation.scoring import evaluate
@@ -38,6 +39,13 @@ def test_every_token_counts_once_even_in_the_short_last_window(texts: list[np.nd
     assert result["tokens"] == sum(map(len, texts)) - 1
     assert result["loss"] == pytest.approx(plain_loss(model, np.concatenate(texts)), rel=1e-5)
     assert result["perplexity"] == pytest.approx(np.exp(result["loss"]))
+
+
+def test_bytes_are_those_of_the_tokens_that_count() -> None:
+    texts = [text.astype(np.int64) for text in byte_documents(3)]
+    samples = Samples(Corpus.in_memory(Path("c"), texts), range(3), 16)
+    found = evaluate(tiny_model(257), samples, np.ones(257, np.int64), form=BatchForm(256, eod_mask_loss=True))
+    assert found["bytes"] == found["tokens"] == sum(map(len, texts)) - 3  # without the first token of each document
 
 
 def test_all_tokens_of_several_datasets_have_the_same_weight(tmp_path: Path) -> None:
@@ -87,6 +95,28 @@ def test_a_part_follows_the_training_split_or_the_one_that_is_given(
     assert read_json(output)["loss"] == found["loss"]
     assert run_main(main, *asked, "--batch", "1") == 0
     assert read_json(output)["loss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("keys", [("reset_position_ids",), ("reset_position_ids", "eod_mask_loss"), ()])
+def test_the_loss_follows_the_rules_of_the_training_before_and_after_the_merge(
+    tmp_path: Path, capsys: Capsys, keys: tuple[str, ...]
+) -> None:
+    rules = dict.fromkeys(keys, True)
+    config, data = make_run(tmp_path, train={"split": "27,33,0", "eval_batches": 99, **rules}), tmp_path / "documents"
+    # 33 * 33 tokens of validation are 68 whole windows: the trainer leaves out a shorter last one
+    tokens = np.random.default_rng(0).integers(0, 256, (60, 33)).astype(np.uint16)
+    write_corpus(data, [np.append(row[1:], 256) for row in tokens])
+    assert train_tiny(config, f"data=[{{prefix: {data}, weight: 1}}]", "train.iterations=2") == 0
+    merge(tmp_path / "models/tiny", tmp_path / "merged")
+    merge(tmp_path / "merged", tmp_path / "again")
+    expected = float(read_rows(tmp_path / "models/tiny/valid.csv")[-1]["loss"])
+    for checkpoint in ("models/tiny", "again"):
+        capsys.readouterr()
+        asked = ("--checkpoint", tmp_path / checkpoint, "--data", data, "--part", "valid")
+        assert run_main(main, *asked, "--output", tmp_path / "result.json") == 0
+        found = read_json(tmp_path / "result.json")
+        assert found["loss"] == pytest.approx(expected, rel=1e-6) and rules.items() <= found.items()
+        assert ("as it was trained" in capsys.readouterr().err) == bool(rules)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ def test_each_schedule_has_the_published_values() -> None:
     held = rates(100, min_lr=0.1, warmup_iterations=10, decay_iterations=40)
     assert held[38] > held[39] == 0.1 and set(held[39:]) == {0.1}
     assert rates(100, warmup=0.5, warmup_iterations=4)[:4] == [0.25, 0.5, 0.75, 1.0]  # the number wins over the share
-    assert rates(1, warmup=0.0) == [1.0]
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
@@ -52,7 +51,19 @@ def test_a_cosine_with_cycles_begins_again_at_lr_whatever_the_length_of_the_run(
     cycle = [0.1 + 0.45 * (1 + math.cos(math.pi * number / 9)) for number in range(10)]
     for count in (25, 60):
         found = rates(count, min_lr=0.1, warmup_iterations=5, cycle_iterations=10)
-        assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, *(cycle * 6)[: count - 5]])
+        assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, *(cycle * 6)[: count - 6], 0.1])
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "wsd"])
+def test_a_schedule_that_falls_ends_at_min_lr_whatever_the_lengths(decay: str) -> None:
+    for count in range(1, 21):
+        for warmup in range(1, count):
+            found = rates(count, min_lr=0.1, warmup_iterations=warmup, lr_decay=decay)
+            assert found[warmup - 1] == 1.0 and found[-1] == 0.1
+        for more in ({"cycle_iterations": 1}, {"cycle_iterations": 3}, {"cooldown_iterations": 1}):
+            found = rates(count, min_lr=0.1, warmup=0, lr_decay=decay, **more)
+            assert found[-1] == 0.1 and (count == 1 or found[0] == 1.0)
+    assert rates(4, warmup_iterations=4, lr_decay=decay)[-1] == 1.0
 
 
 @pytest.mark.parametrize("patterns", [None, ["*.bias", "*ln_*", "w?e.weight"], [], ["*"]])

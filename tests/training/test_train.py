@@ -207,6 +207,15 @@ def test_a_run_that_improves_no_more_ends_and_keeps_its_best_checkpoint(
     assert f"already at {ended}" in capsys.readouterr().out
 
 
+def test_a_validation_after_skipped_steps_alone_is_no_missed_improvement(tmp_path: Path, capsys: Capsys) -> None:
+    train = {"precision": "float16", "initial_loss_scale": 2.0**126, "eval_interval": 1, "save_interval": 2}
+    config = make_run(tmp_path, train={**train, "iterations": 3, "stop_after_no_improvement": 1})
+    for iterations in (3, 5):  # the second time from a checkpoint
+        assert train_tiny(config, f"train.iterations={iterations}") == 0
+        done = read_json(tmp_path / "models/tiny/done.json")
+        assert done["iteration"] == iterations and "ended" not in capsys.readouterr().out
+
+
 def test_the_settings_of_a_model_train_another_one_under_a_new_name(tmp_path: Path, capsys: Capsys) -> None:
     config = make_run(tmp_path)
     assert train_tiny(config, "--name", "tiny-3e-4", "train.lr=3e-4", "train.iterations=1") == 0

@@ -38,13 +38,20 @@ class Progress:
     journal: Mapping[str, Any] = field(default_factory=dict)
     """State of `training.metrics`: figures not reported yet."""
     best: Mapping[str, Any] = field(default_factory=dict)
-    """The lowest validation `loss`, its `iteration`, and the validation runs `since`; empty before the first."""
+    """The lowest validation `loss`, its `iteration`, and the validation runs `since`; the steps `taken` before the last
+    validation run. Empty before the first."""
 
-    def with_loss(self, loss: float) -> "Progress":
-        """After a validation run with this loss; NaN is no improvement."""
+    def with_loss(self, loss: float, taken: int) -> "Progress":
+        """After a validation run with this loss, after `taken` optimiser steps. NaN is no improvement.
+
+        If every step since the last validation run was skipped, as float16's first ones are, the model is still the
+        one of that run: this one does not count.
+        """
+        if taken == self.best.get("taken"):
+            return self
         if loss < self.best.get("loss", math.inf):
-            return replace(self, best={"loss": loss, "iteration": self.iteration, "since": 0})
-        return replace(self, best={**self.best, "since": self.best.get("since", 0) + 1})
+            return replace(self, best={"loss": loss, "iteration": self.iteration, "since": 0, "taken": taken})
+        return replace(self, best={**self.best, "since": self.best.get("since", 0) + 1, "taken": taken})
 
     def end(self, train: TrainSettings) -> str:
         """Why the run ends here, or "" if it goes on."""

@@ -73,7 +73,11 @@ class Batch(NamedTuple):
 
 def read_batch(samples: Readable, form: BatchForm, numbers: Sequence[int]) -> Batch:
     """The samples with these numbers as one batch."""
-    tokens = np.stack([samples.sample(number) for number in numbers])
+    return make_batch(np.stack([samples.sample(number) for number in numbers]), form)
+
+
+def make_batch(tokens: npt.NDArray[np.int64], form: BatchForm) -> Batch:
+    """(B, T + 1) tokens as a batch."""
     inputs, targets = tokens[:, :-1], targets_of(tokens, form)
     positions = None
     if form.reset_position_ids:

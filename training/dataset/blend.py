@@ -7,6 +7,7 @@
 After n samples, for every n, the number taken from each corpus is within one sample of n times its weight (Tijdeman
 1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora). Weights become the smallest integers with
 the same ratios. Their sum is the period after which the choice of corpora repeats, so that sample n is found directly.
+Ratios that need a period over 2^20 are rounded to multiples of 2^-20; `Blend.rounding` says by how much.
 """
 
 import hashlib
@@ -25,19 +26,26 @@ from common.errors import InputError
 from common.settings import DataSettings, ModelSettings, TrainSettings
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 
-_MAX_PERIOD = 1 << 20  # weights whose ratios need a longer period are rounded to a millionth
+MAX_PERIOD = 1 << 20
+"""The longest period: ratios of weights that need a longer one are rounded."""
+
+
+def exact_weights(weights: Sequence[float]) -> list[Fraction]:
+    """The weights as they are written, with a sum of 1: 0.1 is exactly a tenth."""
+    written = [Fraction(str(weight)) for weight in weights]
+    return [weight / sum(written) for weight in written]
 
 
 def integer_weights(weights: Sequence[float]) -> list[int]:
     """The smallest integers in the ratio of `weights` (all positive), with a sum of at most 2^20."""
-    exact = [Fraction(str(weight)) for weight in weights]  # str: 0.1 is exactly a tenth
+    exact = exact_weights(weights)
     denominator = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * denominator) for weight in exact]
     divisor = math.gcd(*whole)
-    if sum(whole) // divisor <= _MAX_PERIOD:
+    if sum(whole) // divisor <= MAX_PERIOD:
         return [weight // divisor for weight in whole]
-    rounded = [max(1, round(Fraction(weight * _MAX_PERIOD, sum(whole)))) for weight in whole]
-    rounded[rounded.index(max(rounded))] += _MAX_PERIOD - sum(rounded)
+    rounded = [max(1, round(Fraction(weight * MAX_PERIOD, sum(whole)))) for weight in whole]
+    rounded[rounded.index(max(rounded))] += MAX_PERIOD - sum(rounded)
     return rounded
 
 
@@ -73,6 +81,9 @@ class Blend:
         self.parts = tuple(parts)
         self.weights = integer_weights(weights)
         self.period = sum(self.weights)
+        shares = zip(self.weights, exact_weights(weights), strict=True)
+        self.rounding = max(abs(Fraction(weight, self.period) - exact) for weight, exact in shares)
+        """The largest difference between the share of a corpus and the one that its weight asks for."""
         self._corpus = schedule(self.weights)
         self._index = np.empty(self.period, dtype=np.int32)  # among its corpus' samples in a period
         for corpus, weight in enumerate(self.weights):

@@ -73,7 +73,9 @@ class Corpus:
         documents = [np.append(tokenizer.encode(text).astype(np.int64), tokenizer.end_of_text) for text in texts]
         if not documents:
             raise InputError(f"{path}: no documents")
-        return cls.in_memory(path, documents)
+        corpus = cls.in_memory(path, documents)
+        corpus.end_of_text = tokenizer.end_of_text
+        return corpus
 
     @classmethod
     def in_memory(cls, name: Path, documents: list[npt.NDArray[np.int64]]) -> "Corpus":

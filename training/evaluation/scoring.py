@@ -19,7 +19,7 @@ from common.errors import InputError
 from common.progress import Meter
 from common.tokenizer import Lengths
 from common.workers import Item, batched, threaded_map
-from training.dataset.batches import BatchForm, Readable, read_batch, targets_of
+from training.dataset.batches import Batch, BatchForm, Readable, make_batch, read_batch, targets_of
 from training.dataset.corpus import Samples
 from training.loss import IGNORED
 from training.model import GPT2, summed_loss
@@ -54,18 +54,21 @@ def sum_of_losses(
     """Loss in nats summed over all targets of the samples with these numbers, and how many targets count."""
     device = next(model.parameters()).device
     total, counted = torch.zeros((), dtype=torch.float64, device=device), 0
-    model.eval()
     read = partial(read_batch, samples, form)
     with (
         Meter("evaluate", "windows", len(numbers)) as meter,
         closing(threaded_map(read, batched(numbers, batch_size), 1)) as batches,
     ):
         for batch in forecast(batches, -(-len(numbers) // batch_size), device):
-            tokens, targets = batch.tokens.to(device), batch.targets.to(device)
-            total += summed_loss(model(tokens), targets).double()
+            total += _batch_loss(model, batch.to(device)).double()
             counted += batch.counted
-            meter.advance(len(tokens))
+            meter.advance(len(batch.tokens))
     return float(total), counted
+
+
+def _batch_loss(model: GPT2, batch: Batch) -> Tensor:
+    """Loss in nats summed over the targets of a batch, on the model's device: ()."""
+    return summed_loss(model.eval()(batch.tokens, batch.positions), batch.targets)
 
 
 class Window(NamedTuple):
@@ -121,10 +124,16 @@ def logits_at(model: GPT2, tokens: Tensor, selected: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT2, samples: Samples, byte_lengths: Lengths | None = None, share: float = 1.0, batch_size: int = BATCH
+    model: GPT2,
+    samples: Samples,
+    byte_lengths: Lengths | None = None,
+    share: float = 1.0,
+    batch_size: int = BATCH,
+    form: BatchForm | None = None,
 ) -> dict[str, Any]:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included.
 
+    `form` has the rules for positions and masked targets (default: none).
     With a `share` below 1, over that share of the windows, evenly spaced, but at least one.
     With the bytes of each token id (`Tokenizer.byte_lengths`) also the bits per byte of the predicted text, where
     end-of-text costs bits and has no bytes. They compare models of different vocabularies.
@@ -133,18 +142,18 @@ def evaluate(
     count = min(windows, max(1, int(share * windows))) if share < 1 else windows
     numbers = [number * windows // count for number in range(count)]
     tail = samples.tail() if count == windows else np.empty(0, np.int64)
-    form = BatchForm(samples.corpus.end_of_text)
+    form = form or BatchForm(samples.corpus.end_of_text)
     total, predicted = sum_of_losses(model, samples, numbers, batch_size, form)
     if len(tail) > 1:
-        device = next(model.parameters()).device
-        targets = torch.from_numpy(targets_of(tail[None], form)).to(device)
-        total += float(summed_loss(model.eval()(torch.from_numpy(tail[None, :-1]).to(device)), targets))
-        predicted += int((targets != IGNORED).sum())
+        last = make_batch(tail[None], form)
+        total += float(_batch_loss(model, last.to(next(model.parameters()).device)))
+        predicted += last.counted
     if not predicted:
         raise InputError(f"{samples.corpus.prefix}: fewer than two tokens to evaluate; choose another file or part")
     text = 0
     if byte_lengths is not None:
-        text = sum(int(byte_lengths[tokens[1:]].sum()) for tokens in chain(map(samples.sample, numbers), [tail]))
+        each = (targets_of(tokens[None], form) for tokens in chain(map(samples.sample, numbers), [tail]))
+        text = sum(int(byte_lengths[targets[targets != IGNORED]].sum()) for targets in each)
     return _result(total, predicted, samples.tokens - 1, samples.documents, text)
 
 

@@ -9,7 +9,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from common import run_card
 from common.errors import CheckpointError, InputError
@@ -35,6 +35,8 @@ _FORMAT = 1
 class Origin:
     """Where the weights of a folder come from; None for what is not known."""
 
+    _FACTS: ClassVar = ("split", "data", "reset_position_ids", "eod_mask_loss")
+
     iteration: int | None = None
     """Optimiser steps of the run."""
     consumed_samples: int | None = None
@@ -43,6 +45,20 @@ class Origin:
     """The run's train.split: the shares of training, validation and test documents."""
     data: str | None = None
     """Identity of the training data, as in the checkpoint's manifest."""
+    reset_position_ids: bool | None = None
+    """The run's train.reset_position_ids."""
+    eod_mask_loss: bool | None = None
+    """The run's train.eod_mask_loss."""
+
+    @classmethod
+    def of_facts(cls, iteration: int | None, samples: int | None, facts: Mapping[str, Any]) -> Self:
+        """An origin whose other fields are those `facts` that name them."""
+        return cls(iteration, samples, **{key: facts.get(key) for key in cls._FACTS})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known besides the position in the run."""
+        return {key: value for key in self._FACTS if (value := getattr(self, key)) is not None}
 
 
 def shard_name(number: int, count: int) -> str:
@@ -98,6 +114,7 @@ def read_origin(folder: Path) -> Origin | None:
     """Where the weights of a folder of ours come from; None if it is not recorded."""
     raw = _read(folder)
     kinds = {"iteration": int, "consumed_samples": int, "split": str, "data": str}
+    kinds |= {"reset_position_ids": bool, "eod_mask_loss": bool}
     return Origin(**{key: raw[key] for key, kind in kinds.items() if type(raw.get(key)) is kind}) if raw else None
 
 

@@ -13,7 +13,7 @@ from common.tokenizer import Tokenizer, vocabulary_files
 from training import checkpoint
 from training.checkpoint import Manifest
 from training.huggingface.config import Variant, is_pretrained_folder
-from training.huggingface.origin import read_origin
+from training.huggingface.origin import Origin, read_origin
 from training.huggingface.pretrained import load_pretrained
 from training.huggingface.tokenizer import read_tokenizer, true_vocabulary
 from training.inference.variants import become
@@ -41,15 +41,21 @@ def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
     return tokenizer if same and manifest.end_of_text == tokenizer.end_of_text else None
 
 
-def trained_split(path: Path) -> str | None:
-    """The train.split of the run that a model comes from; None if it is not recorded."""
+def origin_in(manifest: Manifest) -> Origin:
+    """What a checkpoint records of the run that wrote it."""
+    train, progress = manifest.experiment.train, manifest.progress
+    facts = {**train.model_dump(), "data": manifest.data}
+    return Origin.of_facts(progress.iteration, progress.consumed_samples, facts)
+
+
+def origin_of(path: Path) -> Origin:
+    """What is recorded of the run that a model comes from; nothing for a folder from elsewhere."""
     if is_pretrained_folder(path):
-        origin = read_origin(path)
-        return origin.split if origin else None
+        return read_origin(path) or Origin()
     for folder in (path, *checkpoint_folders(path)):
         with suppress(CheckpointError):
-            return checkpoint.read_manifest(folder).experiment.train.split
-    return None
+            return origin_in(checkpoint.read_manifest(folder))
+    return Origin()
 
 
 def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:

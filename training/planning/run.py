@@ -9,7 +9,7 @@ from common.console import text_table
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
 from common.tokenizer import Tokenizer, vocabulary_files
-from training.dataset.blend import Splits, open_splits
+from training.dataset.blend import MAX_PERIOD, Splits, open_splits
 from training.huggingface.config import check_finetune
 from training.launch.device import threads_of
 from training.model_folder import checkpoint_folders, newest_iteration
@@ -72,6 +72,8 @@ class Plan:
             "run": f"{train.iterations:,} iterations{f', {left:,} left' * bool(done)}, {samples:,} samples, "
             f"{samples * model.seq_len:,} tokens",
         }
+        if experiment.without_effect:
+            rows["no effect"] = ", ".join(experiment.without_effect)
         if self.machine:
             rows |= _predicted_rows(predict(experiment, self.machine), left)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
@@ -123,6 +125,8 @@ class Plan:
                 use = (f"{taken:,}", f"{taken / split.per_epoch:.2f}") if part == "train" else ("", "")
                 table.append((str(split.corpus.prefix), part, share, *sizes, *use))
         lines = text_table(table, "ll" + "r" * 6)
+        if (moved := int(self.data.train.rounding * samples)) > 0:
+            lines += f"\nshares are rounded to 1/{MAX_PERIOD:,}: up to {moved:,} samples more or fewer than weights say"
         if self.data.test is None:
             lines += f"\nno test part: train.split {self.experiment.train.split} leaves no sample"
         return lines

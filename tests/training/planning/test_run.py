@@ -59,6 +59,16 @@ def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
     assert without.data.test is None and "no test part: train.split 90,10,0" in without.text()
 
 
+def test_weights_that_are_rounded_by_a_sample_or_more_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("dataset.blend", "planning.run"):
+        monkeypatch.setattr(f"training.{module}.MAX_PERIOD", 1024)
+    plan = blended(folder, ("books", 0.1234), ("web", 0.8766), iterations=2000)
+    away = abs(plan.data.train.taken(16_000, 0) - 16_000 * 0.1234)
+    assert away > 1 and f"1/1,024: up to {int(away)} samples more or fewer" in plan.text()
+    assert "more or fewer" not in plan.text(done=1990)
+    assert "more or fewer" not in blended(folder, ("books", 0.123), ("web", 0.877), iterations=2000).text()
+
+
 @pytest.mark.parametrize(
     ("data", "train", "names"),
     [
