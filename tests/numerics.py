@@ -1,0 +1,40 @@
+"""How near two results of the same arithmetic are: the one place for tolerances of sums.
+
+Vector widths, threads, libraries, layouts and caches add the same terms in another order. One addition rounds by up to
+eps/2 of what it holds, and independent errors of n additions grow like sqrt(n): Higham, Accuracy and Stability of
+Numerical Algorithms, section 2.8. A result that cancels is as wrong as its terms, so errors are compared with the
+largest value of a tensor and never with each value, and never with a number that one processor happened to meet.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SPREAD = 4
+"""The largest of a tensor's errors in standard deviations of one; covers exp, tanh and rsqrt (1 to 4 units), too."""
+
+
+def tolerance(terms: int, dtype: torch.dtype = torch.float32) -> float:
+    """The relative difference of two sums of so many terms in this precision."""
+    return SPREAD * torch.finfo(dtype).eps * math.sqrt(terms)
+
+
+def logit_terms(model: Any) -> int:
+    """How many terms are added one after the other between a token and a logit of a GPT-2 of these settings.
+
+    Per layer the sums of two norms, of qkv, of the scores and their values (no longer than n_embd here), of the
+    projection and of the MLP (1 + 4 times n_embd); then the head's. A loss adds few; a gradient goes back: twice more.
+    """
+    layers, width = model.n_layer, model.n_embd
+    return int((10 * layers + 1) * width)
+
+
+def assert_close(found: Tensor, expected: Tensor, *, terms: int, dtype: torch.dtype = torch.float32) -> None:
+    """Each value of `found` is `expected`, computed by sums of so many terms; `dtype` is that of the arithmetic."""
+    assert found.shape == expected.shape
+    exact, largest = expected.detach().double().cpu(), float(expected.detach().abs().max())
+    difference = float((found.detach().double().cpu() - exact).abs().max())
+    limit = tolerance(terms, dtype) * largest
+    assert difference <= limit, f"differs by {difference:.2e} > {limit:.2e}; the largest value is {largest:.2e}"
