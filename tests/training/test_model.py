@@ -59,7 +59,7 @@ def test_positions_and_ignored_targets_reach_the_loss() -> None:
     halves = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     logits = model(tokens[:, :-1], halves).detach()
     assert_close(logits[:, :4], model(tokens[:, :4]), terms=TERMS)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="times what"):
         assert_close(logits[:, 4:], model(tokens[:, :-1])[:, 4:], terms=1000 * TERMS)
     targets = tokens[:, 1:].clone()
     each = [float(summed_loss(logits[:, i : i + 1], targets[:, i : i + 1])) for i in range(8)]
