@@ -163,6 +163,7 @@ def differences(seen: Seen, single: Seen) -> dict[str, float]:
     return found | {"weights": weights_difference(seen.weights, single.weights)}
 
 
+@torch.no_grad()
 def weights_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """The largest relative difference of a tensor's norm. Not of the key bias, whose gradient is rounding alone."""
     pairs = [[_without_key_bias(name, weights[name]) for weights in (found, expected)] for name in expected]
