@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SPREAD = 4
-"""The largest of a tensor's errors in standard deviations of one; covers exp, tanh and rsqrt (1 to 4 units), too."""
+SPREAD = 2
+"""The largest error of a tensor, in eps: seven standard deviations of one rounding, which is eps / sqrt(12)."""
 
 
-def tolerance(terms: int, dtype: torch.dtype = torch.float32) -> float:
-    """The relative difference of two sums of so many terms in this precision."""
-    return SPREAD * torch.finfo(dtype).eps * math.sqrt(terms)
+def tolerance(terms: int) -> float:
+    """The relative difference of two float32 sums of so many terms."""
+    return SPREAD * torch.finfo(torch.float32).eps * math.sqrt(terms)
 
 
 def logit_terms(model: Any) -> int:
@@ -40,7 +40,6 @@ def assert_close(found: Tensor | None, expected: Tensor | None, *, terms: int, s
     exact, rounding = expected.detach().double().cpu(), torch.finfo(found.dtype).eps
     difference = (found.detach().double().cpu() - exact).abs()
     largest = max(scale, float(exact.abs().max())) if exact.numel() else scale
-    worst = (
-        float((difference / (tolerance(terms) * largest + rounding * exact.abs())).max()) if difference.any() else 0.0
-    )
+    limit = tolerance(terms) * largest + rounding * exact.abs()
+    worst = float((difference / limit).max()) if difference.any() else 0.0
     assert worst <= 1, f"the difference is {worst:.2f} times what float32 sums of {terms} terms explain"

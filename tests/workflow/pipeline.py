@@ -49,7 +49,7 @@ def configure(folder: Path, **more: object) -> None:
         "urls": ["site/urls.txt"],
         "site": "site",
         "shards": 2,
-        "scrape": {"host_delay": 0, "page_timeout": 3, "retries": 0},
+        "scrape": {"host_delay": 0, "page_timeout": 5, "retries": 0},
         "dedup": {"jobs": 1},
         "train_models": ["tiny"],
         "models": {"tiny": TINY},

@@ -53,7 +53,7 @@ def bare_extraction(html, **options):
     print("chatter on standard output")
     return SimpleNamespace(text=html)
 """
-SETTINGS = ScrapeSettings(extractors=["trafilatura"], extract_timeout=1.0)
+SETTINGS = ScrapeSettings(extractors=["trafilatura"], extract_timeout=5.0)
 
 
 @pytest.fixture

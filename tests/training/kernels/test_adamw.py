@@ -26,7 +26,7 @@ def test_the_sum_of_squares_agrees_with_float64_and_repeats_bitwise(dtype: torch
     found = sum_of_squares(given)
     expected = sum(float(tensor.double().square().sum()) for tensor in given)
     assert found.dtype == torch.float64 and found.shape == ()
-    near = tolerance(CHUNK // 256 + 256)  # a chunk is summed by 256 threads
+    near = tolerance(2**11)  # squares that one lane of PyTorch's norm adds, or a thread and its block
     assert [float(found), float(reference_sum_of_squares(given))] == pytest.approx([expected] * 2, rel=near)
     assert torch.equal(sum_of_squares(given), found)
 
