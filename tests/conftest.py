@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.helpers import PATIENCE
+
 # tests run in parallel: threads that wait for a core make operations on tiny tensors ten times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -163,7 +165,7 @@ def command(tmp_path: Path) -> Command:
     """Run `python -m MODULE ARGUMENTS…` in the repository, with a time limit."""
 
     def run(
-        module: str, *arguments: object, timeout: float = 120, cwd: Path = ROOT
+        module: str, *arguments: object, timeout: float = PATIENCE, cwd: Path = ROOT
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", module, *map(str, arguments)],

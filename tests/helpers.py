@@ -15,6 +15,12 @@ import orjson
 from common import cli
 from common.files import MARK, Document, document_writer, read_documents, read_lines
 
+PATIENCE = 300
+"""Seconds after which what a test waits for counts as lost. Ten jobs on the same cores are no failure.
+
+Less than pytest's limit for a whole test, so that the message is the helper's. Waits without a message end there.
+"""
+
 
 def write_shard(path: Path, documents: list[Document]) -> Path:
     """Write a shard with these documents."""
@@ -97,9 +103,9 @@ def called(command: str | Main, *arguments: object) -> "subprocess.CompletedProc
     return subprocess.CompletedProcess([command, *arguments], code, *said)
 
 
-def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
+def wait_for(what: Callable[[], object]) -> None:
     """Poll until the condition holds."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)

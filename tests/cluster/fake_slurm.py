@@ -175,7 +175,7 @@ class FakeSlurm:
         if job.restarts:
             environment["SLURM_RESTART_COUNT"] = str(job.restarts)
         command = ["bash", "-c", job.script]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     def _next(self) -> int:
         return max([int(key.partition("_")[0]) for key in self._jobs], default=999) + 1

@@ -52,7 +52,7 @@ class Run:
         return read_json(self.model / "state.json")
 
     def until_it_trains(self) -> None:
-        wait_for(lambda: len(read_rows(self.model / "train.csv")) >= 2, timeout=200)
+        wait_for(lambda: len(read_rows(self.model / "train.csv")) >= 2)
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run) -> 
     waiting = run.wait()
     run.until_it_trains()
     ctrl_c(waiting)
-    waiting.communicate(timeout=200)
+    waiting.communicate()
     assert waiting.returncode == 130 and not run.processes()
     (saved,) = checkpoint_folders(run.model)
     assert run.state["state"] == "cancelled"
     text = run.config.read_text()
     run.config.write_text(text.replace(f"iterations: {LONG}", f"iterations: {iteration_of(saved) + 2}"))
     again = run.wait()
-    _, errors = again.communicate(timeout=200)
+    _, errors = again.communicate()
     assert again.returncode == 0 and run.state["state"] == "finished", errors
     assert read_json(run.model / "done.json")["iteration"] == iteration_of(saved) + 2
     assert "finished" in called(status.main, run.model).stdout
@@ -106,7 +106,7 @@ def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run) -> None:
     result = called(cancel.main, run.model)
     (saved,) = checkpoint_folders(run.model)
     assert result.returncode == 0 and saved.name in result.stdout.splitlines()[-1]
-    _, errors = waiting.communicate(timeout=200)
+    _, errors = waiting.communicate()
     waited = subprocess.CompletedProcess(waiting.args, waiting.returncode, "", errors)
     assert_one_line_error(waited, "cancelled", "cluster.submit")
     assert run.state["state"] == "cancelled" and not (run.model / "stop").exists() and not run.processes()

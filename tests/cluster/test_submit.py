@@ -259,7 +259,7 @@ def test_a_submission_that_is_ended_inside_sbatch_and_repeated_gives_one_job(
         wait_for(lambda: waits_for_the_lock(tmp_path) or second.done() or len(fake.calls("sbatch")) == 2)
         fake.behave()
         job = second.result()
-    first.wait(timeout=60)
+    first.wait()
     assert [job.id] == [one.id for one in fake.jobs()] and read_job(model_folder(tmp_path)) == job
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import InputError, ToolkitError
 from common.workers import Workers, threaded_map
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE, wait_for
 
 
 def square(number: int) -> int:
@@ -74,7 +74,7 @@ def test_threads_give_results_in_order_and_make_a_bounded_number_ahead_of_their_
     def slow(number: int) -> int:
         asked.append(number)
         if number == 0:
-            gate.wait(60)  # the others overtake it
+            gate.wait(PATIENCE)  # the others overtake it
         return number
 
     with closing(threaded_map(slow, count(), threads=2, in_flight=5)) as results:

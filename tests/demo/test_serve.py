@@ -10,6 +10,8 @@ import pytest
 
 from demo.serve import Page, main, serve, write_site
 from tests.conftest import ROOT
+from tests.helpers import wait_for
+from tests.slurm.lab.processes import alive
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def get(address: str, host: str, path: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address)
     try:
         connection.request("GET", path, headers={"Host": host})
         response = connection.getresponse()
@@ -63,5 +65,4 @@ def test_nothing_outlives_a_killed_server(site: Path) -> None:
         assert server.stdout is not None
         sleeping = psutil.Process(int(server.stdout.readline()))
         server.send_signal(signal.SIGKILL)
-        _, alive = psutil.wait_procs([sleeping], timeout=60)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    wait_for(lambda: not alive(sleeping))

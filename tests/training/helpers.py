@@ -25,7 +25,7 @@ from common.files import read_rows, write_json
 from common.settings import Settings
 from common.tokenizer import CHARACTERS, END_OF_TEXT, VocabularyFiles
 from corpus.index import IndexWriter, Meta
-from tests.helpers import run_main, wait_for
+from tests.helpers import PATIENCE, run_main, wait_for
 from training import checkpoint, step, trainer
 from training.checkpoint import Progress
 from training.checkpoint.writing import CheckpointWriter
@@ -226,7 +226,7 @@ class Job:
             if task.pid is not None and task.is_alive():
                 os.kill(task.pid, number)
 
-    def wait(self, timeout: float = 120) -> list[Finished]:
+    def wait(self, timeout: float = PATIENCE) -> list[Finished]:
         """How each task ended; one that hangs has no return code."""
         deadline = time.monotonic() + timeout
         results = []
@@ -249,13 +249,13 @@ class Job:
         return path.read_text() if path.exists() else ""
 
 
-def launch(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
+def launch(size: int, module: str, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
     """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
     with Job(size, module, *arguments) as job:
         return job.wait(timeout)
 
 
-def launch_ok(size: int, module: str, *arguments: object, timeout: float = 120) -> list[Finished]:
+def launch_ok(size: int, module: str, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
     """`launch`, asserting that every process exits with 0."""
     results = launch(size, module, *arguments, timeout=timeout)
     for result in results:

@@ -20,7 +20,8 @@ def tiny_model(vocab_size: int) -> GPT2:
     settings = ModelSettings(n_layer=1, n_head=2, n_embd=8, seq_len=16, vocab_size=vocab_size, dropout=0.5)
     parameters = GPT2(settings).named_parameters()
     return model_from_weights(
-        settings, {name: initial_value(name, p.shape, settings, 3) * 20 for name, p in parameters}
+        settings,
+        {name: initial_value(name, p.shape, settings, 3) * (20 if p.dim() > 1 else 1) for name, p in parameters},
     )
 
 

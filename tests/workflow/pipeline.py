@@ -11,7 +11,8 @@ import yaml
 
 from demo.build import build_site
 from tests.conftest import ROOT
-from tests.helpers import prose
+from tests.helpers import prose, wait_for
+from tests.slurm.lab.processes import alive
 
 # Everything but the times in the statistics and logs must be equal between two runs.
 CORPUS_FILES = (
@@ -48,7 +49,7 @@ def configure(folder: Path, **more: object) -> None:
         "urls": ["site/urls.txt"],
         "site": "site",
         "shards": 2,
-        "scrape": {"host_delay": 0, "page_timeout": 3, "retries": 0},
+        "scrape": {"host_delay": 0, "page_timeout": 5, "retries": 0},
         "dedup": {"jobs": 1},
         "train_models": ["tiny"],
         "models": {"tiny": TINY},
@@ -77,7 +78,7 @@ def start(command: Sequence[str], folder: Path, **env: str) -> "subprocess.Popen
 def finish(command: Sequence[str], folder: Path, **env: str) -> str:
     """Run a command in a working folder to its end; returns its output and fails with it."""
     process = start(command, folder, **env)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     return output
 
@@ -89,9 +90,7 @@ DATASET = (*SNAKEMAKE, "dataset", "--quiet", "host")
 def snakemake(folder: Path, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run Snakemake in a working folder, whatever its exit code."""
     environment = {**os.environ, **env}
-    return subprocess.run(
-        [*SNAKEMAKE, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run([*SNAKEMAKE, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def planned(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
@@ -110,8 +109,8 @@ def kill_tree(process: "subprocess.Popen[str]") -> None:
             member.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(family, timeout=10)
-    process.communicate(timeout=10)
+    wait_for(lambda: not any(map(alive, family)))
+    process.communicate()
 
 
 def corpus_bytes(folder: Path) -> dict[str, bytes]:

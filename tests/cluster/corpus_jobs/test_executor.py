@@ -460,11 +460,11 @@ def test_snakemake_survives_a_lost_terminal_and_a_failed_shard(site: Site) -> No
     first = snakemake(site.folder, "--cores", "1")
     wait_for(lambda: "0001" in site.ran())
     first.kill()
-    first.communicate(timeout=60)
+    first.communicate()
     second = snakemake(site.folder, "--cores", "1")
     wait_for(lambda: site.fake.calls("squeue"))
     Path("go").touch()
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate()
     assert second.returncode == 0 and "exit code 4" in output, output
     assert site.ran() == names(0, 1, 2, 2) and site.submitted() == 3
     assert Path("results/x/b.txt").read_text() == "4\n" * 3, "the threads of the rule, not --cores"
@@ -476,7 +476,7 @@ def test_the_corpus_made_by_slurm_jobs_has_the_bytes_of_the_one_made_here(site: 
         Path(name).symlink_to(finished_run / name if name == "site" else ROOT / name)
     pipeline.configure(site.folder, cluster={"corpus": {"max_tasks": 2}})
     dataset = snakemake(site.folder, "dataset")
-    output, _ = dataset.communicate(timeout=200)
+    output, _ = dataset.communicate()
     assert dataset.returncode == 0, output
     assert pipeline.corpus_bytes(site.folder) == pipeline.corpus_bytes(finished_run)
     assert len(site.fake.batches()) < len(site.fake.jobs()) <= 25 and not Path("results/x/slurm").exists()

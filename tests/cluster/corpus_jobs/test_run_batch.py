@@ -29,7 +29,7 @@ def start(folder: Path, restarts: int = 0) -> "subprocess.Popen[str]":
 
 def run(folder: Path, restarts: int = 0) -> int:
     process = start(folder, restarts)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate()
     assert "Traceback" not in output, output
     return process.returncode
 
@@ -81,9 +81,9 @@ def test_sigterm_reaches_the_command_which_is_recorded_only_if_it_finishes(
     child = f"{sys.executable} -c 'import time; time.sleep(60)'"
     write_task(tmp_path, "true", f"trap '{ends}' TERM; {child} & touch {tmp_path}/started; wait", "true")
     process = start(tmp_path)
-    wait_for((tmp_path / "started").exists, timeout=30)
+    wait_for((tmp_path / "started").exists)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate()
     assert process.returncode == 143 and exits(tmp_path) == recorded
 
 

@@ -17,7 +17,7 @@ DOWN = "127.0.0.1:9"
 BUSY = reply(status="503 Service Unavailable")
 BIG = 150_000  # twice as many bytes
 PLAIN = "gęślą jaźń!!"
-QUICK: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 5, "host_failures": 3}
+QUICK: dict[str, Any] = {"host_delay": 0, "retries": 0, "page_timeout": 600, "read_timeout": 600, "host_failures": 3}
 
 
 def article(number: int) -> bytes:

@@ -1,3 +1,4 @@
+import asyncio
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_extraction")
 def crawl(shard: Shard, server: Server, pages: dict[str, Behaviour], **changes: object) -> list[str]:
     """Scrape pages; returns `ok` or the reason of each."""
     urls = [f"http://{name}" for name in pages]
-    shard.run(server.address, urls, **{"obey_robots": False, "page_timeout": 20, "allow_empty": True, **changes})
+    shard.run(server.address, urls, **{"obey_robots": False, "allow_empty": True, **changes})
     outcomes = {record["url"]: "ok" for record in read_shard(shard.output)}
     outcomes |= {record["url"]: record["reason"] for record in read_rejects(shard.rejects)}
     return [outcomes[url] for url in urls]
@@ -43,13 +44,18 @@ def test_archive_and_journal_are_synced_in_this_order_and_a_disk_that_fails_ends
             raise OSError("no space left")
         synced.append((path, os.fstat(descriptor).st_size))
 
+    async def after_a_sync(writer: asyncio.StreamWriter) -> object:
+        while not any(path == shard.journal and size for path, size in synced):
+            await asyncio.sleep(0.01)
+        return await rude.reset(writer)
+
     monkeypatch.setattr(os, "fsync", sync)
-    pages = {"one.example/": kept(b"a page"), "two.example/": rude.silence}
+    pages: dict[str, Behaviour] = {"one.example/": kept(b"a page"), "two.example/": after_a_sync}
     with rude_server(pages) as server:
-        assert crawl(shard, server, pages, archive=True, page_timeout=2) == ["ok", "timeout"]
+        assert crawl(shard, server, pages, archive=True) == ["ok", "connection"]
         written = [(path, size) for path, size in synced if path in (shard.warc, shard.journal) and size]
         # both whole, and the archive before the journal, which refers to it
         assert written[0] == (shard.warc, shard.warc.stat().st_size) and written[1][0] == shard.journal
         disk_full = True
         with pytest.raises(OSError, match="no space"):
-            crawl(shard, server, {"three.example/": rude.silence, **pages}, page_timeout=500, read_timeout=500)
+            crawl(shard, server, {"three.example/": rude.silence, **pages})

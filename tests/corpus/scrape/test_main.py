@@ -20,8 +20,9 @@ from corpus.urls.url import document_id
 from tests import rude_server as rude
 from tests.conftest import ROOT
 from tests.corpus.scrape.shards import BUSY, PLAIN, URLS, Shard, article
-from tests.helpers import assert_one_line_error, called, prose, read_rejects, read_shard
+from tests.helpers import assert_one_line_error, called, prose, read_rejects, read_shard, wait_for
 from tests.rude_server import Behaviour, Server, reply, rude_server
+from tests.slurm.lab.processes import alive
 
 
 def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_path: Path, server: Server) -> None:
@@ -57,9 +58,8 @@ def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_pa
 
 @contextlib.contextmanager
 def started(shard: Shard, address: str) -> Iterator["subprocess.Popen[str]"]:
-    """The running command with an archive and long time-outs, in its own process group."""
-    more = ["--archive", str(shard.warc), "scrape.page_timeout=600", "scrape.read_timeout=600"]
-    command = [sys.executable, "-m", "corpus.scrape", *shard.arguments(address), *more]
+    """The running command with an archive, in its own process group."""
+    command = [sys.executable, "-m", "corpus.scrape", *shard.arguments(address), "--archive", str(shard.warc)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, process_group=0, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -70,10 +70,7 @@ def started(shard: Shard, address: str) -> Iterator["subprocess.Popen[str]"]:
 
 def wait_for_lines(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
     """Wait until a journal has `count` lines about URLs, or the process that writes it is gone."""
-    deadline = time.monotonic() + 60
-    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= count):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: process.poll() is not None or (path.exists() and path.read_bytes().count(b"\n") >= count))
 
 
 def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
@@ -165,9 +162,9 @@ def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signal
             released.set()
             wait_for_lines(shard.journal, 10, process)
             process.send_signal(signum)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate()
         assert process.returncode == code and "10 of 15" in errors and "Traceback" not in errors
-        assert not psutil.wait_procs(workers, timeout=30)[1]
+        wait_for(lambda: not any(map(alive, workers)))
         assert not shard.output.exists() and b"reason" not in shard.journal.read_bytes()
         stats = shard.run(server.address, urls, page_timeout=0.3, archive=True)
     assert stats.documents_out == stats.extra["resumed"] == 10 and stats.reasons.total() == 5

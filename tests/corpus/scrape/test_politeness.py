@@ -108,20 +108,21 @@ def test_robots_txt_is_obeyed_and_fetched_once_per_host() -> None:
         "open.example/go": redirect("/x/..%2Fy/../../private/"),
         "moved.example/robots.txt": redirect("https://open.example/robots.txt"),
         "broken.example/robots.txt": reply(status="500 Oops"),
-        "hanging.example/robots.txt": rude.silence,
         "sent.example/robots.txt": redirect("http://ill.other/robots.txt"),
         "ill.other/robots.txt": rude.reset,
     }
     forbidden = ["open.example/private/page", "open.example/x/%2e%2e/%70rivate/", "moved.example/private/"]
     names = ["open.example/page", "none.example/page", *forbidden, "open.example/go"]
-    pages = dict.fromkeys([*names, "broken.example/", "hanging.example/", "sent.example/"], OK)
-    with rude_server({**pages, **behaviours}) as server:
+    pages = dict.fromkeys([*names, "broken.example/", "sent.example/"], OK)
+    with rude_server({**pages, **behaviours, "hanging.example/robots.txt": rude.silence}) as server:
         urls = [f"https://{name}" for name in pages]
-        outcomes = fetch(settings_for(server, 2, retries=1, contact="me@mail.example"), *urls, *urls)
+        outcomes = fetch(settings_for(server, retries=1, contact="me@mail.example"), *urls, *urls)
+        hanging = settings_for(server, 0.5, retries=1, contact="me@mail.example")
+        assert fetch(hanging, *["https://hanging.example/"] * 2) == ["robots_unreachable"] * 2
         asked = server.requested
     assert all("User-Agent: urls-to-gpt2/0.1 (me@mail.example)" in head for head in server.heads)
     results = ["page" if isinstance(outcome, FetchedPage) else outcome for outcome in outcomes]
-    assert results == ["page", "page", *["robots"] * 4, *["robots_unreachable"] * 3] * 2
+    assert results == ["page", "page", *["robots"] * 4, *["robots_unreachable"] * 2] * 2
     assert asked.count("none.example/robots.txt") == asked.count("moved.example/robots.txt") == 1
     assert asked.count("broken.example/robots.txt") == asked.count("hanging.example/robots.txt") == 2  # once more
     assert {name for name in pages if name in asked} == {"open.example/page", "none.example/page", "open.example/go"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 
+from tests.helpers import PATIENCE
 from tests.slurm.lab import processes
 from tests.slurm.lab.config import SYSTEM_FOLDER, ports, write_config
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "squeue", "unshare", "nsenter")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # Debian installs the daemons in /usr/sbin
-PATIENCE = 300  # seconds for a daemon or a training to get there; alone on the machine they need 1 to 20
 
 
 def missing() -> str:
@@ -46,7 +46,7 @@ class Lab:
         return ["nsenter", namespace, "--", "env", f"--chdir={cwd or Path.cwd()}", *marks]
 
     def run(
-        self, *command: str, cwd: Path | None = None, timeout: float = 120, **options: Any
+        self, *command: str, cwd: Path | None = None, timeout: float = PATIENCE, **options: Any
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command in the lab to its end; its exit code is not checked. `options` are subprocess.run's."""
         options = {"env": self.environment, "capture_output": True, "text": True, "timeout": timeout, **options}

@@ -32,7 +32,7 @@ def of_node(folder: Path, node: str) -> list[psutil.Process]:
     return _with_descendants(belongs)
 
 
-def kill(find: Callable[[], list[psutil.Process]], timeout: float = 20) -> None:
+def kill(find: Callable[[], list[psutil.Process]], timeout: float = 300) -> None:
     """SIGKILL what `find` returns, again until it returns nothing; raises TimeoutError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while alive := find():

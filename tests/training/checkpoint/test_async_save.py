@@ -9,7 +9,7 @@ import torch
 
 from common.errors import CheckpointError, TrainingError
 from common.files import read_json
-from tests.helpers import run_main
+from tests.helpers import PATIENCE, run_main
 from tests.training.checkpoint.planted import flip_a_bit
 from tests.training.helpers import (
     Session,
@@ -57,7 +57,7 @@ def test_a_save_in_the_background_holds_the_step_it_was_asked_for_while_training
     real = writing.write
 
     def write(*arguments: Any, **options: Any) -> Path:
-        assert trained.wait(60)
+        assert trained.wait(PATIENCE)
         return real(*arguments, **options)
 
     monkeypatch.setattr(writing, "write", write)

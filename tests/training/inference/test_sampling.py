@@ -18,6 +18,7 @@ from training.model import GPT2
 
 PROMPTS = [[], [7], [3, 1, 4, 1, 5, 9, 2, 6], list(range(10, 30))]
 LOGITS = torch.log(torch.tensor([0.1, 0.5, 0.15, 0.25]))
+FIVE_DEVIATIONS = 5 * (0.5 * 0.5 / 3000) ** 0.5  # of a share of 3000 draws: the draws differ between processors
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def draws(count: int = 400, logits: torch.Tensor = LOGITS, **options: Any) -> Co
 
 def test_tokens_are_drawn_by_their_probabilities() -> None:
     seen = draws(3000, temperature=1, top_k=0)
-    assert [seen[token] / 3000 for token in range(4)] == pytest.approx([0.1, 0.5, 0.15, 0.25], abs=0.03)
+    assert [seen[token] / 3000 for token in range(4)] == pytest.approx([0.1, 0.5, 0.15, 0.25], abs=FIVE_DEVIATIONS)
     sharp = draws(3000, temperature=0.5, top_k=0)
-    assert sharp[1] / 3000 == pytest.approx(0.25 / (0.01 + 0.25 + 0.0225 + 0.0625), abs=0.03)
+    assert sharp[1] / 3000 == pytest.approx(0.25 / (0.01 + 0.25 + 0.0225 + 0.0625), abs=FIVE_DEVIATIONS)
 
 
 @pytest.mark.parametrize(

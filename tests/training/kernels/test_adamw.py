@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.kernels.helpers import DTYPES, assert_margins_untouched, assert_near, draw, place
+from tests.numerics import assert_close, tolerance
+from tests.training.kernels.helpers import DTYPES, assert_margins_untouched, draw, place
 from training.kernels.adamw import CHUNK, Hyper, adamw_, reference_adamw_, reference_sum_of_squares, sum_of_squares
 
 # one element, nothing, tails, a whole chunk, a chunk and a tail
@@ -25,8 +26,8 @@ def test_the_sum_of_squares_agrees_with_float64_and_repeats_bitwise(dtype: torch
     found = sum_of_squares(given)
     expected = sum(float(tensor.double().square().sum()) for tensor in given)
     assert found.dtype == torch.float64 and found.shape == ()
-    assert float(found) == pytest.approx(expected, rel=1e-6)
-    assert float(reference_sum_of_squares(given)) == pytest.approx(expected, rel=1e-5)
+    near = tolerance(2**11)  # squares that one lane of PyTorch's norm adds, or a thread and its block
+    assert [float(found), float(reference_sum_of_squares(given))] == pytest.approx([expected] * 2, rel=near)
     assert torch.equal(sum_of_squares(given), found)
 
 
@@ -54,7 +55,7 @@ def test_adamw_agrees_with_float64(dtype: torch.dtype, device: torch.device) -> 
         reference_adamw_(*exact, decays, factor.double(), Hyper(**HYPER, step=step))
     for found, expected in zip((parameters, gradients, exp_avgs, exp_avg_sqs), exact, strict=True):
         for mine, other in zip(found, expected, strict=True):
-            assert_near(mine, other)
+            assert_close(mine, other, terms=3 * 6)  # three steps of six roundings each
             assert_margins_untouched(mine)
 
 
@@ -75,9 +76,9 @@ def test_adamw_is_pytorchs(weight_decay: float, device: torch.device) -> None:
                 [weight_decay] * 4, torch.tensor(0.5, device=device), Hyper(**HYPER, step=step),
             )  # fmt: skip
     for index, (found, expected) in enumerate(zip(start, peers, strict=True)):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        assert_close(found, expected, terms=5 * 6)
         for key, mine in (("exp_avg", moments[0]), ("exp_avg_sq", moments[1])):
-            torch.testing.assert_close(mine[index], peer.state[expected][key], rtol=1e-6, atol=1e-7)
+            assert_close(mine[index], peer.state[expected][key], terms=5 * 3)
 
 
 def test_a_sum_of_squares_is_exact_at_the_size_of_an_embedding() -> None:
@@ -85,7 +86,7 @@ def test_a_sum_of_squares_is_exact_at_the_size_of_an_embedding() -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator) for shape in ((50257, 48), (3, 5), (0, 7), ())]
     exact = sum(float(tensor.double().square().sum()) for tensor in tensors)
-    assert float(sum_of_squares(tensors)) == pytest.approx(exact, rel=1e-7)
+    assert float(sum_of_squares(tensors)) == pytest.approx(exact, rel=tolerance(4))
     turned = tensors[0].t()
-    assert float(sum_of_squares([turned])) == pytest.approx(float(turned.double().square().sum()), rel=1e-7)
+    assert float(sum_of_squares([turned])) == pytest.approx(float(turned.double().square().sum()), rel=tolerance(4))
     assert sum_of_squares([]).dtype == torch.float64

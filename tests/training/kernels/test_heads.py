@@ -4,8 +4,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.numerics import assert_close
 from tests.training.kernels.conftest import run_backwards
-from tests.training.kernels.helpers import DTYPES, assert_near, draw, place, some_examples
+from tests.training.kernels.helpers import DTYPES, draw, place, some_examples
 from training.kernels.heads import heads_of, split_heads
 
 
@@ -39,4 +40,4 @@ def test_the_gradients_of_a_product_and_its_bias_are_those_of_three_views(
     torch.autograd.backward(expected, [slope.double().cpu() for slope in slopes])
     assert qkv.grad is not None and exact.grad is not None and bias.grad is not None
     assert torch.equal(qkv.grad.double().cpu(), exact.grad)  # moved, not computed
-    assert_near(bias.grad, exact.grad.sum((0, 1)), absolute=1e-5 * (samples * tokens) ** 0.5)
+    assert_close(bias.grad, exact.grad.sum((0, 1)), terms=samples * tokens)

@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.numerics import assert_close
 from tests.training.kernels.conftest import run_backwards
 from tests.training.kernels.helpers import (
     DTYPES,
     assert_margins_untouched,
-    assert_near,
     draw,
     offsets,
     place,
@@ -73,15 +73,14 @@ def test_sum_and_norm_agree_with_float64(
     rounded = expected + (total.detach().double().cpu() - expected).detach()
     expected_normed = F.layer_norm(rounded, (columns,), *exact[2:], EPS)
     assert total.dtype == normed.dtype == dtype
-    assert_near(normed, expected_normed, absolute=1e-5)
+    assert_close(normed, expected_normed, terms=columns, scale=1)
     torch.autograd.backward([total, normed], [d_total, d_normed])
     slopes = [d_total.double().cpu(), d_normed.double().cpu()]
     torch.autograd.backward([expected, expected_normed], slopes)
-    assert_near(total, expected)
+    assert_close(total, expected, terms=1)
     for found, wanted in zip(mine, exact, strict=True):
         assert found.grad is not None and found.grad.dtype == found.dtype
-        terms = rows if found.dim() == 1 else 1
-        assert_near(found.grad, wanted.grad, absolute=1e-5 * max(1.0, terms / 30) ** 0.5)
+        assert_close(found.grad, wanted.grad, terms=rows + columns, scale=1)
     assert_margins_untouched(x, branch, weight, bias, d_total, d_normed)
 
 
@@ -96,7 +95,7 @@ def test_with_one_output_used_gradients_are_the_references(device: torch.device)
             grads = torch.autograd.grad(found[used], leaves, slope, allow_unused=True)
             gradients.append([torch.zeros(()) if grad is None else grad for grad in grads])
         for mine, expected in zip(*gradients, strict=True):
-            assert_near(mine + torch.zeros_like(expected), expected + torch.zeros_like(mine), absolute=1e-5)
+            assert_close(mine + torch.zeros_like(expected), expected + torch.zeros_like(mine), terms=4 + 16)
 
 
 def test_the_known_answers_of_philox_are_found() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import JobError
+from tests.helpers import PATIENCE
 from training.launch.rank import Launch
 from training.launch.rendezvous import rendezvous
 
@@ -23,13 +24,13 @@ def test_processes_meet_and_leave_no_file_even_after_a_killed_start(tmp_path: Pa
         stores = {}
 
         def come(launch: Launch) -> None:
-            stores[launch.rank] = rendezvous(launch, tmp_path, timeout=30)
+            stores[launch.rank] = rendezvous(launch, tmp_path, timeout=PATIENCE)
 
         late = [threading.Timer(delay, come, [launch]) for launch, delay in zip(two_ranks(), (0.5, 0), strict=True)]
         for thread in late:
             thread.start()
         for thread in late:
-            thread.join(timeout=40)
+            thread.join()
         stores[1].set("greeting", "hello")
         assert stores[0].get("greeting") == b"hello"
         assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ import json
 import lzma
 import math
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain
@@ -61,12 +62,17 @@ def test_all_of_twenty_planted_documents_are_named(tmp_path: Path) -> None:
     experiment, prefix = settings.experiment("tiny"), settings.dataset_prefix
     write_dataset(prefix, documents)
     data = open_splits(settings.datasets("tiny"), experiment.train, experiment.model, "tiny").train
-    first = dict[int, int]()  # iteration in which a document is read first, from 0
+    reads = defaultdict[int, Counter[int]](Counter)  # the tokens of a document that each iteration reads, from 0
     for number in range(BATCH * ITERATIONS):
         for span in data.parts[0].spans(number):
-            first.setdefault(span.document, number // BATCH)
-    late = sorted(document for document, iteration in first.items() if iteration > 110)  # spikes are known from 100 on
-    planted = late[:: len(late) // PLANTED][:PLANTED]
+            reads[span.document][number // BATCH] += span.tokens
+    # Spikes are known from 100 on. A third of a batch is a spike for any rounding; none has two planted documents.
+    planted, taken = list[int](), set[int]()
+    for document, tokens in sorted(reads.items()):
+        if min(tokens) > 110 and tokens[min(tokens)] >= 22 and not taken & tokens.keys() and len(planted) < PLANTED:
+            planted.append(document)
+            taken |= tokens.keys()
+    assert len(planted) == PLANTED
     for kind, document in enumerate(planted):
         documents[document] = poison(kind, len(documents[document]) - 1)
     write_dataset(prefix, documents)
