@@ -205,8 +205,8 @@ def _local_executor(settings: Settings, job: TrainingJob, minutes: int) -> submi
     return executor
 
 
-def _submit(job: TrainingJob, minutes: int) -> str:
-    """In a process of its own: submit the job; returns its id. Raises RefusedError with Slurm's reason."""
+def submit_here(job: TrainingJob, minutes: int) -> str:
+    """Submit a job from this process; returns its id. Raises RefusedError with Slurm's reason."""
     settings = load_settings(Path(job.config))
     if settings.cluster.executor == "local":
         return str(_local_executor(settings, job, minutes).submit(job).job_id)
@@ -274,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The process in which submitit runs: prints the job's id on a line of its own."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFERRED)  # inherited from `start`; the ranks must hear them
     pickle, minutes = argv or sys.argv[1:]
-    print(_submit(DelayedSubmission.load(pickle).function, int(minutes)))
+    print(submit_here(DelayedSubmission.load(pickle).function, int(minutes)))
     return 0
 
 

@@ -5,6 +5,7 @@ A test fails if its part is replaced by something else, so that no refactoring d
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasketch
@@ -13,11 +14,14 @@ import langdetect.detector
 import newspaper
 import numpy as np
 import pytest
+import submitit
 import tldextract
 import torch
 from langdetect.language import Language as Guess
 from torch.optim.adamw import adamw
 
+from cluster import TrainingJob, submission
+from cluster.submission import make_snapshot
 from common.settings import DedupSettings, ScrapeSettings, TrainSettings
 from convert.merge_mp import main as merge
 from corpus.clean import main as clean
@@ -26,6 +30,7 @@ from corpus.extract.extractors import extract, load_extractors
 from corpus.index import IndexedDataset
 from corpus.urls import hosts
 from demo import __main__ as demo
+from tests.cluster.helpers import settings
 from tests.convert.encoded import assert_equal, truth
 from tests.convert.test_every_origin import megatron
 from tests.helpers import document, prose, read_rejects, read_shard, run_main, write_shard
@@ -50,7 +55,22 @@ def test_snakemake_plans_every_step_from_urls_to_a_model(tmp_path: Path) -> None
     assert jobs.keys() >= {"blacklist", "scrape", "clean", "tokenize", "merge_index", "train", "merge"}
 
 
-# submitit's test belongs here
+@pytest.mark.parametrize("executor", ["SlurmExecutor", "LocalExecutor"])
+def test_submitit_submits_the_training_and_its_process_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    submitted: list[TrainingJob] = []
+    kind = executor.removesuffix("Executor").lower()
+    snapshot = make_snapshot(settings(tmp_path, {"data": 2}, executor=kind), tmp_path)
+    monkeypatch.setattr(
+        getattr(submitit, executor), "submit", lambda _, job: submitted.append(job) or SimpleNamespace(job_id="7")
+    )
+    assert submission.submit_here(TrainingJob(f"{snapshot}/settings.yaml", "tiny"), 60) == "7"
+    trained: list[list[str]] = []
+    monkeypatch.setattr("training.train.main", lambda arguments: trained.append(arguments) or 0)
+    monkeypatch.setattr("training.launch.signals.leave_at_once", lambda: None)
+    submitted[0]()
+    assert trained == [["--config", f"{snapshot}/settings.yaml", "--model", "tiny"]]
 
 
 def test_cleaned_text_is_what_ftfy_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
