@@ -120,7 +120,7 @@ def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dic
 
     Raises CheckpointError if Megatron-LM has no such activation.
     """
-    model, dtype = source.model, source.tensors["wte.weight"].blocks[0].tensor.dtype
+    model, dtype = source.model, source.tensors["wte.weight"].dtype
     if model.activation not in (*TANH_GELU, "gelu"):
         raise CheckpointError(f"{source.path}: Megatron-LM's GPT-2 has no activation {model.activation}, only GELU")
     return {

@@ -119,7 +119,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         )
     first = save.partitions[0][0] if save.partitions else None
     version = state.get("ds_version") or (first and first.version)
-    types = sorted({str(tensor.blocks[0].tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     kept = "2019" if any(_2019.fullmatch(key) for key in names) else None
     args = fields(state.get("args"))
     said = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))

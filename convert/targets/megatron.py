@@ -91,7 +91,7 @@ def _empty(source: Source, name: str, tp: int) -> Tensor:
     if leaf.split is not None:
         shape[leaf.split] //= tp
     with FakeTensorMode():
-        return torch.empty(shape, dtype=source.tensors[name].blocks[0].tensor.dtype)
+        return torch.empty(shape, dtype=source.tensors[name].dtype)
 
 
 def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]) -> Mapping[str, StoredTensor]:
