@@ -84,12 +84,11 @@ def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
 
 def iteration_of(folder: Path, recorded: int | None) -> int | None:
     """The iteration by the folder's name. Raises CheckpointError if its files say another one."""
-    named = re.fullmatch(r"iter_(\d+)", folder.name)
-    if named and recorded not in (None, int(named[1])):
-        raise file_error(
-            folder, f"its files are of iteration {recorded}; rename it to iter_{recorded:07d} if nothing is missing"
-        )
-    return int(named[1]) if named else recorded
+    named = re.fullmatch(r"(iter_|global_step)(\d+)", folder.name)
+    if named and recorded not in (None, int(named[2])):
+        name = f"{named[1]}{recorded:0{7 if named[1] == 'iter_' else 0}d}"
+        raise file_error(folder, f"its files are of iteration {recorded}; rename it to {name} if nothing is missing")
+    return int(named[2]) if named else recorded
 
 
 def check_agreement(low: Mapping[str, Sharded], high: Mapping[str, Sharded], cure: str) -> None:

@@ -155,6 +155,23 @@ def first_step(content: Any) -> torch.Tensor:
     return step
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_files_of_ranks_that_were_exchanged_are_refused_by_name(tmp_path: Path, stage: int) -> None:
+    folder = write_tag(tmp_path / "global_step120", Run(stage, 2, 2, "megatron"))
+    paths = sorted(folder.glob("*_model_states.pt"))
+    for path in paths:
+        data, model = (int(path.name.partition(key)[2].partition("_")[0] or 0) for key in ("pp_rank_", "mp_rank_"))
+        edit(path, lambda content, rank=model + 2 * data: setattr(content["args"], "rank", rank))  # type: ignore[misc]
+    assert_equal(merged(open_folder(folder, SIZES)), truth())
+    for source, target in ((paths[0], folder / "x"), (paths[1], paths[0]), (folder / "x", paths[1])):
+        source.rename(target)
+    refused(folder, str(paths[0]), "rank 1, which is tensor rank 1")
+
+
+def test_the_tag_says_the_iteration_of_its_files(tmp_path: Path) -> None:
+    refused(write_tag(tmp_path / "global_step80", Run(0)), "iteration 120", "global_step120", num_heads=8)
+
+
 MIXED: list[tuple[Run, str, Callable[[Any], object], list[str]]] = [
     (Run(0, tensor=2), MODEL, lambda c: c.update(global_steps=80), ["global_steps is 120", "80", MODEL]),
     (Run(2, data=3), THIRD, lambda c: first_step(c).fill_(80), [THIRD, "80", "118", OPTIMIZER]),
