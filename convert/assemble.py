@@ -11,7 +11,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
-from convert.stored import ahead, row_bands
+from convert.stored import ahead
 from training import tensors
 
 OURS = QKV(3)
@@ -45,7 +45,7 @@ def assemble(
     if name in tensors.VOCABULARY:
         shape[0] = source.model.vocab_size
     turn = leaf.conv1d and is_turned != conv1d
-    whole = torch.empty(shape[::-1] if turn else shape, dtype=dtype or sharded.blocks[0].tensor.dtype)
+    whole = torch.empty(shape[::-1] if turn else shape, dtype=dtype or sharded.dtype)
     order = None
     if leaf.module.name == tensors.QKV and source.qkv != qkv:
         rows = torch.arange(shape[-1 if is_turned else 0])
@@ -54,31 +54,21 @@ def assemble(
     return whole
 
 
-def read_sharded(sharded: Sharded) -> Tensor:
-    """All blocks in one tensor."""
-    whole = torch.empty(sharded.shape, dtype=sharded.blocks[0].tensor.dtype)
-    _fill(whole, sharded)
-    return whole
-
-
-def _fill(target: Tensor, sharded: Sharded, axis: int = 0, order: Tensor | None = None) -> None:
-    """Copy all blocks into `target`, or as many rows as it has; it may be a transpose.
+def _fill(target: Tensor, sharded: Sharded, axis: int, order: Tensor | None) -> None:
+    """Copy the tensor into `target`, or as many rows as that has; it may be a transpose.
 
     `order`: the target's index along `axis` for each index of the source. Each band of rows is read, converted and
     copied while it is in the cache: a transpose of a whole matrix takes twice the time.
     """
     order = torch.arange(target.shape[axis]) if order is None else order
-    for offset, stored in sharded.blocks:
-        row, rows = offset[0], min(stored.shape[0], target.shape[0] - offset[0])  # later ones are padding
-        for band in row_bands(stored.rows(0, rows), _BAND) if rows > 0 else ():
-            band = band.to(target.dtype)  # copying and converting at once is ten times slower for a transpose
-            at = [slice(start, start + size) for start, size in zip((row, *offset[1:]), band.shape, strict=True)]
-            indices, at[axis] = order[at[axis]], slice(None)
-            ends = (indices.diff() != 1).nonzero().flatten() + 1  # of the runs of rows that stay together
-            for first, last in pairwise([0, *ends.tolist(), len(indices)]):
-                part = target[tuple(at)].narrow(axis, int(indices[first]), last - first)
-                part.copy_(band.narrow(axis, first, last - first))
-            row += len(band)
+    for offset, band in sharded.rows(0, len(target)).bands(_BAND):
+        band = band.to(target.dtype)  # copying and converting at once is ten times slower for a transpose
+        at = [slice(start, start + size) for start, size in zip(offset, band.shape, strict=True)]
+        indices, at[axis] = order[at[axis]], slice(None)
+        ends = (indices.diff() != 1).nonzero().flatten() + 1  # of the runs of rows that stay together
+        for first, last in pairwise([0, *ends.tolist(), len(indices)]):
+            part = target[tuple(at)].narrow(axis, int(indices[first]), last - first)
+            part.copy_(band.narrow(axis, first, last - first))
 
 
 def check_parts(source: Source, name: str) -> None:
@@ -106,13 +96,12 @@ def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, c
 
 def widest_dtype(source: Source) -> torch.dtype:
     """The type that holds all values of a source exactly; if all tensors have the same type, that one."""
-    found = {block.tensor.dtype for tensor in source.tensors.values() for block in tensor.blocks}
-    return reduce(torch.promote_types, found)
+    return reduce(torch.promote_types, (tensor.dtype for tensor in source.tensors.values()))
 
 
 def _check_range(source: Source, name: str, tensor: Tensor) -> None:
     """CheckpointError if a finite value became infinite."""
-    limit, stored = torch.finfo(tensor.dtype).max, source.tensors[name].blocks[0].tensor.dtype
+    limit, stored = torch.finfo(tensor.dtype).max, source.tensors[name].dtype
     if torch.finfo(stored).max <= limit:
         return
     if all(value.isfinite() for value in tensor.aminmax()):  # both are NaN if any value is; much faster than all values

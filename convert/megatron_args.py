@@ -4,7 +4,8 @@ See `check_checkpoint_args` and `load_args_from_checkpoint` in its megatron/trai
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.pt import Placeholder, enum_member
+from convert.sources.consistency import CURE
 from convert.sources.ranks import GPT2_VOCABULARY
 from convert.sources.source import Recorded, Source
 
@@ -98,6 +100,34 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
     )
 
 
+def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]], tensor: int, pipeline: int) -> None:
+    """Raises CheckpointError naming a file that another rank or layout saved, by its args.
+
+    `files` are a path, its args, and the tensor rank and pipeline stage by its name, of the ranks of one save. The same
+    rank in all files says nothing: a converter wrote them. Ranks count tensor ranks first, then context and data ranks,
+    then stages; with use_tp_pp_dp_mapping stages before data ranks. Source: megatron/core/parallel_state.py.
+    """
+    recorded = {path: rank for path, args, _ in files if type(rank := args.get("rank")) is int}
+    for path, args, (column, row) in files:
+        for name, count in (("tensor_model_parallel_size", tensor), ("pipeline_model_parallel_size", pipeline)):
+            if (said := number(args, name)) not in (None, count):
+                raise CheckpointError(
+                    f"{path}: args.{name} is {said}, but the save has {count}; {CURE}, and of no other"
+                )
+        if len(set(recorded.values())) < 2 or path not in recorded:
+            continue
+        rank, world, stage = recorded[path], number(args, "world_size"), row
+        if args.get("use_tp_pp_dp_mapping"):
+            stage = rank // (tensor * (number(args, "context_parallel_size") or 1)) % pipeline
+        elif world and world % (tensor * pipeline) == 0 and rank < world:
+            stage = rank // (world // pipeline)
+        if (rank % tensor, stage) != (column, row):
+            raise CheckpointError(
+                f"{path}: was saved by rank {rank}, which is tensor rank {rank % tensor} of pipeline stage {stage}, "
+                f"but its name is that of tensor rank {column} of stage {row}; {CURE} to its place"
+            )
+
+
 def padded_rows(source: Source, tp: int) -> int:
     """Rows of the embedding over all tensor ranks."""
     return -(-source.model.vocab_size // (ROWS * tp)) * ROWS * tp
@@ -120,7 +150,7 @@ def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dic
 
     Raises CheckpointError if Megatron-LM has no such activation.
     """
-    model, dtype = source.model, source.tensors["wte.weight"].blocks[0].tensor.dtype
+    model, dtype = source.model, source.tensors["wte.weight"].dtype
     if model.activation not in (*TANH_GELU, "gelu"):
         raise CheckpointError(f"{source.path}: Megatron-LM's GPT-2 has no activation {model.activation}, only GELU")
     return {

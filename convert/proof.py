@@ -6,6 +6,8 @@ each vocabulary shard gives its logits. `_folder_steps` is written from the publ
 shares no code with the merge. Sources: Shoeybi et al. 2019, section 3; Radford et al. 2019; the documentation of
 GPT2LMHeadModel.
 
+Which rank a file is of is known before: exchanged files are found by what they record (`megatron_args.check_ranks`).
+
 Comparing every attention and MLP output, not only the logits, makes the proof sharp (in an untrained model, q and k may
 be exchanged and the logits hardly move) and names the layer that is wrong.
 """
@@ -26,7 +28,7 @@ from torch.nn import functional as F
 from common.errors import ProofError
 from common.files import read_json
 from convert.sources.source import Architecture, Source
-from convert.stored import ahead, row_bands
+from convert.stored import ahead
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
@@ -107,14 +109,14 @@ def _batch(model: Architecture) -> tuple[Tensor, Tensor]:
 
 
 def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torch.dtype | None) -> Steps:
-    """The outputs, computed from the blocks as they lie."""
+    """The outputs, computed from the blocks as they lie, a band of rows at a time."""
     model, (batch, length) = source.model, tokens.shape
 
     def exact(tensor: Tensor) -> Tensor:
         return tensor.to(dtype or tensor.dtype).float()
 
     def vector(name: str) -> Tensor:
-        return exact(source.tensors[name].blocks[0].tensor.read())
+        return exact(source.tensors[name].read())
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(
@@ -122,35 +124,25 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
         )
 
     def embedding(name: str, ids: Tensor) -> Tensor:
-        """Each shard looks up its rows; other rows are zero there, and the shards are added."""
-        y = torch.zeros(*ids.shape, model.n_embd)
-        for (start, column), stored in source.tensors[name].blocks:
-            for at in ((ids >= start) & (ids < start + stored.shape[0])).nonzero():
-                row = int(ids[tuple(at)]) - start
-                y[tuple(at)][column : column + stored.shape[1]] += exact(stored.rows(row, row + 1).read())[0]
-        return y
+        """(B, T) -> (B, T, C)."""
+        rows = [source.tensors[name].rows(i, i + 1).read() for i in ids.flatten().tolist()]
+        return exact(torch.cat(rows)).view(*ids.shape, model.n_embd)
 
     def product(x: Tensor, name: str, out: int) -> Tensor:
         """Column-parallel blocks give their own features; row-parallel ones take theirs, and are added."""
         inputs = x.flatten(0, -2).t().contiguous()  # (B, T, in) -> (in, B * T)
         y = torch.zeros(out, inputs.shape[1])
-        conv1d = source.conv1d and name.startswith("h.")
-        for (row, column), stored in source.tensors[name].blocks:
-            width, last = stored.shape[1], stored.shape[0] if conv1d else min(stored.shape[0], out - row)
-            for weight in row_bands(stored.rows(0, last), _BAND) if last > 0 else ():  # later rows are padding
-                end, weight = row + len(weight), exact(weight)
-                if conv1d:
-                    y[column : column + width].addmm_(weight.t(), inputs[row:end])
-                else:
-                    y[row:end].addmm_(weight, inputs[column : column + width])
-                row = end
+        tensor, conv1d = source.tensors[name], source.conv1d and name.startswith("h.")
+        for (row, column), band in (tensor if conv1d else tensor.rows(0, out)).bands(_BAND):  # later rows are padding
+            weight, end, last = exact(band), row + band.shape[0], column + band.shape[1]
+            if conv1d:
+                y[column:last].addmm_(weight.t(), inputs[row:end])
+            else:
+                y[row:end].addmm_(weight, inputs[column:last])
         return y.t().reshape(*x.shape[:-1], out)
 
     def linear(x: Tensor, name: str, out: int) -> Tensor:
-        y = product(x, f"{name}.weight", out)
-        for (start,), stored in source.tensors[f"{name}.bias"].blocks:
-            y[..., start : start + stored.shape[0]] += exact(stored.read())
-        return y
+        return product(x, f"{name}.weight", out) + vector(f"{name}.bias")
 
     def attention(x: Tensor, name: str) -> Tensor:
         rows = linear(x, f"{name}.c_attn", 3 * model.n_embd).permute(2, 0, 1)  # (3C, B, T), the source's order

@@ -1,7 +1,6 @@
 """Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
 
-Both kinds of `Stored` have a shape and a dtype, `read()` a new contiguous tensor (OSError naming the file if that ends
-early), give `rows(first, last)` of dimension 0 and, by index, one row with a dimension less.
+Both kinds of `Stored` are `Readable`; by index they give one row with a dimension less.
 """
 
 import math
@@ -9,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,24 @@ from torch import Tensor
 from training.checkpoint.files import StoredTensor as StoredTensor
 
 _ELEMENTS = 4 << 20  # per band of rows
+
+
+class Readable(Protocol):
+    """A tensor in one file, or in several."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type in the files."""
+
+    def read(self) -> Tensor:
+        """A new contiguous tensor. Raises OSError naming the file if that ends early."""
+
+    def rows(self, first: int, last: int) -> "Readable":
+        """The rows from `first` to before `last` (of dimension 0)."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +85,14 @@ def joined(parts: Sequence[Stored]) -> StoredPieces:
     return StoredPieces((sum(part.shape[0] for part in parts),), tuple(parts))
 
 
-def row_bands(stored: Stored, elements: int = _ELEMENTS) -> Iterator[Tensor]:
+def row_bands(stored: Readable, elements: int = _ELEMENTS) -> Iterator[Tensor]:
     """A tensor's rows, about `elements` elements at a time."""
     rows = max(1, elements // max(1, math.prod(stored.shape[1:])))
     for start in range(0, stored.shape[0], rows):
         yield stored.rows(start, min(start + rows, stored.shape[0])).read()
 
 
-def same_values(one: Stored, other: Stored) -> bool:
+def same_values(one: Readable, other: Readable) -> bool:
     """Whether two tensors are equal; they are read only if they are not the same bytes of a file."""
     if one == other:
         return True

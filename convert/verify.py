@@ -48,7 +48,7 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
     for name in source.tensors:
         check_parts(source, name)
     for tensor in chain.from_iterable(kind.values() for kind in (source.tensors, *source.moments.values())):
-        for _ in chain.from_iterable(row_bands(block.tensor) for block in tensor.blocks):
+        for _ in row_bands(tensor):
             pass  # before the first tensor of a file is read, the whole file is compared with its checksums
     replicas = compare_replicas(source)
     if unknown := sorted(str(file) for file in files - hashed if _has_no_checksum(file)):

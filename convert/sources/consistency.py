@@ -84,28 +84,26 @@ def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
 
 def iteration_of(folder: Path, recorded: int | None) -> int | None:
     """The iteration by the folder's name. Raises CheckpointError if its files say another one."""
-    named = re.fullmatch(r"iter_(\d+)", folder.name)
-    if named and recorded not in (None, int(named[1])):
-        raise file_error(
-            folder, f"its files are of iteration {recorded}; rename it to iter_{recorded:07d} if nothing is missing"
-        )
-    return int(named[1]) if named else recorded
+    named = re.fullmatch(r"(iter_|global_step)(\d+)", folder.name)
+    if named and recorded not in (None, int(named[2])):
+        name = f"{named[1]}{recorded:0{7 if named[1] == 'iter_' else 0}d}"
+        raise file_error(folder, f"its files are of iteration {recorded}; rename it to {name} if nothing is missing")
+    return int(named[2]) if named else recorded
 
 
 def check_agreement(low: Mapping[str, Sharded], high: Mapping[str, Sharded], cure: str) -> None:
-    """Raises CheckpointError if a tensor of `high` does not round to that of `low`; each in its first block."""
+    """Raises CheckpointError if a tensor of `high` does not round to that of `low`, by its middle row: no padding."""
     for name in low.keys() & high.keys():
-        first, second = low[name].blocks[0].tensor, high[name].blocks[0].tensor
-        last = min(first.shape[0], second.shape[0])
-        rows = [tensor.rows(last - 1, last).read().flatten().float() for tensor in (first, second)]
-        width = min(map(len, rows))  # a tensor rank's part of a row, if one side is merged
-        rounded, exact = (row[:width] for row in rows)
+        if low[name].shape != high[name].shape:
+            raise CheckpointError(f"tensor {name!r} has another shape in the model files; {cure}")
+        row = low[name].shape[0] // 2
+        rounded, exact = (one[name].rows(row, row + 1).read().flatten().float() for one in (low, high))
         if not rounded.any():
             continue  # a placeholder
         if not torch.allclose(rounded, exact, rtol=_ROUNDING, atol=_SMALLEST, equal_nan=True):
             difference = float((rounded - exact).abs().max())
             raise CheckpointError(
-                f"row {last - 1} of tensor {name!r} differs by {difference:.1e} from the 16-bit weights of the model "
+                f"row {row} of tensor {name!r} differs by {difference:.1e} from the 16-bit weights of the model "
                 f"files, more than rounding explains; {cure}"
             )
 
@@ -176,10 +174,10 @@ def compare_replicas(source: Source) -> Replicas:
     compared, drifted = 0, {}
     for name, tensor in source.tensors.items():
         for holder, copy in tensor.copies.items():
-            if _places(copy) != _places(tensor):
+            if copy.shape != tensor.shape:
                 raise CheckpointError(
-                    f"tensor {name!r} has shape {list(copy.shape)} on {holder} and {list(tensor.shape)} elsewhere, or "
-                    "is cut in another way; the files do not belong together"
+                    f"tensor {name!r} has shape {list(copy.shape)} on {holder} and {list(tensor.shape)} elsewhere; the "
+                    "files do not belong together"
                 )
             compared += 1
             elements, largest = _difference(tensor, copy)
@@ -191,20 +189,15 @@ def compare_replicas(source: Source) -> Replicas:
 def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:
     """(number of elements that differ, largest absolute difference; NaN if that is not a number)."""
     count, largest = 0, 0.0
-    for mine, other in zip(tensor.blocks, copy.blocks, strict=True):
-        for ours, theirs in zip(row_bands(mine.tensor), row_bands(other.tensor), strict=True):
-            same_type = ours.dtype == theirs.dtype
-            differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
-            if bool(differs.any()):
-                count += int(differs.sum())
-                found = float((ours[differs].double() - theirs[differs].double()).abs().max())
-                largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
+    for ours, theirs in zip(row_bands(tensor), row_bands(copy), strict=True):
+        same_type = ours.dtype == theirs.dtype
+        differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
+        if bool(differs.any()):
+            count += int(differs.sum())
+            found = float((ours[differs].double() - theirs[differs].double()).abs().max())
+            largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
     return count, largest
 
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
-
-
-def _places(tensor: Sharded) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [(block.offset, tuple(block.tensor.shape)) for block in tensor.blocks]

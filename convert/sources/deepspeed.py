@@ -17,7 +17,7 @@ from typing import Any
 
 from common.tokenizer import Tokenizer
 from convert.arguments import Options
-from convert.megatron_args import read_args
+from convert.megatron_args import check_ranks, read_args
 from convert.pt import fields, flatten, load_pt
 from convert.sources.consistency import (
     CURE,
@@ -27,6 +27,7 @@ from convert.sources.consistency import (
     check_distinct,
     file_error,
     grid,
+    iteration_of,
 )
 from convert.sources.huggingface import recorded_in
 from convert.sources.names import Name, module_of, translate
@@ -119,7 +120,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         )
     first = save.partitions[0][0] if save.partitions else None
     version = state.get("ds_version") or (first and first.version)
-    types = sorted({str(tensor.blocks[0].tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     kept = "2019" if any(_2019.fullmatch(key) for key in names) else None
     args = fields(state.get("args"))
     said = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
@@ -177,7 +178,14 @@ def _open(folder: Path) -> _Save:
         if layers and number is not None and number not in layers:
             raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
-    return _Save(models, partitions, layers, files, stage)
+    save = _Save(models, partitions, layers, files, stage)
+    of_ranks = (
+        (path, fields(state.get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
+        for rank, (paths, states) in enumerate(zip(model_files, models, strict=True))
+        for path, state in zip(paths, states, strict=True)
+    )
+    check_ranks(list(of_ranks), save.tensor_ranks, save.pipeline)
+    return save
 
 
 def _open_state(path: Path) -> State:
@@ -290,8 +298,11 @@ def _read_recorded(folder: Path, state: State, options: Options, megatron: bool)
 def _progress(folder: Path, state: State) -> tuple[int | None, int | None]:
     """Iterations, and consumed samples."""
     found = re.search(r"(\d+)$", folder.name)
-    places = (state.get("iteration"), state.get("global_steps"), int(found[1]) if found else None)
-    iteration = next((number for place in places if (number := number_in(place)) is not None), None)
+    places = (state.get("iteration"), state.get("global_steps"))
+    recorded = next((number for place in places if (number := number_in(place)) is not None), None)
+    iteration = iteration_of(folder, recorded)
+    if iteration is None and found:
+        iteration = int(found[1])
     samples = [place.get("consumed_train_samples") for place in (state, fields(state.get("args")))]
     samples.append(state.get("global_samples"))  # steps x global batch size
     return iteration, next((number for place in samples if (number := number_in(place)) is not None), None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from common.errors import CheckpointError
 from convert.arguments import Options
-from convert.megatron_args import json_args, number, read_args
+from convert.megatron_args import check_ranks, json_args, number, read_args
 from convert.pt import fields, flatten, load_pt
 from convert.sources.consistency import check_alike, check_count, file_error, grid, iteration_of
 from convert.sources.names import Name, parse
@@ -90,6 +90,8 @@ def _open(folder: Path) -> list[list[_RankFile]]:
     tensor = number(first.args, "tensor_model_parallel_size", "model_parallel_size") or _ranks_by_shape(first)
     check_count(found, _FOLDER, "column", tensor, "tensor ranks")
     check_count(found, _FOLDER, "row", number(first.args, "pipeline_model_parallel_size"), "pipeline ranks")
+    by_rank = [(one.path, one.args, (rank, stage)) for stage, row in enumerate(files) for rank, one in enumerate(row)]
+    check_ranks(by_rank, len(files[0]), len(files))
     chunks = number(first.args, "virtual_pipeline_model_parallel_size") or len(first.chunks)
     check_alike(
         (

@@ -54,7 +54,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         iteration=progress.iteration,
         consumed_samples=progress.consumed_samples,
         moments={moment: under(f"{moment}.") for moment in MOMENTS},
-        step=round(float(stored["step"].blocks[0].tensor.read())),
+        step=round(float(stored["step"].read())),
         tokenizer=tokenizer_for(manifest),
         facts=origin_in(manifest).facts,
     )

@@ -43,7 +43,7 @@ def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> d
         leaf = leaf_of(name)
         if leaf.split is None:
             copies = {f"tensor rank {number}": whole(tensor) for number, tensor in enumerate(tensors) if number}
-            joined[name] = Sharded(shape, whole(tensors[0]).blocks, copies)
+            joined[name] = replace(whole(tensors[0]), copies=copies)
         else:
             dim = 1 - leaf.split if conv1d and leaf.conv1d else leaf.split
             starts = [
@@ -61,9 +61,10 @@ def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str
     Raises CheckpointError if a tensor is in two stages, or two stages have the same weights.
     """
     check_distinct(
-        next(iter(matrices)).blocks[0].tensor
+        block.tensor
         for _, tensors in stages
-        if (matrices := [tensor for name, tensor in tensors.items() if name.endswith(f"{table.QKV}.weight")])
+        for matrix in [one for name, one in tensors.items() if name.endswith(f"{table.QKV}.weight")][:1]
+        for block in matrix.blocks
     )
     joined: dict[str, Sharded] = {}
     for stage, tensors in stages:
@@ -188,7 +189,4 @@ def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ..
 
 def _equal(one: Sharded, other: Sharded) -> bool:
     """Whether two tensors of the same ranks have the same values."""
-    if one.shape != other.shape or one.blocks[0].tensor.dtype != other.blocks[0].tensor.dtype:
-        return False
-    pairs = zip(one.blocks, other.blocks, strict=True)
-    return all(same_values(left.tensor, right.tensor) for left, right in pairs)
+    return one.dtype == other.dtype and same_values(one, other)

@@ -6,17 +6,20 @@ head is not tied). Values stay as the source has them: padded vocabulary, the so
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
-from convert.stored import Stored
+from convert.stored import Stored, row_bands
 from training.tensors import Sizes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -116,11 +119,14 @@ def _overlap(blocks: tuple["Block", ...]) -> bool:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it."""
+    """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it.
+
+    It is read as one tensor (`Readable`), whatever dimensions the blocks cut.
+    """
 
     shape: tuple[int, ...]
     blocks: tuple[Block, ...]
-    copies: Mapping[str, "Sharded"] = field(default_factory=dict)
+    copies: Mapping[str, "Sharded"] = field(default_factory=dict, compare=False)
     """The same values elsewhere, by holder ("tensor rank 1", "pipeline stage 3"): compared, never used."""
 
     def __post_init__(self) -> None:
@@ -135,6 +141,36 @@ class Sharded:
         )
         if not inside or covered != math.prod(self.shape) or _overlap(self.blocks):
             raise CheckpointError(f"its {len(self.blocks)} parts do not add up to shape {list(self.shape)}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that holds the values of all blocks."""
+        return reduce(torch.promote_types, (block.tensor.dtype for block in self.blocks))
+
+    def read(self) -> Tensor:
+        """The whole tensor; memory for it and its largest block. Raises OSError naming a file that ends early."""
+        if len(self.blocks) == 1:
+            return self.blocks[0].tensor.read()
+        whole = torch.empty(self.shape, dtype=self.dtype)
+        for offset, stored in self.blocks:
+            whole[tuple(map(slice, offset, map(add, offset, stored.shape)))] = stored.read()
+        return whole
+
+    def bands(self, elements: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """Offset and values of parts that tile the tensor: rows of one block, about `elements` elements at a time."""
+        for (row, *others), stored in self.blocks:
+            for band in row_bands(stored, elements):
+                yield (row, *others), band
+                row += len(band)
+
+    def rows(self, first: int, last: int) -> "Sharded":
+        """The rows from `first` to before `last` (of dimension 0), without copies."""
+        kept = []
+        for (start, *others), stored in self.blocks:
+            low, high = max(first, start), min(last, start + stored.shape[0])
+            if low < high:
+                kept.append(Block((low - first, *others), stored.rows(low - start, high - start)))
+        return Sharded((last - first, *self.shape[1:]), tuple(kept))
 
 
 def whole(tensor: Stored) -> Sharded:

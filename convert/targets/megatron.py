@@ -36,14 +36,21 @@ def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
 
     Raises CheckpointError if the ranks do not divide the model; OSError naming the file if the disk is full.
     """
-    common = {"args": Namespace(**args_of(source, tp, pp)), "checkpoint_version": 3.0}
-    content = {**common, "iteration": source.iteration or 0}
+    args = {**args_of(source, tp, pp), "world_size": tp * pp}
+    content = {"checkpoint_version": 3.0, "iteration": source.iteration or 0}
     target = begin_run(source, folder, tp, pp)
     for stage in range(pp):
         suffix = f"_{stage:03d}" if pp > 1 else ""
         keys = dict(_keys(source.model, stage, pp))
         paths = [target / f"mp_rank_{rank:02d}{suffix}" / _FILE for rank in range(tp)]
-        files = [_reserve(path, content, {key: _empty(source, keys[key], tp) for key in keys}) for path in paths]
+        files = [
+            _reserve(
+                path,
+                {"args": Namespace(**args, rank=stage * tp + rank), **content},
+                {key: _empty(source, keys[key], tp) for key in keys},
+            )
+            for rank, path in enumerate(paths)
+        ]
         for key, ours in keys.items():
             tensor = assemble(source, ours)
             for rank, file in enumerate(files):
@@ -91,7 +98,7 @@ def _empty(source: Source, name: str, tp: int) -> Tensor:
     if leaf.split is not None:
         shape[leaf.split] //= tp
     with FakeTensorMode():
-        return torch.empty(shape, dtype=source.tensors[name].blocks[0].tensor.dtype)
+        return torch.empty(shape, dtype=source.tensors[name].dtype)
 
 
 def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]) -> Mapping[str, StoredTensor]:

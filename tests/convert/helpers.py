@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,21 @@ def as_conv1d(weights: Mapping[str, Tensor], model: Architecture = SMALL, **chan
     return source_of(turned, model, **{"qkv": HUGGING_FACE, "conv1d": True, **changes})
 
 
+def in_blocks(tensor: Tensor, *counts: int) -> Sharded:
+    """A tensor of which each dimension is cut into so many parts, or as many as it has; the last block comes first."""
+    cuts = [range(size)[:: -(-size // count)] for size, count in zip(tensor.shape, counts, strict=False)]
+    blocks = []
+    for offset in product(*cuts):
+        part = tensor[tuple(slice(at, at + (cut.step)) for at, cut in zip(offset, cuts, strict=True))]
+        blocks.append(Block((*offset, *[0] * (tensor.dim() - len(offset))), LoadedTensor(part)))
+    return Sharded(tuple(tensor.shape), tuple(reversed(blocks)))
+
+
+def in_other_blocks(source: Source) -> Source:
+    """The source with all its tensors in parts: matrices in 3 x 2, vectors in 3."""
+    return replace(source, tensors={name: in_blocks(one.read(), 3, 2) for name, one in source.tensors.items()})
+
+
 def merged(source: Source) -> dict[str, Tensor]:
     """All tensors of a source, in our layout."""
     return {name: assemble(source, name) for name in source.tensors}
@@ -79,7 +95,7 @@ def _cut(name: str, weight: Tensor, ranks: int) -> Sharded:
     dim = leaf_of(name).split
     if ranks == 1 or dim is None:
         copies = {f"tensor rank {rank}": whole(LoadedTensor(weight.clone())) for rank in range(1, ranks)}
-        return Sharded(tuple(weight.shape), whole(LoadedTensor(weight)).blocks, copies)
+        return replace(whole(LoadedTensor(weight)), copies=copies)
     parts = weight.tensor_split(ranks, dim)
     starts = [sum(part.shape[dim] for part in parts[:rank]) for rank in range(ranks)]
     offsets = [tuple(start if axis == dim else 0 for axis in range(weight.dim())) for start in starts]

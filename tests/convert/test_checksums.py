@@ -44,7 +44,7 @@ def write_safetensors(folder: Path) -> Path:
     ("write", "opened"),
     [
         (write_pt, lambda path: load_pt(path)["moment"].read),
-        (write_distcp, lambda path: Dcp(path.parent).sharded("weight").blocks[0].tensor.read),
+        (write_distcp, lambda path: Dcp(path.parent).sharded("weight").read),
         (write_safetensors, lambda path: read_file(path, once(check_hash, path))["weight"].read),
         (write_safetensors, lambda path: partial(load_pretrained, path.parent)),
         (lambda it: write_pt(it).rename(it / OLD_WEIGHTS), lambda path: partial(load_pretrained, path.parent)),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from convert.arguments import Options
-from convert.assemble import HUGGING_FACE, assemble, read_sharded
+from convert.assemble import HUGGING_FACE, assemble
 from convert.sources import deepspeed
 from convert.sources.source import Source
 
@@ -60,4 +60,4 @@ def test_weights_are_those_of_the_engine_and_of_its_scripts(runs: Path, stage: i
         for kind, moments in source.moments.items():
             for name, moment in moments.items():
                 path = folder / "tag_universal" / "zero" / f"transformer.{name}" / f"{kind}.pt"
-                assert torch.equal(read_sharded(moment), load(path)["param"]), name
+                assert torch.equal(moment.read(), load(path)["param"]), name

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from common.errors import ProofError
 from convert.proof import prove, prove_source, source_outputs
-from convert.sources.source import QKV, Sharded
+from convert.sources.source import QKV, Sharded, Source
 from convert.targets.huggingface import write_folder
 from tests.convert.encoded import SMALL, truth
-from tests.convert.helpers import LoadedTensor, as_conv1d, source_of
+from tests.convert.helpers import LoadedTensor, as_conv1d, in_other_blocks, source_of
 from tests.numerics import logit_terms, tolerance
 
 Weights = dict[str, Tensor]
@@ -30,6 +30,12 @@ def test_all_orders_and_shards_of_the_same_weights_agree(version: int, tensor: i
     proof = prove_source(source_of(truth()), source_of(weights, tensor=tensor, qkv=order))
     assert proof.tokens == 32
     assert max(proof.relative_difference, proof.largest_layer_difference) < ROUNDING
+
+
+@pytest.mark.parametrize("made", [source_of, as_conv1d])
+def test_parts_that_cut_any_dimension_give_the_outputs_of_the_whole(made: Callable[..., Source]) -> None:
+    source = made(truth())
+    assert prove_source(in_other_blocks(source), source).relative_difference < 1e-6
 
 
 def test_conv1d_matrices_and_a_head_of_its_own_agree_with_themselves_in_our_layout() -> None:

@@ -1,6 +1,7 @@
 """Copies are compared bit for bit, and what differs is named with its size."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from common.errors import CheckpointError
 from convert.sources.consistency import Replicas, compare_replicas
-from convert.sources.source import Sharded, whole
+from convert.sources.source import whole
 from convert.stored import StoredTensor
 from tests.convert.helpers import LoadedTensor, source_of
 
@@ -16,7 +17,7 @@ from tests.convert.helpers import LoadedTensor, source_of
 def with_copies(tensor: torch.Tensor, *copies: torch.Tensor) -> Replicas:
     """Of a source with one tensor."""
     held = {f"tensor rank {rank}": whole(LoadedTensor(copy)) for rank, copy in enumerate(copies, 1)}
-    sharded = Sharded(tuple(tensor.shape), whole(LoadedTensor(tensor)).blocks, held)
+    sharded = replace(whole(LoadedTensor(tensor)), copies=held)
     return compare_replicas(source_of({}, tensors={"ln_f.bias": sharded}))
 
 
@@ -49,7 +50,5 @@ def test_copies_are_read_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other[9, 3] += 1
     copies = {"pipeline stage 1": whole(LoadedTensor(other))}
     stored = StoredTensor(tmp_path / "data", 0, torch.float32, (10, 4))
-    found = compare_replicas(
-        source_of({}, tensors={"wte.weight": Sharded((10, 4), whole(stored).blocks, copies)})
-    ).drifted
+    found = compare_replicas(source_of({}, tensors={"wte.weight": replace(whole(stored), copies=copies)})).drifted
     assert [(holder, elements) for (_, holder), (elements, _) in found.items()] == [("pipeline stage 1", 1)]

@@ -1,21 +1,25 @@
-"""Every layout against the single process: 20 steps from one checkpoint, on real text, dropout 0, float32.
+"""Every layout against the single process, on real text, dropout 0: training, resuming, and what becomes of the files.
 
     python -m tests.training.parity            # the table of docs/parallelism.md
 
-float32 sums in another order differ by 1e-7; the optimiser amplifies that, and a wrong split is off by 1e-2 and more.
-The key bias is left out: its gradient is mathematically zero, its value rounding alone.
+All layouts of as many processes train in one job, one after the other, from one checkpoint; each then resumes the
+checkpoint of the layout before it. float32 sums in another order differ by 1e-7; the optimiser amplifies that, and a
+wrong split is off by 1e-2 and more. The key bias is left out: its gradient is mathematically zero, its value rounding
+alone.
 """
 
 import json
 import math
-import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,23 +29,32 @@ from tests.training.helpers import (
     BYTE_VOCABULARY,
     byte_documents,
     launch_ok,
-    make_run,
     open_session,
     save_checkpoint,
     settings_of,
+    step_batches,
+    write_config,
     write_corpus,
 )
-from tests.training.worker import steps
 from training import checkpoint
 from training.checkpoint import Progress
+from training.launch.process_group import World, started
+from training.launch.rank import read_launch
 from training.model import GPT2
 from training.model_folder import checkpoint_folder
+from training.optimizer import learning_rate
+from training.parallel.dtensor import local_shard
 from training.planning.run import make_plan
+from training.step import next_logits, train_step, validate
 
-TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4}
+TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4, "value": 1e-4}
+"""Relative, in float32; see `differences` and `distance`."""
 MODEL = {"n_layer": 5, "n_head": 4, "n_embd": 32, "seq_len": 16, "dropout": 0.0}  # 5 layers: no even split
 SPLIT = {"wte.weight": 0, "c_attn.weight": 0, "c_attn.bias": 0, "c_fc.weight": 0, "c_fc.bias": 0, "c_proj.weight": 1}
-TRAIN = {"global_batch_size": 8, "micro_batch_size": 2, "lr": 2e-3}
+STEPS, MORE = 3, 2
+"""Before the checkpoint, and after resuming."""
+LOSS_SCALE = 2.0**10  # float16: no gradient of this model over- or underflows with it
+_VALID = 11  # samples: no multiple of a batch
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,7 @@ class Layout:
     recompute: str = "none"
     loss: str = "whole"
     vocab_size: int = BYTE_VOCABULARY
+    precision: str = "float32"
 
     @property
     def processes(self) -> int:
@@ -66,111 +80,179 @@ class Layout:
     def virtual(self) -> int:
         return 2 if self.schedule == "interleaved_1f1b" else 1
 
+    @property
+    def single(self) -> "Layout":
+        """The single process that this layout is compared with."""
+        return Layout(vocab_size=self.vocab_size, precision=self.precision)
+
     def __str__(self) -> str:
         parts = [f"tp{self.tensor}" + "+sp" * self.sequence] * (self.tensor > 1)
         parts += [f"pp{self.pipeline} {self.schedule}"] * (self.pipeline > 1)
         parts += [f"dp{self.data} zero{self.zero}"] * (self.data > 1)
         parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
         parts += [f"{self.loss} loss"] * (self.loss != "whole")
+        parts += [self.precision] * (self.precision != "float32")
         parts += [f"vocabulary {self.vocab_size:,}"] * (self.vocab_size != BYTE_VOCABULARY)
         return ", ".join(parts) or "single"
 
-    def sections(self, iterations: int) -> dict[str, Any]:
-        """The configuration's sections `parallel` and `train`."""
+    def write(self, folder: Path, prefix: Path, iterations: int) -> Path:
+        """The configuration of a run in this layout."""
         parallel = {"tensor": self.tensor, "sequence_parallel": self.sequence, "data": self.data}
         parallel |= {"pipeline": self.pipeline, "schedule": self.schedule, "virtual_stages": self.virtual}
-        train = {**TRAIN, "recompute": self.recompute, "loss": self.loss, "iterations": iterations}
-        return {"parallel": {**parallel, "zero_stage": self.zero}, "train": train}
+        train = {"global_batch_size": 8, "micro_batch_size": 1 if self.data > 2 else 2, "lr": 2e-3}
+        train |= {"eps": 1e-4}  # with 1e-8, rounding decides the updates of elements with tiny gradients
+        train |= {"recompute": self.recompute, "loss": self.loss, "precision": self.precision, "split": "60,1,0"}
+        return write_config(
+            folder,
+            {**MODEL, "vocab_size": self.vocab_size},
+            {**parallel, "zero_stage": self.zero},
+            {**train, "iterations": iterations},
+            data=[{"prefix": str(prefix), "weight": 1}],
+        )
 
 
-# Each axis has a layout that shows its missing reduction; these run in every test run.
+# Each axis has a layout that shows its missing reduction, and each kind of cut through a tensor is merged.
 QUICK = [
-    Layout(tensor=2, sequence=True, loss="chunked"),
-    Layout(tensor=2, pipeline=2, schedule="interleaved_1f1b"),
-    Layout(data=2, zero=2),
-    Layout(data=2, zero=3, recompute="full"),
-    Layout(tensor=2, data=2),
-    Layout(pipeline=4),  # 1F1B: middle stages receive into fewer buffers than micro-batches
-    Layout(pipeline=2, schedule="gpipe", data=2, zero=1, recompute="selective"),
-]
-LAYOUTS = [
-    *QUICK,
-    Layout(tensor=2),
     Layout(tensor=4, sequence=True),
-    Layout(tensor=2, sequence=True, pipeline=2, data=2, zero=1),
-    Layout(data=2, zero=1),
-    Layout(pipeline=2, schedule="gpipe", recompute="full"),
-    Layout(pipeline=2, schedule="interleaved_1f1b", data=2, zero=0),
-    Layout(tensor=2, sequence=True, data=2, zero=2, recompute="full"),
+    Layout(data=4, zero=2),
+    Layout(tensor=2, pipeline=2, schedule="interleaved_1f1b"),
+    Layout(tensor=2, data=2, loss="chunked"),
+    Layout(data=4, zero=3, recompute="full"),
+    Layout(pipeline=4),  # 1F1B: middle stages receive into fewer buffers than micro-batches
+    Layout(tensor=2, sequence=True, data=2, zero=1),
+    Layout(pipeline=2, schedule="gpipe", data=2, zero=1, recompute="selective"),
+    Layout(tensor=2, data=2, zero=3),
     Layout(pipeline=2, schedule="interleaved_1f1b", data=2, zero=3),
-    Layout(tensor=2, pipeline=2, schedule="gpipe", recompute="selective"),
-    Layout(tensor=2, sequence=True, pipeline=2, schedule="interleaved_1f1b"),
+    Layout(pipeline=2, data=2, zero=2),
+    Layout(tensor=2, sequence=True, data=2, zero=2, precision="bfloat16"),
+    Layout(pipeline=2, data=2, zero=3, precision="float16"),
+]
+_TENSOR = ((1, False), (2, False), (2, True))
+_PIPELINE = ((1, "1f1b"), (2, "1f1b"), (2, "gpipe"), (2, "interleaved_1f1b"))
+_DATA = ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3))
+GRID = [
+    layout
+    for precision in ("float32", "bfloat16", "float16")
+    for (tensor, sequence), (pipeline, schedule), (data, zero) in product(_TENSOR, _PIPELINE, _DATA)
+    for layout in [Layout(tensor, sequence, pipeline, schedule, data, zero, precision=precision)]
+    # reduced precision is slow on CPUs: all of the data axis, and the last of the others
+    if layout.processes > 1 and (precision == "float32" or (sequence, schedule) in ((False, "1f1b"), (True, "gpipe")))
+] + [
     Layout(tensor=4, sequence=True, pipeline=2),
     Layout(tensor=2, pipeline=2, schedule="interleaved_1f1b", data=2, zero=3, recompute="full"),
     Layout(tensor=2, pipeline=2, data=2, zero=1, vocab_size=50257),
 ]
 
 
-@dataclass
-class Seen:
-    """The losses, norms and shapes that each rank saw, and the final weights."""
-
-    ranks: list[dict[str, Any]]
-    weights: dict[str, Tensor] = field(repr=False)
-
-
-def _configuration(folder: Path, vocab_size: int, **sections: Any) -> Path:
-    """A byte corpus labelled with this vocabulary, and the configuration of a run on it."""
-    config = make_run(folder, model={**MODEL, "vocab_size": vocab_size}, **sections)
-    write_corpus(settings_of(config).dataset_prefix, byte_documents(60), vocab_size)
-    return config
-
-
-def write_start(folder: Path, vocab_size: int = BYTE_VOCABULARY, iterations: int = 20) -> None:
-    """The checkpoint that all layouts of a vocabulary start from, and the single process's run from it."""
-    plan = make_plan(settings_of(_configuration(folder, vocab_size, train=TRAIN)), "tiny")
+def write_start(folder: Path, single: Layout, steps: int = STEPS) -> None:
+    """The dataset of a vocabulary, the checkpoint that its layouts start from, and the single process's run from it."""
+    documents = byte_documents(60)
+    valid = np.concatenate(documents)[: _VALID * MODEL["seq_len"] + 1]  # an evaluation also counts tokens after samples
+    documents = [*documents, valid]
+    write_corpus(folder / "dataset", documents, single.vocab_size)
+    plan = make_plan(settings_of(single.write(folder, folder / "dataset", steps)), "tiny")
     session = open_session(plan, ALONE)
     save_checkpoint(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), plan)
-    run_layout(Layout(vocab_size=vocab_size), folder, folder / "single", iterations)
+    config = single.write(folder / "single", folder / "dataset", steps + MORE)
+    run = train(config, ALONE, folder, folder / "single", steps)
+    (folder / "single" / "seen.0.json").write_text(json.dumps(run))
 
 
-def run_layout(layout: Layout, start: Path, folder: Path, iterations: int = 20) -> Seen:
-    """Train a layout for some steps from the checkpoint of `write_start`."""
-    config = _configuration(folder, layout.vocab_size, **layout.sections(iterations))
-    seed = next((start / "seed").glob("iter_*"))
-    shutil.copytree(seed, folder / "models" / "tiny" / seed.name)
-    if layout.processes == 1:
-        (folder / "seen.0.json").write_text(json.dumps(steps(config, ALONE, save_at=iterations)))
-    else:
-        launch_ok(layout.processes, "tests.training.worker", config, folder / "seen", "--save-at", iterations)
-    return read_run(folder, iterations)
+def train(config: Path, world: World, start: Path, resumed: Path, steps: int = STEPS) -> dict[str, Any]:
+    """Train from the seed and save; then resume the checkpoint of the run `resumed` (a collective call).
+
+    Losses and gradient norms of all steps, and of the checkpoint: validation loss, logits, local shapes.
+    """
+    settings = settings_of(config)
+    plan = make_plan(settings, "tiny")
+    session, section = open_session(plan, world), plan.experiment.train
+    scale = LOSS_SCALE if section.precision == "float16" else 1.0
+    seen: dict[str, Any] = {"loss": [], "norm": []}
+
+    def continued(folder: Path, count: int) -> Progress:
+        newest = checkpoint.resolve(folder)
+        checkpoint.load(newest, session.parameters, session.optimizer)
+        progress = newest.progress
+        with closing(step_batches(session, progress.consumed_samples)) as batches:
+            for iteration in range(progress.iteration + 1, progress.iteration + 1 + count):
+                step = train_step(session, iteration, next(batches), learning_rate(iteration - 1, section), scale)
+                seen["loss"].append(step.loss)
+                seen["norm"].append(step.grad_norm)
+                progress = Progress(iteration, progress.consumed_samples + section.global_batch_size)
+        return progress
+
+    progress = continued(next((start / "seed").glob("iter_*")), steps)
+    seen["valid"] = validate(session, plan.data.valid, plan.data.valid.per_epoch)
+    seen["logits"] = next_logits(session, b"The").tolist()
+    seen["shapes"] = {name: list(local_shard(value).shape) for name, value in session.parameters.items()}
+    save_checkpoint(settings.model_folder("tiny"), session.parameters, session.optimizer, progress, plan)
+    continued(saved_in(resumed, steps), MORE)
+    return seen
 
 
-def read_run(folder: Path, iterations: int = 20) -> Seen:
-    """What `run_layout` left in a folder."""
-    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("seen.*.json"))]
-    saved = checkpoint.read_manifest(checkpoint_folder(folder / "models" / "tiny", iterations))
-    return Seen(ranks, checkpoint.load_weights(saved))
+def run_layouts(folder: Path, layouts: Sequence[Layout], starts: Sequence[Path], steps: int = STEPS) -> None:
+    """Train layouts, each in the folder of its number, and resume the last of each start on a single process.
+
+    `starts` are the folders of `write_start` for each layout.
+    """
+    last: dict[Path, tuple[Layout, Path]] = {}
+    cells: list[tuple[int, list[Path]]] = []
+    for number, (layout, start) in enumerate(zip(layouts, starts, strict=True)):
+        config = layout.write(folder / str(number), start / "dataset", steps + MORE)
+        before = last[start][1] if start in last else start / "single"
+        cells.append((layout.processes, [config, start, before]))
+        last[start] = layout, config.parent
+    for size, group in groupby(cells, lambda cell: cell[0]):
+        words = [path for _, paths in group for path in paths]
+        launch_ok(size, "tests.training.parity", "--train", steps, *words, timeout=900)
+    for start, (layout, run) in last.items():
+        config = layout.single.write(run / "alone", start / "dataset", steps + MORE)
+        config.with_name("seen.0.json").write_text(json.dumps(train(config, ALONE, start, run, steps)))
 
 
-def differences(seen: Seen, single: Seen) -> dict[str, float]:
-    """The largest relative differences of loss, gradient norm, validation loss and merged parameters."""
-    alone = single.ranks[0]
-    pairs = {"valid": [(rank["valid"], alone["valid"]) for rank in seen.ranks]}
+def saved_in(run: Path, steps: int = STEPS) -> Path:
+    """The checkpoint of a run."""
+    return checkpoint_folder(run / "models" / "tiny", steps)
+
+
+def ranks_of(run: Path) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    return [json.loads(path.read_text()) for path in sorted(run.glob("seen.*.json"))]
+
+
+def differences(run: Path, start: Path, steps: int = STEPS) -> dict[str, float]:
+    """The largest relative differences of loss, gradient norm, validation loss and parameters."""
+    single = start / "single"
+    (alone,), ranks = ranks_of(single), ranks_of(run)
+    pairs = {"valid": [(rank["valid"], alone["valid"]) for rank in ranks]}
     for key in ("loss", "norm"):
-        pairs[key] = [pair for rank in seen.ranks for pair in zip(rank[key], alone[key], strict=True)]
+        pairs[key] = [pair for rank in ranks for pair in zip(rank[key], alone[key], strict=True)]
     found = {key: max(abs(a - b) / abs(b) for a, b in those) for key, those in pairs.items()}
-    return found | {"weights": weights_difference(seen.weights, single.weights)}
+    mine, theirs = (checkpoint.load_weights(checkpoint.read_manifest(saved_in(one, steps))) for one in (run, single))
+    return found | {"weights": weights_difference(mine, theirs)}
 
 
 @torch.no_grad()
 def weights_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """The largest relative difference of a tensor's norm. Not of the key bias, whose gradient is rounding alone."""
-    pairs = [[_without_key_bias(name, weights[name]) for weights in (found, expected)] for name in expected]
+    pairs = [[without_key_bias(name, weights[name]) for weights in (found, expected)] for name in expected]
     return max(float((a - b).norm()) / max(float(b.norm()), 1e-30) for a, b in pairs)
 
 
-def _without_key_bias(name: str, weight: Tensor) -> Tensor:
+def distance(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Path) -> dict[str, float]:
+    """How far weights are from others: `value`, by each tensor's largest; `course`, by how far training moved all."""
+    seed = checkpoint.load_weights(checkpoint.resolve(next((start / "seed").glob("iter_*"))))
+    found, right, before = (
+        {name: without_key_bias(name, side[name]) for name in seed} for side in (weights, expected, seed)
+    )
+    moved, missed = (
+        torch.cat([(right[name] - other[name]).flatten() for name in seed]).norm() for other in (before, found)
+    )
+    apart = max(float((found[name] - right[name]).abs().max() / right[name].abs().max()) for name in seed)
+    return {"value": apart, "course": float(missed / moved)}
+
+
+def without_key_bias(name: str, weight: Tensor) -> Tensor:
     """c_attn's rows are [head, (q, k, v), dim]."""
     return weight.view(MODEL["n_head"], 3, -1)[:, [0, 2]] if name.endswith("c_attn.bias") else weight
 
@@ -203,18 +285,26 @@ def expected_shapes(layout: Layout, rank: int) -> dict[str, list[int]]:
     return shapes
 
 
-def main() -> int:
-    """Run all layouts and print their table."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all layouts in float32 and print their table; with --train, be a process that trains some."""
+    words = sys.argv[1:] if argv is None else argv
+    if words:
+        launch, (_, steps, *paths) = read_launch(), words
+        with started(launch, Path(paths[0]).parent.parent) as world:
+            for config, start, resumed in zip(*[iter(map(Path, paths))] * 3, strict=True):
+                seen = train(config, world, start, resumed, int(steps))
+                config.with_name(f"seen.{launch.rank}.json").write_text(json.dumps(seen))
+        return 0
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        for number, layout in enumerate(LAYOUTS):
-            start = Path(name) / f"start-{layout.vocab_size}"
-            if not start.exists():
-                write_start(start, layout.vocab_size)
-            found = differences(run_layout(layout, start, Path(name) / str(number)), read_run(start / "single"))
-            figures = " | ".join(f"{found[key]:.1e}" for key in TOLERANCE)
+        layouts = [layout for layout in QUICK if layout.precision == "float32"]
+        start, folder = Path(name) / "start", Path(name) / "layouts"
+        write_start(start, Layout(), 20)
+        run_layouts(folder, layouts, [start] * len(layouts), 20)
+        for number, layout in enumerate(layouts):
+            found = differences(folder / str(number), start, 20)
+            figures = " | ".join(f"{found[key]:.1e}" for key in found)
             rows.append(f"| {layout} | {layout.processes} | {figures} |")
-            print(rows[-1], file=sys.stderr, flush=True)
     print("| layout | processes | loss | gradient norm | validation loss | parameters |\n|---|---|---|---|---|---|")
     print("\n".join(rows))
     return 0

@@ -5,18 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from convert.assemble import read_sharded
 from convert.pt import fields, load_pt
 from convert.sources.dcp import Dcp
-from convert.sources.source import Sharded
 from tests.convert.sources.torch_dist_files import FolderWriter
 from tests.training.checkpoint.planted import metadata_of
-
-
-def read(sharded: Sharded) -> Tensor:
-    return read_sharded(sharded) if sharded.shape else sharded.blocks[0].tensor.read()
 
 
 def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path) -> None:
@@ -35,13 +28,13 @@ def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path
     record.relative_path, record.offset, record.length = "__0_1.distcp", 0, (tmp_path / "__0_1.distcp").stat().st_size
     writer.close()
     dcp = Dcp(tmp_path)
-    assert read(dcp.sharded("scalar")).item() == 5.0
-    assert read(dcp.sharded("empty")).shape == (0, 3)
-    assert torch.equal(read(dcp.sharded("turned")), whole.t()[1:5])
+    assert dcp.sharded("scalar").read().item() == 5.0
+    assert dcp.sharded("empty").read().shape == (0, 3)
+    assert torch.equal(dcp.sharded("turned").read(), whole.t()[1:5])
     for layer, row in zip(dcp.layers("turned"), whole.t()[1:5], strict=True):
-        assert torch.equal(layer.blocks[0].tensor.read(), row)
+        assert torch.equal(layer.read(), row)
     for dtype in types:
-        assert torch.equal(read(dcp.sharded(str(dtype))), whole.view(2, 12).to(dtype))
+        assert torch.equal(dcp.sharded(str(dtype)).read(), whole.view(2, 12).to(dtype))
 
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.1", "3.13.0", "3.14.8"])
@@ -49,7 +42,7 @@ def test_what_any_supported_python_wrote_is_read(tmp_path: Path, version: str) -
     """Pythons pickle Enum members and paths by other names; both are in `.metadata` and in the args of a .pt file."""
     shutil.unpack_archive(Path(__file__).parent / "stored/pythons.zip", tmp_path)
     dcp = Dcp(tmp_path / version)
-    assert torch.equal(read(dcp.sharded("weight")), torch.arange(6.0).reshape(2, 3)) and dcp.objects == ["step"]
+    assert torch.equal(dcp.sharded("weight").read(), torch.arange(6.0).reshape(2, 3)) and dcp.objects == ["step"]
     content = load_pt(tmp_path / version / "args.pt")
     assert torch.equal(content["w"].read(), torch.ones(2))
     assert fields(content["args"]).keys() == {"model_type", "flag", "se", "path", "dtype"}

@@ -12,7 +12,6 @@ import torch
 
 from common.errors import CheckpointError
 from convert.arguments import Options
-from convert.assemble import read_sharded
 from convert.sources.deepspeed import matches, open_folder
 from convert.sources.find import open_source
 from convert.sources.source import QKV
@@ -75,7 +74,7 @@ def test_every_layout_is_read(tmp_path: Path, run: Run) -> None:
         assert_equal(merged(source, kind), {name: tensor * factor for name, tensor in high.items()}, run.model)
     if run.pipeline:
         copy = source.tensors["wte.weight"].copies[f"pipeline stage {run.pipeline - 1}"]
-        assert torch.equal(read_sharded(copy), read_sharded(source.tensors["wte.weight"]))
+        assert torch.equal(copy.read(), source.tensors["wte.weight"].read())
 
 
 def test_the_version_of_the_qkv_rows_is_recorded_or_given(tmp_path: Path) -> None:
@@ -154,6 +153,23 @@ def state(content: Any) -> Any:
 def first_step(content: Any) -> torch.Tensor:
     step: torch.Tensor = state(content)["base_optimizer_state"]["state"][0]["step"]
     return step
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_files_of_ranks_that_were_exchanged_are_refused_by_name(tmp_path: Path, stage: int) -> None:
+    folder = write_tag(tmp_path / "global_step120", Run(stage, 2, 2, "megatron"))
+    paths = sorted(folder.glob("*_model_states.pt"))
+    for path in paths:
+        data, model = (int(path.name.partition(key)[2].partition("_")[0] or 0) for key in ("pp_rank_", "mp_rank_"))
+        edit(path, lambda content, rank=model + 2 * data: setattr(content["args"], "rank", rank))  # type: ignore[misc]
+    assert_equal(merged(open_folder(folder, SIZES)), truth())
+    for source, target in ((paths[0], folder / "x"), (paths[1], paths[0]), (folder / "x", paths[1])):
+        source.rename(target)
+    refused(folder, str(paths[0]), "rank 1, which is tensor rank 1")
+
+
+def test_the_tag_says_the_iteration_of_its_files(tmp_path: Path) -> None:
+    refused(write_tag(tmp_path / "global_step80", Run(0)), "iteration 120", "global_step120", num_heads=8)
 
 
 MIXED: list[tuple[Run, str, Callable[[Any], object], list[str]]] = [

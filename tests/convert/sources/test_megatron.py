@@ -4,7 +4,7 @@ import random
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -157,6 +157,7 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], list[str]]] = [
     (lambda content: content.update(iteration=200), ["iteration is 200", "100"]),
     (lambda content: content.update(checkpoint_version=2.0), ["checkpoint_version is 2.0", "3.0"]),
     (lambda content: setattr(content["args"], "num_attention_heads", 4), ["num_attention_heads is 4"]),
+    (lambda content: setattr(content["args"], "tensor_model_parallel_size", 4), [LAST, "size is 4", "has 2"]),
     (lambda content: content["model"].pop(FC2), ["stage 1", "'h.3.mlp.c_proj.bias'", "tensor rank 1"]),
     (lambda content: content["model"].update({FC2: torch.zeros(33)}), ["'h.3.mlp.c_proj.bias'", "[33]", "[32]"]),
     (lambda content: content["model"].update({FC1: torch.zeros(64).half()}), ["'h.3.mlp.c_fc.bias'", "float16"]),
@@ -177,6 +178,36 @@ def test_a_rank_that_does_not_belong_to_the_others_is_refused_by_name(
             change(content)
 
     refused(write(tmp_path / "iter_0000100", replace(CORE, edit=edit)), *parts)
+
+
+def of_ranks(order: str, said: Mapping[str, Any]) -> Callable[[int, int, dict[str, Any]], None]:
+    """Records the ranks of a training on 3 data ranks, each file saved by another of them."""
+
+    def edit(stage: int, rank: int, content: dict[str, Any]) -> None:
+        data = (stage + rank) % 3
+        own = data + 3 * stage if order == "data ranks first" else stage + 2 * data
+        vars(content["args"]).update({"rank": rank + 2 * own, **said})
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("order", "said", "one", "other", "named"),
+    [
+        ("data ranks first", {"world_size": 12}, "00_000", "01_000", "rank 3, which is tensor rank 1 of"),
+        ("data ranks first", {"world_size": 12}, "01_000", "01_001", "is tensor rank 1 of pipeline stage 1, but"),
+        ("data ranks first", {}, "01_000", "00_000", "rank 3, which is tensor rank 1 of"),
+        ("stages first", {"use_tp_pp_dp_mapping": True, "world_size": 12}, "00_000", "00_001", "pipeline stage 1, but"),
+    ],
+)
+def test_folders_of_ranks_that_were_exchanged_are_refused_by_name(
+    order: str, said: dict[str, Any], one: str, other: str, named: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "iter_0000100", replace(CORE, edit=of_ranks(order, said)))
+    assert_equal(merged(open_folder(folder, Options())), truth())
+    for source, target in ((one, "x"), (other, one), ("x", other)):
+        (folder / f"mp_rank_{source}").rename(folder / f"mp_rank_{target}")
+    refused(folder, f"mp_rank_{min(one, other)}", named)
 
 
 def test_lost_and_foreign_ranks_are_named(tmp_path: Path) -> None:
