@@ -128,7 +128,8 @@ def prepare_run(settings: Settings) -> None:
     check_crawl(settings)
     path = settings_path(settings)
     write_settings(settings, path)
-    path.chmod(0o444)
+    if path.stat().st_mode & 0o222:  # only its owner may: another member of the group continues the run
+        path.chmod(0o444)
     write_settings(settings, settings.run / "config.yaml")
     patches.restore_times(settings.run)
     place = patches.place(settings.run)

@@ -10,8 +10,9 @@ import yaml
 from common.config import JOB_SETTINGS, load_settings
 from common.errors import ConfigError
 from common.files import read_json
+from common.settings import Settings
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
-from workflow.snakefile import settings_for_workflow, settings_of_job
+from workflow.snakefile import prepare_run, settings_for_workflow, settings_of_job
 
 SENTENCES = "A sentence of English words that is long enough to be told as English by anybody who reads it."
 CLEAN = "results/x/clean/0000.jsonl.zst"
@@ -91,3 +92,12 @@ def test_a_wrong_configuration_stops_snakemake_before_any_job(tmp_path: Path) ->
     (line,) = [line for line in result.stderr.splitlines() if "profile" not in line]
     assert result.returncode == 2 and line.startswith("error: config.yaml: shards: ")
     assert not (tmp_path / "results").exists()
+
+
+def test_another_member_of_the_group_may_start_the_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the owner of a file may change its mode."""
+    (tmp_path / "urls.txt").touch()
+    settings = Settings(run=tmp_path / "run", urls=[str(tmp_path / "urls.txt")])
+    prepare_run(settings)
+    monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("not permitted"))
+    prepare_run(settings)
