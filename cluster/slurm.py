@@ -81,11 +81,6 @@ class QueuedJob:
         """Whether it waits for something that does not come by itself."""
         return self.state == "PENDING" and _UNSCHEDULABLE.fullmatch(self.reason.strip("()")) is not None
 
-    @property
-    def kept_waiting(self) -> bool:
-        """Whether it waits for something else than its turn, such as a partition that is down."""
-        return self.state == "PENDING" and self.reason not in _ORDINARY
-
 
 def environment(site: SiteSettings | None = None) -> dict[str, str]:
     """The environment for Slurm's commands, and so for the jobs that sbatch submits.
@@ -227,7 +222,9 @@ def never_starts(job: QueuedJob, time_limit: str = _TIME_LIMIT) -> str:
 
 
 def not_yet(job: QueuedJob) -> str:
-    """Why a job waits for something else than its turn, and what a person may do."""
+    """Why a job waits for something else than its turn, and what a person may do; empty if it does not."""
+    if job.state != "PENDING" or job.reason in _ORDINARY:
+        return ""
     release = f"; scontrol release {job.id} starts it" if re.search("JobHeldUser|requeued", job.reason) else ""
     return f"Slurm does not start job {job.id} yet: {job.reason}{release}"
 

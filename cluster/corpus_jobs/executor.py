@@ -255,8 +255,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._end(task, f"job {task.job}: {slurm.never_starts(job, key)}")
             elif job is not None and job.active:
                 task.missing = None
-                if job.kept_waiting and job.reason not in self._troubles:
-                    self._say(job.reason, slurm.not_yet(job))
+                if job.reason not in self._troubles and (why := slurm.not_yet(job)):
+                    self._say(job.reason, why)
             else:
                 task.missing = now if task.missing is None else task.missing
                 if now >= task.missing + self._settle:
