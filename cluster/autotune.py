@@ -109,9 +109,7 @@ def _run_to_end(own: Settings, training: TrainingJob, minutes: int, output: Path
 
     Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
     """
-    name, executor = training.model, own.cluster.executor
-    job = Job(start(own, training, minutes), executor, str(own.model_folder(name).resolve() / "logs"))
-    ended = 0.0
+    name, job, ended = training.model, start(own, training, minutes), 0.0
     try:
         for known in looks(name, job):
             seen = (known or {}).get(job.id)

@@ -1,13 +1,13 @@
 """Starts the processes of a training job through submitit, on Slurm or on this machine.
 
-    start(settings, TrainingJob(f"{snapshot}/settings.yaml", "tiny", requeue=False), 60)    # returns the job's id
+    start(settings, TrainingJob(f"{snapshot}/settings.yaml", "tiny", requeue=False), 60)
 
 Every rank runs a `TrainingJob` from a snapshot of the code. submitit writes the batch script (SlurmExecutor) or starts
 the ranks here (LocalExecutor). We add to the script what submitit does not know: the ranks' PYTHONPATH, and an end that
 decides whether the job is requeued.
 
 submitit runs in a process of its own session, from the snapshot: Ctrl-C, a closed terminal or a killed `cluster.submit`
-cannot come between Slurm's acceptance of a job and its files, nor reach a job on this machine.
+cannot come between Slurm's acceptance of a job and its record, nor reach a job on this machine.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,18 +26,18 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from cluster import slurm
-from cluster.jobs import Job
+from cluster.jobs import Job, State, read_job, write_job, write_state
 from cluster.training_job import TrainingJob
 from common import cli, run_card
 from common.config import load_settings, settings_text
 from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import ClusterSettings, Experiment, Settings
+from training.model_folder import newest_iteration, stop_file, stopped_mark
 from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # a job is told to save at most 1 / 4 of its time limit before the end
 _KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
-_DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
 """What a training job imports."""
 _ROOT = Path(__file__).resolve().parents[1]
@@ -205,25 +204,40 @@ def _local_executor(settings: Settings, job: TrainingJob, minutes: int) -> submi
     return executor
 
 
-def submit_here(job: TrainingJob, minutes: int) -> str:
-    """Submit a job from this process; returns its id. Raises RefusedError with Slurm's reason."""
+def remove_marks(folder: Path, submitted: int) -> None:
+    """Remove the files that say how the last job ended, unless the new one has written its own already.
+
+    `submitted`: when that was submitted, in nanoseconds.
+    """
+    for path in (folder / "done.json", stop_file(folder), stopped_mark(folder)):
+        if path.exists() and path.stat().st_mtime_ns < submitted:
+            path.unlink(missing_ok=True)
+
+
+def submit_here(job: TrainingJob, minutes: int) -> Job:
+    """Submit a job from this process, and record it. Raises RefusedError with Slurm's reason."""
     settings = load_settings(Path(job.config))
-    if settings.cluster.executor == "local":
-        return str(_local_executor(settings, job, minutes).submit(job).job_id)
-    executor = slurm_executor(settings, job, minutes)
+    make = _local_executor if settings.cluster.executor == "local" else slurm_executor
+    executor = make(settings, job, minutes)
     try:
-        return str(executor.submit(job).job_id)
+        number = str(executor.submit(job).job_id)
     except submitit.core.utils.FailedJobError as error:
         raise slurm.RefusedError(str(error)) from None
     finally:  # what submitit leaves if Slurm refuses the job, and a link to the script if it does not
         for path in [*executor.folder.glob(".submission_file_*.sh"), *executor.folder.glob("?" * 32 + ".pkl")]:
             path.unlink()
+    folder = executor.folder.parent
+    remove_marks(folder, _pickle(job).stat().st_mtime_ns)  # only now: a refusal changes nothing
+    name, logs = job_name(settings, job.model), str(executor.folder)
+    submitted = Job(number, settings.cluster.executor, logs, name, str(Path(job.config).parent))
+    write_job(folder, submitted)
+    write_state(folder, State(number, "queued", checkpoint=newest_iteration(folder)))
+    return submitted
 
 
-def start(settings: Settings, job: TrainingJob, minutes: int, keep_open: Sequence[int] = ()) -> str:
-    """Start the processes, on Slurm or here; returns the id of the job. Raises InputError if that is refused.
+def start(settings: Settings, job: TrainingJob, minutes: int, keep_open: Sequence[int] = ()) -> Job:
+    """Start the processes, on Slurm or here, and record the job. Raises InputError if that is refused.
 
-    Ctrl-C and hang-ups wait until Slurm has answered, so that a job that it has accepted is always recorded.
     `minutes`: the time limit; `keep_open`: file descriptors for the submitting process to inherit, such as a lock that
     outlives this process.
     """
@@ -233,20 +247,16 @@ def start(settings: Settings, job: TrainingJob, minutes: int, keep_open: Sequenc
     command = [sys.executable, "-m", "cluster.submission", str(_pickle(job)), str(minutes)]
     environment = {**slurm.environment(settings.cluster), **_environment(Path(job.config).parent)}
     with (logs / "submission.out").open("w+") as output:  # no pipe of ours, which a controller on this machine keeps
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
-        try:
-            null, both = subprocess.DEVNULL, subprocess.STDOUT
-            done = subprocess.run(
-                command, env=environment, stdin=null, stdout=output, stderr=both, check=False,
-                start_new_session=True, pass_fds=keep_open,
-            )  # fmt: skip
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        output.seek(0)
-        said = output.read()
-    if done.returncode:
-        raise InputError((said.splitlines() or ["no message"])[-1].removeprefix("error: "))
-    return str(re.findall(r"^\d+$", said, re.MULTILINE)[-1])
+        submitting = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, pass_fds=keep_open,
+        )  # fmt: skip
+        if submitting.wait():
+            output.seek(0)
+            raise InputError((output.read().splitlines() or ["no message"])[-1].removeprefix("error: "))
+    submitted = read_job(logs.parent)
+    assert submitted is not None
+    return submitted
 
 
 def end(job: Job) -> None:
@@ -271,10 +281,9 @@ def kill_here(controller: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process in which submitit runs: prints the job's id on a line of its own."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFERRED)  # inherited from `start`; the ranks must hear them
+    """The process in which submitit runs."""
     pickle, minutes = argv or sys.argv[1:]
-    print(submit_here(DelayedSubmission.load(pickle).function, int(minutes)))
+    submit_here(DelayedSubmission.load(pickle).function, int(minutes))
     return 0
 
 

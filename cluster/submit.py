@@ -10,23 +10,21 @@ still alive is not submitted twice: the command finds it again, or names the set
 on this machine.
 """
 
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import slurm
-from cluster.jobs import Job, State, look, read_job, write_job, write_state
-from cluster.submission import job_name, make_snapshot, nodes_and_tasks, slurm_executor, start
+from cluster.jobs import SILENT, Job, look, read_job, write_job
+from cluster.submission import job_name, make_snapshot, nodes_and_tasks, remove_marks, slurm_executor, start
 from cluster.training_job import TrainingJob
 from cluster.wait import wait
 from common import cli
 from common.config import load_settings
-from common.errors import ConfigError
+from common.errors import ConfigError, JobError
 from common.files import lock, read_json
 from common.settings import Settings, changes
-from training.model_folder import newest_iteration, stop_file, stopped_mark
 from training.planning.fit import prepare
 from training.planning.machines import processes_of
 
@@ -36,7 +34,10 @@ def _training(name: str, snapshot: Path) -> TrainingJob:
 
 
 def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
-    """The job of a model folder that is still alive: the recorded one, or one that Slurm has and nobody recorded."""
+    """The job of a model folder that is still alive: the recorded one, or one that Slurm has and nobody recorded.
+
+    Raises JobError if there is no record and the controller is silent.
+    """
     job = read_job(folder)
     if job is not None:
         known = look([job])
@@ -44,12 +45,15 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
             return job
     if settings.cluster.executor != "slurm":
         return None
-    unrecorded = [queued for queued in slurm.queue(name=name) or [] if queued.active]
+    queue = slurm.queue(name=name)
+    if queue is None:
+        raise JobError(f"{folder.name}: {SILENT}; run the same command again later")
+    unrecorded = [queued for queued in queue if queued.active]
     if not unrecorded:
         return None
     found = Job(unrecorded[-1].id, "slurm", str(folder / "logs"), name)
     if unrecorded[-1].state == "PENDING":
-        _remove_marks(folder, time.time_ns())
+        remove_marks(folder, time.time_ns())
     write_job(folder, found)
     return found
 
@@ -66,29 +70,16 @@ def submit(settings: Settings, name: str) -> Job:
         # Of two submissions, the second finds the first one's job. The lock outlives a killed submitter until sbatch
         # has ended.
         lock(guard, wait=True)
-        full_name = job_name(settings, name)
-        if job := find_job(folder, full_name, settings):
+        if job := find_job(folder, job_name(settings, name), settings):
             _check_unchanged(settings, name, job)
             print(f"{name}: job {job.id} is still alive; not submitted again")
             return job
         snapshot = make_snapshot(settings, folder)
-        print(full_name, file=guard, flush=True)  # gives the file the time of the submission
         minutes = settings.models[name].time_limit_minutes
-        job_id = start(settings, _training(name, snapshot), minutes, keep_open=[guard.fileno()])
-        _remove_marks(folder, os.fstat(guard.fileno()).st_mtime_ns)  # only now: a refusal changes nothing
-        job = Job(job_id, settings.cluster.executor, str(folder / "logs"), full_name, str(snapshot))
-        write_job(folder, job)
-        write_state(folder, State(job.id, "queued", checkpoint=newest_iteration(folder)))
+        job = start(settings, _training(name, snapshot), minutes, keep_open=[guard.fileno()])
     processes = processes_of(settings.models[name], settings.cluster)
     print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
     return job
-
-
-def _remove_marks(folder: Path, submitted: int) -> None:
-    """Remove the files that say how the last job ended, unless the new one has written its own already."""
-    for path in (folder / "done.json", stop_file(folder), stopped_mark(folder)):
-        if path.exists() and path.stat().st_mtime_ns < submitted:
-            path.unlink(missing_ok=True)
 
 
 def _check_unchanged(settings: Settings, name: str, job: Job) -> None:

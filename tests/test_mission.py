@@ -18,6 +18,7 @@ import submitit
 import tldextract
 import torch
 from langdetect.language import Language as Guess
+from submitit.helpers import DelayedSubmission
 from torch.optim.adamw import adamw
 
 from cluster import TrainingJob, submission
@@ -65,7 +66,8 @@ def test_submitit_submits_the_training_and_its_process_trains(
     monkeypatch.setattr(
         getattr(submitit, executor), "submit", lambda _, job: submitted.append(job) or SimpleNamespace(job_id="7")
     )
-    assert submission.submit_here(TrainingJob(f"{snapshot}/settings.yaml", "tiny"), 60) == "7"
+    DelayedSubmission(TrainingJob(f"{snapshot}/settings.yaml", "tiny")).dump(snapshot / "tiny.pkl")
+    assert submission.main([str(snapshot / "tiny.pkl"), "60"]) == 0
     trained: list[list[str]] = []
     monkeypatch.setattr("training.train.main", lambda arguments: trained.append(arguments) or 0)
     monkeypatch.setattr("training.launch.signals.leave_at_once", lambda: None)

@@ -16,7 +16,7 @@ from cluster.jobs import Job, look, read_job, read_state, write_job
 from cluster.submission import job_name
 from cluster.submit import describe, main, submit
 from common.config import load_settings
-from common.errors import ConfigError
+from common.errors import ConfigError, JobError
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import model_folder, settings, write_settings
@@ -192,7 +192,11 @@ def test_a_living_job_is_found_again_and_not_submitted_twice(tmp_path: Path, fak
         assert submit(ours, "tiny") == job
     fake.behave(silent=True)
     assert submit(ours, "tiny") == job, "a silent controller says nothing about the job"
+    (model_folder(tmp_path) / "job.json").unlink()
+    with pytest.raises(JobError, match="does not answer; run the same command again"):
+        submit(ours, "tiny")
     fake.behave()
+    assert submit(ours, "tiny").id == job.id, "nobody recorded it"
     fake.change(job.id, state="FAILED")
     assert submit(ours, "tiny") != job
 
@@ -247,19 +251,13 @@ def test_a_submission_that_is_ended_inside_sbatch_and_repeated_gives_one_job(
     null = subprocess.DEVNULL
     first = subprocess.Popen(line, cwd=ROOT, start_new_session=True, stdout=null, stderr=null)
     wait_for(lambda: fake.calls("sbatch") and (holds == "before" or fake.jobs()))
-    if number == signal.SIGINT:
-        blocked = re.search(r"^SigBlk:\s+(\w+)$", Path(f"/proc/{first.pid}/status").read_text(), re.MULTILINE)
-        assert blocked and int(blocked[1], 16) & 0x4003 == 0x4003, "SIGHUP, SIGINT and SIGTERM wait for sbatch's answer"
-        os.killpg(first.pid, number)  # a terminal's Ctrl-C reaches sbatch, too
-    else:
-        first.kill()
-        first.wait()
+    os.killpg(first.pid, number)  # a terminal's Ctrl-C reaches the whole group
+    assert first.wait(timeout=60) == (130 if number == signal.SIGINT else -number), "it leaves while sbatch hangs"
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit, load_settings(config), "tiny")
         wait_for(lambda: waits_for_the_lock(tmp_path) or second.done() or len(fake.calls("sbatch")) == 2)
         fake.behave()
         job = second.result()
-    first.wait()
     assert [job.id] == [one.id for one in fake.jobs()] and read_job(model_folder(tmp_path)) == job
 
 
