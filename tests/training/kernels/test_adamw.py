@@ -55,7 +55,7 @@ def test_adamw_agrees_with_float64(dtype: torch.dtype, device: torch.device) -> 
         reference_adamw_(*exact, decays, factor.double(), Hyper(**HYPER, step=step))
     for found, expected in zip((parameters, gradients, exp_avgs, exp_avg_sqs), exact, strict=True):
         for mine, other in zip(found, expected, strict=True):
-            assert_close(mine, other, terms=3 * 6)  # three steps of six roundings each
+            assert_close(mine, other, terms=3 * 6, scale=1)  # three steps of six roundings each
             assert_margins_untouched(mine)
 
 
@@ -78,7 +78,7 @@ def test_adamw_is_pytorchs(weight_decay: float, device: torch.device) -> None:
     for index, (found, expected) in enumerate(zip(start, peers, strict=True)):
         assert_close(found, expected, terms=5 * 6)
         for key, mine in (("exp_avg", moments[0]), ("exp_avg_sq", moments[1])):
-            assert_close(mine[index], peer.state[expected][key], terms=5 * 3)
+            assert_close(mine[index], peer.state[expected][key], terms=5 * 3, scale=0.1)
 
 
 def test_a_sum_of_squares_is_exact_at_the_size_of_an_embedding() -> None:

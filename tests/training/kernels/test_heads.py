@@ -40,4 +40,4 @@ def test_the_gradients_of_a_product_and_its_bias_are_those_of_three_views(
     torch.autograd.backward(expected, [slope.double().cpu() for slope in slopes])
     assert qkv.grad is not None and exact.grad is not None and bias.grad is not None
     assert torch.equal(qkv.grad.double().cpu(), exact.grad)  # moved, not computed
-    assert_close(bias.grad, exact.grad.sum((0, 1)), terms=samples * tokens)
+    assert_close(bias.grad, exact.grad.sum((0, 1)), terms=samples * tokens, scale=1)
