@@ -8,6 +8,7 @@ import fcntl
 import io
 import os
 import socket
+import time
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -83,6 +84,7 @@ def locked_run(run: Path) -> Iterator[None]:
     (run / "records").mkdir(parents=True, exist_ok=True)
     with open(run / "records/lock", "a+") as file:
         if not lock(file):
+            time.sleep(1)  # the other one locks first, then writes who it is
             file.seek(0)
             raise InputError(f"{run} is locked: {file.read()} works on it; wait for it, or stop it")
         file.truncate(0)
