@@ -8,8 +8,8 @@ import fcntl
 import io
 import os
 import socket
-import time
 import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
