@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.items import ROOT, Context, Item, finish, seconds, start
 from benchmarks.harness import Row
+from benchmarks.step import SIZES
 from common.errors import ToolkitError
 from common.files import read_json, read_rows, write_json
 
@@ -171,7 +172,7 @@ def _losses(experiment: "Experiment", world: "World", folder: Path) -> list[floa
 # ------------------------------------------------------------------------------------------------ the main job
 
 
-def _write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Path, Path]:
+def write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Path, Path]:
     """A run of 124M, its dataset the tokens of the tests' English text; returns its configuration and model folder."""
     import numpy as np
 
@@ -188,20 +189,21 @@ def _write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[P
         for first in range(0, len(text), 4000):
             tokens = [*tokenizer.encode(text[first : first + 4000]), tokenizer.end_of_text]
             writer.add_document(np.array(tokens, np.uint16))
-    toy = {"n_layer": 2, "n_head": 2, "n_embd": 32, "seq_len": 32}
-    micro = 2 if context.toy else 8
-    rate = 0.03 if context.toy else 1e-3
-    common = {"micro_batch_size": micro, "accumulation": 2, "lr": rate, "log_interval": 1, "split": "95,5,0"}
-    model = {"model": toy if context.toy else {}, "train": common | train}
+    size = {"n_layer": 2, "n_head": 2, "n_embd": 32, "seq_len": 32, "dropout": 0.1}
+    if not context.toy:
+        size = SIZES["124m"].model.model_dump(exclude={"vocab_size"}) | {"dropout": 0.1}
+    batch = {"micro_batch_size": 2 if context.toy else 8, "accumulation": 2, "lr": 0.03 if context.toy else 1e-3}
+    model = {"model": size, "train": {**batch, "log_interval": 1, "split": "95,5,0", **train}}
     write_json(folder / "config.yaml", {"run": str(folder), "urls": ["-"], "models": {"gpt2": model}})
     return folder / "config.yaml", folder / "models/gpt2"
 
 
 def main_job(context: Context) -> Iterator[Row]:
     """Text to tokens, training killed at half and resumed, beside an undisturbed one, merged with proof, generated."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # two trainings at once, beside the other checks
     half = 10
     train = {"iterations": 2 * half, "save_interval": half, "deterministic": True}
-    config, model = _write_run(context.folder / "job/killed", context, train)
+    config, model = write_run(context.folder / "job/killed", context, train)
     shutil.copytree(config.parent, context.folder / "job/straight")
     command = ("training.train", "--config", config, "--model", "gpt2")
     straight = start(*command, f"run={context.folder / 'job/straight'}")
@@ -256,7 +258,7 @@ def float16(context: Context) -> Iterator[Row]:
     """Steps in float16: its loss scale falls from 2^20 until no gradient overflows, and the loss falls."""
     steps = 20
     train = {"iterations": steps, "precision": "float16", "initial_loss_scale": 2.0**20, "hysteresis": 1}
-    config, model = _write_run(context.folder / "float16", context, train)
+    config, model = write_run(context.folder / "float16", context, train)
     finish(start("training.train", "--config", config, "--model", "gpt2"))
     rows = read_rows(model / "train.csv")
     losses, skipped = _curve(model), sum(int(row["skipped"]) for row in rows)
