@@ -153,11 +153,8 @@ def measure(item: Item, report: Report, context: Context, limit: float) -> bool:
         except EOFError:
             process.join()
             fault = f"its process ended with exit code {process.exitcode}"
-    late, memory = (
-        limit < item.limit and fault.startswith("ended after"),
-        "out of memory" in fault.lower() and not item.vital,
-    )
-    failed = bool(fault) and not late and not memory
+    late = limit < item.limit and fault.startswith("ended after")
+    failed = bool(fault) and not late and (item.vital or "out of memory" not in fault.lower())
     if fault:
         report.note(item, f"{fault.splitlines()[0]}{'; see errors.txt' * failed}", failed)
     report.keep_log(item, log, failed or late)

@@ -8,13 +8,14 @@ ours are off unless a row names them; `kernels=auto` measures them as a long run
 """
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import checkpoint, training
 from benchmarks.gpu.items import Context, Item, seconds
@@ -22,22 +23,19 @@ from benchmarks.harness import Row
 from benchmarks.step import SIZES, Job, Steps, nanogpt, ours, transformers, write_dataset
 from common.files import read_json
 
-if TYPE_CHECKING:
-    from training.probe import Figures
-
 _STEPS: Mapping[str, Callable[[Job], Steps]] = {"ours": ours, "nanoGPT-style": nanogpt, "transformers": transformers}
 _GOALS = {"345m": 50.0, "124m": 42.0}  # MFU in per cent at dropout 0; the best published are 46.2 and 40.5
 
 
 def items(toy: bool) -> list[Item]:
     """The rows in rows.txt. In a rehearsal all sizes are the same: a row for each way to train is enough."""
-    lines = [line.split(" ", 1) for line in Path(__file__).with_name("rows.txt").read_text("utf-8").splitlines()]
-    rows = [(part, row) for part, row in lines if part in _PARTS]
-    chosen = {(part, *row.split(" ")[2 if toy else 0 :]): (part, row) for part, row in rows}
+    rows = [line.split(" ", 1) for line in Path(__file__).with_name("rows.txt").read_text("utf-8").splitlines()]
+    chosen = {(part, *row.split(" ")[2 if toy else 0 :]): (part, row) for part, row in rows if part in _PARTS}
     # peers and whole models are one graph of many layers; a choice of kernels compiles a layer for each
-    slow = ("step=", "compile=model", "kernels=auto")
-    limits = {row: 240 if any(word in row for word in slow) else 120 for _, row in rows}
-    return [Item(part, row, partial(_PARTS[part], row), limits[row]) for part, row in chosen.values()]
+    slow = re.compile("step=|compile=model|kernels=auto")
+    return [
+        Item(part, row, partial(_PARTS[part], row), 240 if slow.search(row) else 120) for part, row in chosen.values()
+    ]
 
 
 def job_of(row: str, context: Context) -> tuple[Job, str]:
@@ -58,8 +56,12 @@ def step(row: str, context: Context) -> Iterator[Row]:
     """Speed, memory and loss of an optimiser step; of ours also what the planner predicts and which operations run."""
     import torch
 
+    from training.launch.process_group import World
     from training.metrics.device import peak_tflops
+    from training.planning.fit import predict
+    from training.planning.run import machine_of
     from training.planning.speed import flops_per_token
+    from training.probe import Figures
 
     device = context.device
     job, who = job_of(row, context)
@@ -75,7 +77,11 @@ def step(row: str, context: Context) -> Iterator[Row]:
     tokens = count * job.size.micro_batch_size * job.size.model.seq_len / taken
     work, peak = flops_per_token(job.size.model) * tokens / 1e12, peak_tflops(device, "bfloat16")
     memory = torch.cuda.max_memory_allocated() if context.gpu else 0
-    predicted = _predicted(job, context) if who == "ours" else None
+    path, predicted = job.folder / "operations.json", None
+    chosen = read_json(path) if path.exists() else None  # on a GPU, by ours
+    if who == "ours":
+        machine = machine_of(World(0, 1, device), job.settings.cluster)
+        predicted = Figures.predicted(predict(job.settings.models["step"], machine))
     yield {
         "step": row,
         "tokens/s": tokens,
@@ -88,30 +94,9 @@ def step(row: str, context: Context) -> Iterator[Row]:
         "predicted GB": predicted and (predicted.memory - predicted.context) / 1e9,
         "build and first step, s": first,
         "loss": float(losses[-1]),
-        "operations": _operations(job),
+        "operations": chosen and "; ".join([chosen["attention"], *chosen["kernels"], *chosen["reasons"]]),
     }
     steps.close()
-
-
-def _predicted(job: Job, context: Context) -> "Figures":
-    """The planner's figures; of its memory, tensors are compared."""
-    from training.launch.process_group import World
-    from training.planning.fit import predict
-    from training.planning.run import machine_of
-    from training.probe import Figures
-
-    machine = machine_of(World(0, 1, context.device), job.settings.cluster)
-    return Figures.predicted(predict(job.settings.models["step"], machine))
-
-
-def _operations(job: Job) -> str | None:
-    """What choose_operations has measured and chosen on a GPU, with its reasons."""
-    path = job.folder / "operations.json"
-    if not path.exists():
-        return None
-    found = read_json(path)
-    measured = [f"{name} {taken:.2f}" for name, taken in found["milliseconds"].items()]
-    return "; ".join([found["attention"], *measured, *found["kernels"], *found["reasons"]]).replace("|", "/")
 
 
 def _milliseconds(value: float | None) -> float | None:
@@ -121,24 +106,13 @@ def _milliseconds(value: float | None) -> float | None:
 
 def planning(row: str, context: Context) -> Iterator[Row]:
     """training.probe: all memory that the process takes, and the time of a step, as predicted and as measured."""
-    from training.probe import error_percent, probe
+    from training.probe import probe
 
-    job, _ = job_of(row, context)
-    output = context.folder / "probe.json"
+    job, output = job_of(row, context)[0], context.folder / "probe.json"
     probe(job.settings, "step", 5, output)
-    found = read_json(output)
-    predicted, measured = found["predicted"], found["measured"]
-    yield {
-        "probe": row,
-        "device": found["device"],
-        "predicted GB": predicted["memory"] / 1e9,
-        "measured GB": measured["memory"] / 1e9,
-        "memory error %": error_percent(predicted["memory"], measured["memory"]),
-        "predicted ms": _milliseconds(predicted["step_seconds"]),
-        "measured ms": _milliseconds(measured["step_seconds"]),
-        "time error %": error_percent(predicted["step_seconds"] or nan, measured["step_seconds"]),
-        "MFU %": 100 * measured["mfu"],
-    }
+    found, both = read_json(output), ("predicted", "measured")
+    memory = {f"{one} GB": found[one]["memory"] / 1e9 for one in both}
+    yield {"probe": row, **memory, **{f"{one} ms": _milliseconds(found[one]["step_seconds"]) for one in both}}
 
 
 _PARTS: Mapping[str, Callable[[str, Context], Iterator[Row]]] = {"step": step, "planning": planning}

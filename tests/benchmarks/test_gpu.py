@@ -158,7 +158,7 @@ def test_a_rehearsal_fills_every_table_without_other_packages(
     steps = rows_of(folder, "step")
     assert len(steps) == len([item for item in plan(["step"], [], toy=True) if item.part == "step"])
     assert all(5 < row["loss"] < 6 for row in steps)
-    assert all(row["measured GB"] > 0 and row["device"] == "cpu" for row in rows_of(folder, "planning"))
+    assert all(row["measured GB"] > 0 for row in rows_of(folder, "planning"))
 
 
 def test_nothing_begins_after_its_time_and_rows_are_chosen_by_their_names(tmp_path: Path) -> None:
