@@ -111,8 +111,7 @@ class Report:
         """Put what an item has printed into items.log, and after a failure into errors.txt, too."""
         text = log.read_bytes() if log.exists() else b""
         with self._lock:
-            for name in ("items.log", "errors.txt")[: 1 + failed]:
-                kept = text if name == "items.log" else text[-100_000:]
+            for name, kept in (("items.log", text), ("errors.txt", text[-100_000:]))[: 1 + failed]:
                 self._append(name, f"======== {item.part}: {item.name}\n".encode() + kept + b"\n")
         log.unlink(missing_ok=True)
 

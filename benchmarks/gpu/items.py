@@ -104,6 +104,7 @@ def send_rows(pipe: Connection, run: Callable[[Context], Iterator[Row]], context
     os.setsid()  # the commands that it runs are ended with it
     for number in (1, 2):
         os.dup2(os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(2)
     os.environ |= {"PYTHONFAULTHANDLER": "1", **({"CUDA_LAUNCH_BLOCKING": "1"} if context.blocking else {})}
@@ -200,12 +201,11 @@ def kernels(context: Context) -> Iterator[Row]:
     """
     import torch
 
-    from common.errors import JobError
     from training.kernels import library
     from training.kernels.cases import Shapes, cases, milliseconds, runner, time_op
 
     if context.gpu and (missing := library.prepare()):
-        raise JobError(missing)
+        raise ToolkitError(missing)
     toy = Shapes(samples=1, seq_len=16, n_layer=1, n_embd=32, vocabulary=64)
     for case in cases(toy if context.toy else Shapes(samples=32), context.device):
         least, compiled = context.least / 2, None  # a row has two timings or more

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from common.settings import Experiment
     from training.launch.process_group import World
 
-_CHECK = ("training.kernels", "check")
-
 
 def device(context: Context) -> Iterator[Row]:
     """The programs of the machine, and whether its memory can be used: 1 GiB on the GPU, pinned memory on the host."""
@@ -62,7 +60,7 @@ def build(context: Context) -> Iterator[Row]:
 
 def check(context: Context) -> Iterator[Row]:
     """Every kernel beside PyTorch; the log has a line for each."""
-    finish(start(*_CHECK))
+    finish(start("training.kernels", "check"))
     yield {"kernels": "as PyTorch"}
 
 
@@ -74,7 +72,7 @@ def sanitizer(context: Context) -> Iterator[Row]:
         return
     # PyTorch asks the driver for what it may not have, which is an answer, no error; a pool of memory hides accesses
     words = [path, "--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9"]
-    finish(start(*_CHECK, under=words, PYTORCH_NO_CUDA_MEMORY_CACHING="1"))
+    finish(start("training.kernels", "check", under=words, PYTORCH_NO_CUDA_MEMORY_CACHING="1"))
     yield {"compute-sanitizer": "no errors"}
 
 
@@ -130,7 +128,7 @@ def mesh(context: Context) -> Iterator[Row]:
             continue  # a CPU has no memory of its own to spare, and takes long to compile
         parallel = ParallelSettings().model_copy(update=LAYOUTS[name])
         kept = {"parallel": parallel, "train": plain.train.model_copy(update={"compile": compiled})}
-        losses, fault = [], ""
+        losses, fault = list[float](), ""
         try:
             losses = _losses(plain.model_copy(update=kept), World(0, 1, target), context.folder)
             expected = expected or losses
@@ -141,8 +139,12 @@ def mesh(context: Context) -> Iterator[Row]:
             traceback.print_exc()
             fault = f"{type(error).__name__}: {error}".splitlines()[0]
         wrong += [name] * bool(fault)
-        loss = losses[-1] if losses else None
-        yield {"layout": name, "compile": compiled, "loss": loss, "as one process": fault or "yes"}
+        yield {
+            "layout": name,
+            "compile": compiled,
+            "loss": losses[-1] if losses else None,
+            "as one process": fault or "yes",
+        }
     if wrong:
         raise ToolkitError(f"no losses, or others than one process: {', '.join(wrong)}")
 

@@ -53,6 +53,7 @@ def one_row_and_an_error(_context: Context) -> Iterator[Row]:
 
 def a_hang(context: Context) -> Iterator[Row]:
     process = subprocess.Popen(["sleep", "600"])
+    print("before the hang")
     yield {"waits for": process.pid}
     time.sleep(600)
 
@@ -73,7 +74,11 @@ def test_an_item_that_fails_hangs_or_crashes_leaves_its_rows_its_log_and_its_sta
     text, errors = [(tmp_path / "out" / name).read_text() for name in ("report.md", "errors.txt")]
     assert "planning: FAILED: failing: ValueError: the second row; see errors.txt" in text
     assert "one_row_and_an_error\n" in errors and "the trainer's log" in (tmp_path / "out/items.log").read_text()
-    assert "planning: FAILED: hanging: ended after 12 s" in text and "in a_hang\n" in errors
+    assert (
+        "planning: FAILED: hanging: ended after 12 s" in text
+        and "in a_hang\n" in errors
+        and "before the hang" in errors
+    )
     status = Path(f"/proc/{hung['waits for']}/stat")
     assert not status.exists() or " Z " in status.read_text(), "what an item has started ends with it"
     assert "planning: FAILED: crashing: its process ended with exit code -11" in text and "in a_crash\n" in errors
