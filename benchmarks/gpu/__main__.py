@@ -51,8 +51,7 @@ from common.files import write_text
 
 PARTS = ("smoke", "step", "machine", "kernels", "checkpoint", "generate", "planning", "tests")
 _SHORTEST = 20.0  # seconds; an item that has fewer is left out
-_SMOKE = 180.0
-"""Seconds of all first checks together: on 16 cores the main job, which takes longest, should need 130."""
+_SMOKE = 180.0  # seconds of all first checks: on 16 cores the main job, which takes longest, should need 130
 _LARGEST = 15 << 20  # bytes of a file: more may not travel back
 
 

@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from math import isnan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def step(row: str, context: Context) -> Iterator[Row]:
         "step": row,
         "tokens/s": tokens,
         "ms": 1000 * taken / count,
-        "predicted ms": predicted and _milliseconds(predicted.step_seconds),
+        "predicted ms": predicted and 1000 * predicted.step_seconds,
         "MFU %": 100 * work / peak if peak else None,
         "goal": _GOALS.get(row.split(" ")[0]) if who == "ours" and not job.size.model.dropout else None,
         "TFLOP/s": work,
@@ -99,11 +99,6 @@ def step(row: str, context: Context) -> Iterator[Row]:
     steps.close()
 
 
-def _milliseconds(value: float | None) -> float | None:
-    """Of seconds; None for what is not predicted."""
-    return None if value is None or isnan(value) else 1000 * value
-
-
 def planning(row: str, context: Context) -> Iterator[Row]:
     """training.probe: all memory that the process takes, and the time of a step, as predicted and as measured."""
     from training.probe import probe
@@ -112,7 +107,7 @@ def planning(row: str, context: Context) -> Iterator[Row]:
     probe(job.settings, "step", 5, output)
     found, both = read_json(output), ("predicted", "measured")
     memory = {f"{one} GB": found[one]["memory"] / 1e9 for one in both}
-    yield {"probe": row, **memory, **{f"{one} ms": _milliseconds(found[one]["step_seconds"]) for one in both}}
+    yield {"probe": row, **memory, **{f"{one} ms": 1000 * (found[one]["step_seconds"] or nan) for one in both}}
 
 
 _PARTS: Mapping[str, Callable[[str, Context], Iterator[Row]]] = {"step": step, "planning": planning}
