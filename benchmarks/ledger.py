@@ -73,9 +73,10 @@ def pretend() -> None:
             subprocess.run([*words, f"-Wl,-rpath,{torch_folder}/lib"], check=True, capture_output=True, text=True)
         except FileNotFoundError:
             raise ToolkitError("g++ not found; it compiles benchmarks/pretended_gpu.cpp") from None
-        ctypes.CDLL(str(library))
+        pretended = ctypes.CDLL(str(library))
     import torch
 
+    pretended.register_guard()
     device = SimpleNamespace(**_H100)
     answers = {
         "is_available": True, "is_initialized": False, "device_count": 1, "current_device": 0, "_lazy_init": None,
@@ -90,6 +91,9 @@ def pretend() -> None:
         setattr(torch.cuda, name, nullcontext)
     torch.accelerator.current_accelerator = lambda *_, **__: None
     import torch._inductor.scheduler  # keeps what it finds in torch.cuda
+    import torch._subclasses.fake_tensor
+
+    setattr(torch._subclasses.fake_tensor, "init_gpu_context", lambda *_: None)  # noqa: B010
 
     # Triton would write the kernels; here they are only planned
     setattr(torch._inductor.scheduler, "has_triton", lambda *_: True)  # noqa: B010

@@ -16,7 +16,6 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<CUDA> {
   void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
 };
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 struct CUDAHooks : at::CUDAHooksInterface {
   CUDAHooks(at::CUDAHooksArgs) {}
@@ -31,5 +30,9 @@ struct CUDAHooks : at::CUDAHooksInterface {
 
 namespace at {
 using ::CUDAHooks;
-REGISTER_CUDA_HOOKS(CUDAHooks);
+// before those of a PyTorch with CUDA, which then leaves them
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 } // namespace at
+
+// Replaces the guard of a PyTorch with CUDA, which asks a driver.
+extern "C" void register_guard() { static c10::impl::DeviceGuardImplRegistrar registrar(CUDA, new Guard()); }

@@ -102,7 +102,8 @@ def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
 
     with started(read_launch(), job.folder) as world:
         plan = make_plan(job.settings, "step")
-        choose_operations(plan.experiment, world, job.folder)
+        seconds = None if job.train.get("kernels") == "auto" else 0.0  # unknown: they are measured
+        choose_operations(plan.experiment, world, job.folder, seconds)
         yield plan, open_session(plan.experiment, world)
 
 
@@ -117,11 +118,12 @@ def ours(job: Job) -> Steps:
 
 
 def transformers(job: Job) -> Steps:
-    """Hugging Face's model; its loss ignores the last token of a sample."""
+    """Hugging Face's model, compiled on a GPU; its loss ignores the last token of a sample."""
     with _device():
         model = hugging_face(job.size.model, job.size.rows).train()
     model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
-    return _plain_loop(job, model, lambda batch: model(input_ids=batch.tokens, labels=batch.tokens).loss)
+    forward = _compiled(model)
+    return _plain_loop(job, model, lambda batch: forward(input_ids=batch.tokens, labels=batch.tokens).loss)
 
 
 def hugging_face(settings: ModelSettings, rows: int) -> Any:
@@ -141,12 +143,17 @@ def hugging_face(settings: ModelSettings, rows: int) -> Any:
 
 def nanogpt(job: Job) -> Steps:
     """The plain model below, compiled on a GPU."""
-    import torch
-
     with _device():
         model = plain_gpt2(job.size)
-    forward: Any = torch.compile(model) if torch.cuda.is_available() else model
+    forward = _compiled(model)
     return _plain_loop(job, model, lambda batch: forward(batch.tokens, batch.targets)[1])
+
+
+def _compiled(model: "nn.Module") -> Any:
+    """The model as it is called: compiled on a GPU."""
+    import torch
+
+    return torch.compile(model) if torch.cuda.is_available() else model
 
 
 def _device() -> "torch.device":

@@ -22,9 +22,10 @@ PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "car
 NEEDED = (*{*PACKAGES, *PARTS}, "benchmarks", "pyproject.toml", "README.md", "LICENSE")
 
 
-def test_the_oldest_torch_that_is_allowed_is_the_one_that_is_tested() -> None:
-    oldest = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
-    assert oldest and f"\ntorch=={oldest[1]}." in (ROOT / "constraints.txt").read_text()
+def test_the_torch_of_the_gate_is_the_oldest_that_is_allowed_or_newer() -> None:
+    files = [(ROOT / name).read_text() for name in ("pyproject.toml", "constraints.txt")]
+    oldest, tested = (re.search(r"\btorch[>=]=(\d+)\.(\d+)", text) for text in files)
+    assert oldest and tested and (*map(int, oldest.groups()),) <= (*map(int, tested.groups()),)
 
 
 def test_every_page_names_the_version_of_pyproject() -> None:

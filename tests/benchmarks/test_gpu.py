@@ -1,22 +1,32 @@
 """benchmarks.gpu at toy size on a CPU: every table is filled, with no package that a bare GPU machine may lack."""
 
+import ctypes
 import json
+import os
+import subprocess
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu import __main__ as command_line
+from benchmarks.gpu import failures, smoke
 from benchmarks.gpu.__main__ import PARTS, Report, measure, plan, run
 from benchmarks.gpu.items import TESTS, Context, Item
+from benchmarks.gpu.steps import items, job_of
 from benchmarks.harness import Row
+from common.config import load_settings
+from common.errors import ToolkitError
 from tests.conftest import ROOT, Command
 
 # what the corpus needs and a GPU machine may lack
 ABSENT = """
     aiohttp brotli datasketch ftfy gigatoken langdetect lxml matplotlib newspaper pycld2 scipy snakemake submitit
-    tiktoken tldextract trafilatura turbohtml warcio yarl
+    tldextract trafilatura turbohtml warcio yarl
 """
 BLOCKER = f"import sys; sys.modules.update(dict.fromkeys({ABSENT.split()}))"
 
@@ -29,7 +39,6 @@ def rows_of(folder: Path, part: str) -> list[dict[str, Any]]:
 def test_a_part_fills_its_table(tmp_path: Path) -> None:
     report = Report(tmp_path)
     for item in plan(["machine"], [], toy=True):
-        assert item.run is not None
         for row in item.run(Context(tmp_path, toy=True)):
             report.add(item, row)
     assert all(row["ms"] > 0 for row in rows_of(tmp_path, "machine"))
@@ -37,17 +46,97 @@ def test_a_part_fills_its_table(tmp_path: Path) -> None:
 
 
 def one_row_and_an_error(_context: Context) -> Iterator[Row]:
+    print("the trainer's log")
     yield {"device": "cpu"}
     raise ValueError("the second row")
 
 
-def test_an_item_that_fails_leaves_its_rows_and_says_why(tmp_path: Path) -> None:
-    report = Report(tmp_path)
-    measure(Item("planning", "failing", one_row_and_an_error), report, Context(tmp_path, toy=True), 60)
-    assert len(report.rows["planning"]) == 1 and report.failed
-    text = (tmp_path / "report.md").read_text()
-    assert "planning: FAILED: failing: ValueError: the second row" in text
-    assert "one_row_and_an_error" in text  # the traceback
+def a_hang(context: Context) -> Iterator[Row]:
+    process = subprocess.Popen(["sleep", "600"])
+    print("before the hang")
+    yield {"waits for": process.pid}
+    time.sleep(600)
+
+
+def a_crash(context: Context) -> Iterator[Row]:
+    yield {"blocking": os.environ.get("CUDA_LAUNCH_BLOCKING")}
+    if not context.blocking:
+        ctypes.string_at(0)
+
+
+def test_an_item_that_fails_hangs_or_crashes_leaves_its_rows_its_log_and_its_stacks(tmp_path: Path) -> None:
+    report, context = Report(tmp_path / "out"), Context(tmp_path, toy=True)
+    assert measure(Item("planning", "failing", one_row_and_an_error), report, context, 60)
+    assert measure(Item("planning", "hanging", a_hang, limit=12), report, context, 12)
+    assert measure(Item("planning", "crashing", a_crash), report, replace(context, gpu=True), 60)
+    first, hung, crashed, again = report.rows["planning"]
+    assert first == {"device": "cpu"} and report.failed
+    text, errors = [(tmp_path / "out" / name).read_text() for name in ("report.md", "errors.txt")]
+    assert "planning: FAILED: failing: ValueError: the second row; see errors.txt" in text
+    assert "one_row_and_an_error\n" in errors and "the trainer's log" in (tmp_path / "out/items.log").read_text()
+    assert (
+        "planning: FAILED: hanging: ended after 12 s" in text
+        and "in a_hang\n" in errors
+        and "before the hang" in errors
+    )
+    status = Path(f"/proc/{hung['waits for']}/stat")
+    assert not status.exists() or " Z " in status.read_text(), "what an item has started ends with it"
+    assert "planning: FAILED: crashing: its process ended with exit code -11" in text and "in a_crash\n" in errors
+    assert (crashed["blocking"], again["blocking"]) == (None, "1")  # once more
+    assert "crashing, CUDA_LAUNCH_BLOCKING=1: no failure" in text
+    assert not measure(Item("planning", "late", a_hang), report, context, 1), "out of time is no failure of an item"
+
+
+def test_after_a_failure_of_a_vital_check_the_others_run_and_the_tables_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    failing = ""
+
+    def pretend(item: Item, *_: object) -> bool:
+        ran.append(item.name)
+        return item.name == failing
+
+    monkeypatch.setattr(command_line, "measure", pretend)
+    for name, count in (("device", 1), ("build", 2), ("main job", 7)):
+        ran.clear()
+        failing = name
+        assert command_line.main(["--out", str(tmp_path), "--toy"]) == 1
+        assert len(ran) == count and "step: 1.5b 16: left out: the first checks failed" in capsys.readouterr().out
+    ran.clear()
+    failing = "compute-sanitizer"
+    assert command_line.main(["--out", str(tmp_path), "--toy", "--seconds", "1"]) == 0
+    assert ran[7] == plan([], [], toy=True)[0].name and len(ran) == 7 + len(plan([], [], toy=True))
+
+
+def test_everything_that_a_gpu_gets_is_a_valid_configuration(tmp_path: Path) -> None:
+    for item in items(toy=False):
+        job, _ = job_of(item.name, Context(tmp_path / item.part / item.name, toy=False))
+        assert job.settings.models["step"].model.n_layer >= 12
+    config, _ = smoke.write_run(tmp_path / "run", Context(tmp_path, toy=False), {"iterations": 20})
+    assert load_settings(config).models["gpt2"].model.parameters > 120e6
+
+
+def test_the_sanitizer_runs_the_check_without_a_pool_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "compute-sanitizer"
+    program.write_text('#!/bin/sh\necho "$*; $PYTORCH_NO_CUDA_MEMORY_CACHING"\nexit $ENDS_WITH\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ENDS_WITH", "0")
+    assert [*smoke.sanitizer(Context(tmp_path, toy=True))] == [{"compute-sanitizer": "no errors"}]
+    monkeypatch.setenv("ENDS_WITH", "9")
+    with pytest.raises(ToolkitError, match=r"training.kernels check: exit code 9: .*-m training.kernels check; 1$"):
+        [*smoke.sanitizer(Context(tmp_path, toy=True))]
+
+
+def test_a_failing_test_is_printed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for failed in (False, True):
+        failures.pytest_runtest_logreport(
+            SimpleNamespace(failed=failed, nodeid=f"test_{failed}", when="call", longreprtext="the traceback")
+        )
+    assert capsys.readouterr().out == "\nFAILED test_True (call)\nthe traceback\n"
 
 
 def test_the_tests_that_it_runs_exist() -> None:
@@ -64,44 +153,24 @@ def test_a_rehearsal_fills_every_table_without_other_packages(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     result = command("benchmarks.gpu", "--out", folder, "--toy", timeout=590)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert {path.name for path in folder.iterdir()} == {"report.md", "tests.txt", "rows.jsonl"}
+    assert {path.name for path in folder.iterdir()} == {"report.md", "rows.jsonl", "items.log", "errors.txt"}
     report = (folder / "report.md").read_text()
-    assert "FAILED" not in report and "tests: build: skipped: no GPU" in report
+    assert "FAILED" not in report and "left out" not in report
     assert all(rows_of(folder, part) for part in PARTS)
+    found = rows_of(folder, "smoke")
+    assert "weights, moments and losses equal those of an undisturbed training" in [row.get("found") for row in found]
+    assert {row["as one process"] for row in found if "layout" in row} == {"yes"}
     steps = rows_of(folder, "step")
     assert len(steps) == len([item for item in plan(["step"], [], toy=True) if item.part == "step"])
     assert all(5 < row["loss"] < 6 for row in steps)
-    assert all(row["measured GB"] > 0 and row["device"] == "cpu" for row in rows_of(folder, "planning"))
+    assert all(row["measured GB"] > 0 for row in rows_of(folder, "planning"))
 
 
 def test_nothing_begins_after_its_time_and_rows_are_chosen_by_their_names(tmp_path: Path) -> None:
     report, late = Report(tmp_path), Item("planning", "late", one_row_and_an_error)
-    run([late], report, Context(tmp_path, True, gpu=True), minutes=0)
+    run([late], report, Context(tmp_path, True, gpu=True), end=time.monotonic() + 10)
     assert "planning: late: left out: no time is left for it" in (tmp_path / "report.md").read_text()
     chosen = plan(["step"], ["1.5b", "compile=model"], toy=True)
     assert {item.part for item in chosen} == {"step"}
     names = [item.name for item in chosen]
     assert names and all("1.5b" in name or "compile=model" in name for name in names)
-
-
-def test_the_first_rows_are_there_after_four_minutes_even_if_the_tests_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, ended = 0.0, dict[str, float]()
-    takes = {"build": 10, "pytest -m gpu": 1e6, "step": 40, "kernels": 1e6}  # a step row: compiling, and 10 s of steps
-
-    def pretend(item: Item, limit: float) -> None:
-        nonlocal now
-        now += min(takes.get(item.name, takes.get(item.part, 60)), limit)
-        ended[item.name] = now
-
-    def tests(name: str, limit: float, *_: object) -> Row:
-        pretend(Item("tests", name, None), limit)
-        return {"ended": "ok"}
-
-    monkeypatch.setattr(command_line.time, "monotonic", lambda: now)
-    monkeypatch.setattr(command_line, "run_tests", tests)
-    monkeypatch.setattr(command_line, "measure", lambda item, report, context, limit: pretend(item, limit))
-    run(plan([], [], toy=False), Report(tmp_path), Context(tmp_path, False, gpu=True), minutes=9)
-    first = ["build", "pytest -m gpu", "345m 16", "345m 16 kernels=on", "124m 32"]
-    assert list(ended)[:5] == first and ended["124m 32"] <= 240

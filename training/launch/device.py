@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from common.console import warn
 from common.errors import JobError
 from common.workers import available_cpus
 from training.launch.rank import Launch, node_name
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_SEGMENTS = "expandable_segments:{}"  # of PYTORCH_CUDA_ALLOC_CONF
 
 
 def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int:
@@ -41,7 +43,7 @@ def set_threads(launch: Launch, cpus_per_task: int) -> None:
     threads = threads_of(launch, cpus_per_task)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     # without it, blocks of many sizes leave gaps in a GPU's memory that no other size can use
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", _SEGMENTS.format(True))
     import torch
 
     torch.set_num_threads(threads)
@@ -75,7 +77,23 @@ def choose_device(launch: Launch, gpus_per_node: int = 0) -> "torch.device":
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
+    _use_segments(device)
     return device
+
+
+def _use_segments(device: "torch.device") -> None:
+    """Allocate once, and do without the expandable segments of `set_threads` if the driver refuses them (gVisor)."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        if os.environ.get("PYTORCH_CUDA_ALLOC_CONF") != _SEGMENTS.format(True):
+            raise
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = _SEGMENTS.format(False)  # for child processes
+        torch._C._accelerator_setAllocatorSettings(_SEGMENTS.format(False))
+        torch.empty(1, device=device)  # raises any other fault
+        warn(f"the driver refuses expandable segments, memory is allocated without: {str(error).splitlines()[0]}")
 
 
 def _visible() -> str:

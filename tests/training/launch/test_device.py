@@ -55,6 +55,7 @@ def test_fewer_gpus_than_asked_for_is_an_error_that_names_the_node(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
     assert choose_device(SLURM).index == 1
     with pytest.raises(JobError, match=r"4 .* 2"):  # processes, GPUs
         choose_device(Launch("torchrun", 2, 4, 2, 4, 1, "torchrun"))
@@ -68,3 +69,26 @@ def test_two_processes_on_one_gpu_is_an_error_that_names_both(monkeypatch: pytes
         claim_gpu(Launch("slurm", 3, 4, 1, 2, 2, "slurm-1.0-0"), device, store)
     monkeypatch.setenv("SLURMD_NODENAME", "another")
     claim_gpu(Launch("slurm", 2, 4, 0, 2, 2, "slurm-1.0-0"), device, store)
+
+
+def test_a_driver_that_refuses_expandable_segments_is_used_without_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["expandable_segments:True"]
+
+    def empty(*_: object, **__: object) -> None:
+        if settings[-1].endswith("True"):
+            raise RuntimeError("CUDA driver error: operation not supported\nmore")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "a person's")
+    with pytest.raises(RuntimeError, match="not supported"):
+        choose_device(ALONE)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings[0])
+    assert choose_device(ALONE).type == "cuda"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == settings[-1] == "expandable_segments:False"
+    assert "refuses expandable segments, memory is allocated without: CUDA driver error" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Dropout's streams: equal outside split regions, different inside, and the same after any restart."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -82,8 +82,11 @@ def test_on_a_gpu_attention_runs_in_the_chosen_kernel(kernel: str, chosen: None)
     assert f", 0.5, 1, '{kernel}')" in graph.code
 
 
-def masks(rank: int, first: int, iteration: int, kind: str, compiled: bool, device: str) -> torch.Tensor:
-    """The weights that attention keeps in training, forward and backward, where v is the identity: (2, T, T)."""
+def attention_of(rank: int, kind: str, compiled: bool, device: str) -> Callable[[int, int], torch.Tensor]:
+    """A function of the first and last iteration: the weights that attention keeps in the last one, (2, T, T).
+
+    They are those of training, forward and backward, where v is the identity. All calls share what is compiled.
+    """
     torch._dynamo.reset()
     model, streams = GPT2(SETTINGS).to(device), RandomStreams(1, (0, 0))
     streams.attach(model, rank)
@@ -94,13 +97,17 @@ def masks(rank: int, first: int, iteration: int, kind: str, compiled: bool, devi
         compile_method(core, "forward", [core])
     T = 64
     q = torch.zeros(1, 1, T, T, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
-    v = torch.eye(T, device=device, dtype=q.dtype).expand_as(q).clone().requires_grad_()
-    for number in range(first, iteration + 1):
-        streams.start_iteration(number)
-        torch.rand(3, device=device)
-        weights = core.forward(q, q, v)
-    (gradient,) = torch.autograd.grad(weights, v, torch.eye(T, device=device, dtype=q.dtype).expand_as(q))
-    return torch.cat([weights[0], gradient[0].mT]) != 0
+
+    def masks(first: int, last: int) -> torch.Tensor:
+        v = torch.eye(T, device=device, dtype=q.dtype).expand_as(q).clone().requires_grad_()
+        for number in range(first, last + 1):
+            streams.start_iteration(number)
+            torch.rand(3, device=device)
+            weights = core.forward(q, q, v)
+        (gradient,) = torch.autograd.grad(weights, v, torch.eye(T, device=device, dtype=q.dtype).expand_as(q))
+        return torch.cat([weights[0], gradient[0].mT]) != 0
+
+    return masks
 
 
 @pytest.mark.parametrize(
@@ -116,9 +123,10 @@ def test_ranks_have_masks_of_their_own_which_recompute_and_a_later_start_repeat(
         monkeypatch.setattr(torch, "compile", lambda function: real(function, backend=aot_eager))
     use_attention(kernel)
     for kind in ("none", "selective", "full"):
-        forward, backward = masks(0, 1, 2, kind, compiled, device)
+        masks = attention_of(0, kind, compiled, device)
+        forward, backward = masks(1, 2)
         assert torch.equal(forward, backward)
         assert 0.4 < forward.sum() / (64 * 65 / 2) < 0.6
-        assert torch.equal(masks(0, 2, 2, kind, compiled, device)[0], forward)
-        for rank, last in ((1, 2), (0, 1)):
-            assert not torch.equal(masks(rank, 1, last, kind, compiled, device)[0], forward)
+        assert torch.equal(masks(2, 2)[0], forward)
+        assert not torch.equal(masks(1, 1)[0], forward)
+        assert not torch.equal(attention_of(1, kind, compiled, device)(1, 2)[0], forward)
