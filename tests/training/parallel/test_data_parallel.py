@@ -26,8 +26,9 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
 ) -> None:
     """Weights: in the type of the products, and once; stage 3: those of one layer at a time, embeddings and head.
 
-    Stages differ by sums in another order, 1e-7, which AdamW amplifies. One process rounds the sum of the embeddings,
-    ranks each of the two: the loss and the first norm differ by less than a unit roundoff, later norms by more.
+    Stages differ by sums in another order, 1e-7. AdamW amplifies that, and from then on a weight may be rounded to the
+    other side: by less than a unit roundoff. One process rounds the sum of the embeddings, ranks each of the two: the
+    loss and the first norm differ by less than a unit roundoff, later norms by more.
     """
     model = {"n_layer": LAYERS, "n_embd": WIDTH, "seq_len": LENGTH, "dropout": 0.0}
     config = make_run(tmp_path, model=model, parallel={"data": 2})
@@ -52,8 +53,10 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
         assert ranks[0][f"{precision} {zero_stage} traffic"][count - 1] == [gathers, sums, casts]
 
     first, *others = (ranks[0][f"{precision} {stage}"] for stage in STAGES)
+    near = max(torch.finfo(getattr(torch, precision)).eps / 2, 1e-5)
     for other in others:
-        assert [*map(tuple, other)] == [pytest.approx(step, rel=1e-5) for step in first]
+        assert tuple(other[0]) == pytest.approx(first[0], rel=1e-5)
+        assert [*map(tuple, other)] == [pytest.approx(step, rel=near) for step in first]
     plan = make_plan(settings_of(config), "tiny")
     parallel = plan.experiment.parallel.model_copy(update={"data": 1})
     plan = replace(plan, experiment=plan.experiment.model_copy(update={"parallel": parallel}))
