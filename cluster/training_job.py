@@ -45,13 +45,15 @@ class TrainingJob:
         main = import_module(self.module).main
         arguments = ["--config", self.config, "--model", self.model, *self.options]
         if code := cli.run(lambda: main(arguments), signals=False):
-            raise SystemExit(self._end(code) if self.requeue else code)
+            if self.requeue:
+                self._end(code)
+            raise SystemExit(code)
 
     def checkpoint(self) -> DelayedSubmission:
         """For submitit, if it gets the signal before this process does: the same job again."""
         return DelayedSubmission(self)
 
-    def _end(self, code: int) -> int:
+    def _end(self, code: int) -> None:
         from cluster import job_end
         from common.config import load_settings
         from training.launch.rank import read_launch
@@ -59,8 +61,6 @@ class TrainingJob:
         launch = read_launch()
         if launch.launcher == "slurm" and launch.rank == 0:
             settings = load_settings(Path(self.config))
-            folder = settings.model_folder(self.model).resolve()
-            job_end.main(
-                ["--folder", str(folder), "--code", str(code), "--max-restarts", str(settings.cluster.max_restarts)]
-            )
-        return code
+            folder, restarts = settings.model_folder(self.model).resolve(), settings.cluster.max_restarts
+            words = ["--folder", str(folder), "--code", str(code), "--max-restarts", str(restarts)]
+            cli.run(lambda: job_end.main(words), signals=False)
