@@ -159,8 +159,8 @@ def measure(item: Item, report: Report, context: Context, limit: float) -> bool:
     if failed and context.gpu and not context.blocking and ("CUDA" in fault or "exit code -" in fault):
         left = min(60.0, deadline - time.monotonic())
         again = replace(item, name=f"{item.name}, CUDA_LAUNCH_BLOCKING=1")
-        anew = replace(context, blocking=True, folder=Path(mkdtemp(dir=context.folder)))
-        if left > _SHORTEST and not measure(again, report, anew, left):
+        blocking = replace(context, blocking=True, folder=Path(mkdtemp(dir=context.folder)))
+        if left > _SHORTEST and not measure(again, report, blocking, left):
             report.note(again, "no failure")
     return failed
 
