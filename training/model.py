@@ -72,21 +72,6 @@ class HeadsLinear(Linear):
         return ops.linear_heads(x, self.weight, self.bias, self.head_size, self.rounded)
 
 
-class ResidualNorm(LayerNorm):
-    """Adds a branch to the residual stream, with dropout, and normalises the sum."""
-
-    __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module declares Any
-
-    def __init__(self, width: int, dropout: float) -> None:
-        super().__init__(width)
-        self.dropout = dropout
-
-    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """(B, T, C) twice -> the stream and its LayerNorm, (B, T, C) twice."""
-        p = self.dropout if self.training else 0.0
-        return ops.residual_norm(x, branch, p, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
-
-
 class AttentionCore(nn.Module):
     """softmax(q k^T / sqrt(hs)) v with a causal mask and dropout on the weights."""
 
@@ -133,18 +118,21 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One pre-norm transformer layer."""
 
+    __call__: Callable[..., Tensor]  # nn.Module declares Any
+
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.dropout = settings.dropout
         self.ln_1 = LayerNorm(settings.n_embd)
         self.attn = Attention(settings)
-        self.ln_2 = ResidualNorm(settings.n_embd, settings.dropout)
+        self.ln_2 = LayerNorm(settings.n_embd)
         self.mlp = MLP(settings)
+        self.drop = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        x, y = self.ln_2(x, self.attn(self.ln_1(x)))
-        return ops.residual(x, self.mlp(y), self.dropout if self.training else 0.0)
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        x = x + self.drop(self.mlp(self.ln_2(x)))
+        return x
 
 
 class Head(nn.Module):

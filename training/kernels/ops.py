@@ -3,9 +3,7 @@
     q, k, v = ops.linear_heads(x, weight, bias, head_size, rounded)
     y = ops.attention(q, k, v, p)
     y = ops.linear(y, weight, bias, rounded)
-    x, y = ops.residual_norm(x, y, p, weight, bias, eps)
     y = ops.linear_gelu(y, weight, bias, rounded)
-    x = ops.residual(x, y, p)
 
 All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy of a weight in the
 type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What PyTorch fuses better than its parts
@@ -24,7 +22,6 @@ from torch.nn import functional as F
 from training.kernels.gelu import bias_gelu
 from training.kernels.heads import Heads, heads_of, split_heads
 from training.kernels.library import selected
-from training.kernels.residual import add_dropout_norm
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
@@ -102,20 +99,3 @@ def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, head_size: int, rounde
     if selected("pack_heads", x):
         return split_heads(linear(x, weight, bias.detach(), rounded), bias.to(x.dtype), head_size)
     return heads_of(linear(x, weight, bias, rounded), head_size)
-
-
-def residual(x: Tensor, branch: Tensor, p: float) -> Tensor:
-    """x + dropout(branch): (B, T, C) twice -> (B, T, C)."""
-    return x + (F.dropout(branch, p) if p else branch)
-
-
-def residual_norm(
-    x: Tensor, branch: Tensor, p: float, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """x + dropout(branch), and its LayerNorm: (B, T, C) twice, (C,) twice -> (B, T, C) twice."""
-    if selected("add_dropout_norm", x):
-        # a seed and an offset from the device's generator, which recomputation rewinds
-        seed = torch.randint(2**62, (2,), device=x.device) if p else None
-        return add_dropout_norm(x, branch, p, seed, weight, bias, eps)
-    x = residual(x, branch, p)
-    return x, F.layer_norm(x, weight.shape, weight, bias, eps)

@@ -16,10 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from common.settings import Experiment, ModelSettings, ParallelSettings, TrainSettings
+from training.kernels.library import selected
+from training.kernels.residual import add_dropout_norm
 from training.loss import LossHead
 from training.model import GPT2, initial_value
 from training.parallel.data_parallel import apply_data_parallel
-from training.parallel.dtensor import copy_shard_, true_shape
+from training.parallel.dtensor import copy_shard_, local_shard, true_shape
 from training.parallel.pipeline import Stage
 from training.parallel.randomness import RANK_ATTENTION
 from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers, with_padded_vocabulary
@@ -49,8 +51,9 @@ def parallelize(
     blocks = list(stage.model.h.values())
     if mesh is not None and parallel.tensor > 1:
         split_matrices(stage.model, mesh["tp"], parallel.sequence_parallel)
-    if train.recompute != "none":
-        for block in blocks:
+    for block in blocks:
+        fuse_residual_norm(block)
+        if train.recompute != "none":
             recompute(block, train.recompute)
     if parallel.data == 1:  # otherwise parameters are gathered in the type of the products
         stage.keep_rounded_weights()
@@ -88,6 +91,24 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
             return compiled(*inputs, **options)
 
     setattr(owner, name, method)
+
+
+def fuse_residual_norm(block: Any) -> None:
+    """Compute a layer's first sum and second LayerNorm in one kernel, where `add_dropout_norm` is selected; in place."""
+    plain: Callable[[Tensor], Tensor] = block.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if not selected("add_dropout_norm", x):
+            return plain(x)
+        p = block.drop.p if block.training else 0.0
+        # a seed and an offset from the device's generator, which recomputation rewinds
+        seed = torch.randint(2**62, (2,), device=x.device) if p else None
+        weight, bias = (local_shard(each).to(x.dtype) for each in (block.ln_2.weight, block.ln_2.bias))
+        x, y = add_dropout_norm(x, block.attn(block.ln_1(x)), p, seed, weight, bias, block.ln_2.eps)
+        out: Tensor = x + block.drop(block.mlp(y))
+        return out
+
+    setattr(block, "forward", forward)  # noqa: B010
 
 
 def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device: torch.device) -> int:

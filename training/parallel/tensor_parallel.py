@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from training.kernels import ops
 from training.kernels.heads import Heads
 from training.loss import LossHead, Vocabulary
-from training.model import GeluLinear, HeadsLinear, LayerNorm, Linear, ResidualNorm
+from training.model import GeluLinear, HeadsLinear, LayerNorm, Linear
 from training.parallel.dtensor import local_shard
 from training.parallel.sizes import padded_vocab_size
 from training.tensors import leaf_of
@@ -190,20 +190,6 @@ class SplitLayerNorm(_Split):
         return F.layer_norm(x, weight.shape, weight, bias, self.eps)
 
 
-class SplitResidualNorm(SplitLayerNorm):
-    """A ResidualNorm of activations outside the split matrices."""
-
-    def __init__(self, whole: nn.Module, name: str, mesh: DeviceMesh, ranks: TensorRanks) -> None:
-        super().__init__(whole, name, mesh, ranks)
-        self.dropout = cast(ResidualNorm, whole).dropout
-
-    def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """(B, T or T / ranks, C) twice -> the same shape twice."""
-        p = self.dropout if self.training else 0.0
-        weight, bias = self.shard("weight").to(x.dtype), self.shard("bias").to(x.dtype)
-        return ops.residual_norm(x, branch, p, weight, bias, self.eps)
-
-
 class Positions(_Split):
     """The position embedding: each rank looks up the positions of its slice of the sequence."""
 
@@ -245,7 +231,6 @@ _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {
     (nn.Embedding, 0): VocabParallelEmbedding,
     (nn.Embedding, None): Positions,
     (LayerNorm, None): SplitLayerNorm,
-    (ResidualNorm, None): SplitResidualNorm,
     (HeadsLinear, 0): ColumnHeadsLinear,
     (GeluLinear, 0): ColumnGeluLinear,
     (Linear, 1): RowLinear,
