@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from training.checkpoint.writing import CheckpointWriter
     from training.planning.run import Plan
-    from training.step import Session
+    from training.session import Session
 
 
 def copy_files(source: Path, target: Path) -> None:

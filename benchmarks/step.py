@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from training.dataset.batches import Batch
     from training.planning.run import Plan
-    from training.step import Session
+    from training.session import Session
 
 Steps = Generator["Tensor | float", None, None]
 """Each `next` runs one optimiser step and returns its loss, which may still be on the device."""
@@ -98,7 +98,7 @@ def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
     from training.launch.rank import read_launch
     from training.operations import choose_operations
     from training.planning.run import make_plan
-    from training.trainer import open_session
+    from training.session import open_session
 
     with started(read_launch(), job.folder) as world:
         plan = make_plan(job.settings, "step")
@@ -287,7 +287,7 @@ def host(arguments: Namespace) -> Iterator[Row]:
     from training import step
     from training.dataset.batches import Batch
     from training.launch.process_group import World
-    from training.trainer import open_session
+    from training.session import open_session
 
     torch.set_num_threads(1)
     narrow = SIZES["345m"].model.model_copy(update={"n_embd": 32, "seq_len": 16, "vocab_size": 256})

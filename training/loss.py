@@ -43,9 +43,7 @@ class Vocabulary(NamedTuple):
 class LossHead(nn.Module):
     """The head and the summed cross-entropy over targets that are not IGNORED.
 
-    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one. Without gradients, the
-    loss of each target is also appended to `found`, if that is a list: (N,) tensors, in order. If `asked` is a position
-    of the first sample, `logits` are those of the token after it, (V,), in every call.
+    `rounded` is a copy of the head's weight in the type of the products, if the model keeps one.
     """
 
     rounded: Tensor | None
@@ -53,9 +51,6 @@ class LossHead(nn.Module):
     def __init__(self, vocab_size: int, chunks: int = 1) -> None:
         super().__init__()
         self.vocabulary, self.chunks = Vocabulary(0, vocab_size), chunks
-        self.found: list[Tensor] | None = None
-        self.asked: int | None = None
-        self.logits = torch.empty(0)
         self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
@@ -63,16 +58,35 @@ class LossHead(nn.Module):
 
         Its gradients exist already: it can be differentiated with gradient 1 and no other.
         """
+        x, weight = self.local(x, weight)
         each = torch.ones(len(x), device=x.device) if factor is None else factor.float()
         flat = x.flatten(0, 1), targets.flatten(), each[:, None].expand_as(targets).flatten()
-        if self.asked is not None:
-            matrix = weight.to(x.dtype) if self.rounded is None else self.rounded
-            self.logits = F.linear(x[0, self.asked], matrix)[: self.vocabulary.rows]
         training = torch.is_grad_enabled()  # inside an autograd function it never is
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            weight, self.rounded, *flat, self.vocabulary, self.chunks, training, self.found
+            weight, self.rounded, *flat, self.vocabulary, self.chunks, training
         )
         return loss
+
+    def local(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What this rank multiplies: (B, T, C), (V, C) -> the same two."""
+        return x, weight
+
+    def target_losses(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """The inputs of `forward` -> nats of each target, 0 where it is IGNORED: float32, (B * T,)."""
+        x, weight = self.local(x, weight)
+        matrix = _rounded(weight, self.rounded, x)
+        parts = zip(x.flatten(0, 1).chunk(self.chunks), targets.flatten().chunk(self.chunks), strict=True)
+        return torch.cat([_losses(F.linear(part, matrix), wanted, self.vocabulary)[0] for part, wanted in parts])
+
+    def logits_at(self, position: int, x: Tensor, weight: Tensor) -> Tensor:
+        """Logits after one position of the first sample, over this rank's true rows: (B, T, C), (V, C) -> (V,)."""
+        x, weight = self.local(x, weight)
+        return F.linear(x[0, position], _rounded(weight, self.rounded, x))[: self.vocabulary.rows]
+
+
+def _rounded(weight: Tensor, rounded: Tensor | None, x: Tensor) -> Tensor:
+    """The weight in the type of x."""
+    return weight.to(x.dtype) if rounded is None else rounded
 
 
 class _Loss(torch.autograd.Function):
@@ -89,17 +103,14 @@ class _Loss(torch.autograd.Function):
         vocabulary: Vocabulary,
         chunks: int,
         training: bool,
-        found: list[Tensor] | None,
     ) -> Tensor:
-        matrix, total = weight.to(x.dtype) if rounded is None else rounded, torch.zeros((), device=x.device)
+        matrix, total = _rounded(weight, rounded, x), torch.zeros((), device=x.device)
         of_x: list[Tensor] = []
         of_weight: Tensor | None = None
         for part, wanted, scale in zip(*(tensor.chunk(chunks) for tensor in (x, targets, factor)), strict=True):
             logits = F.linear(part, matrix)
             losses, log_sum_exp = _losses(logits, wanted, vocabulary)
             total = total + (losses * scale).sum()
-            if found is not None and not training:
-                found.append(losses)
             if training:
                 logits = _gradient(logits, wanted, log_sum_exp, scale, vocabulary)
                 of_x.append(logits @ matrix)
@@ -114,7 +125,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         torch._assert_async(gradients[0] == 1, "the loss is differentiated with gradient 1; give it a factor instead")
         of_weight, of_x = ctx.saved_tensors
-        return of_weight, None, of_x, None, None, None, None, None, None
+        return of_weight, None, of_x, None, None, None, None, None
 
 
 def _losses(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

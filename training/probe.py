@@ -39,7 +39,7 @@ from training.planning.run import machine_of
 from training.planning.search import Prediction
 
 if TYPE_CHECKING:
-    from training.step import Session
+    from training.session import Session
 
 WARM_UP = 2  # steps: the first compiles, in the second caches and the allocator settle
 
@@ -160,8 +160,8 @@ def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int
     import torch
 
     from training.parallel.collectives import all_gather
+    from training.session import open_session
     from training.step import step_batches, train_step
-    from training.trainer import open_session
 
     model, device = experiment.model, world.device
     if device.type == "cuda":

@@ -7,18 +7,14 @@ loss = validate(session, data.valid, samples)
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor
 
-from common.settings import Experiment
 from common.workers import batched, threaded_map
 from training.dataset.batches import (
     Batch,
@@ -30,36 +26,15 @@ from training.dataset.batches import (
     read_batch,
 )
 from training.dataset.blend import Blend
-from training.launch.process_group import World
-from training.loss import IGNORED
-from training.metrics.timers import Timers
 from training.optimizer import take_step
-from training.parallel.collectives import all_gather
 from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import clip_factor, global_norm, sync_gradients
 from training.parallel.layout import coordinates
-from training.parallel.pipeline import Pipeline, Stage, sample_factors
-from training.parallel.randomness import RandomStreams
+from training.parallel.pipeline import sample_factors
+from training.session import Session
 
 
-@dataclass
-class Session:
-    """What one process holds while it trains; built by `training.trainer.open_session`."""
-
-    experiment: Experiment
-    world: World
-    mesh: DeviceMesh | None
-    """(pp, dp, tp); None for a single process."""
-    stages: list[Stage]
-    pipeline: Pipeline | None
-    parameters: dict[str, nn.Parameter]
-    """This process's parameters by name, as the optimiser has them."""
-    optimizer: torch.optim.AdamW
-    streams: RandomStreams
-    timers: Timers
-
-
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """The outcome of an optimiser step; equal on all ranks."""
 
     loss: float
@@ -79,7 +54,7 @@ def step_batches(session: Session, data: TokenSource, consumed: int) -> Generato
     """
     accumulation, device = session.experiment.accumulation, session.world.device
     read = partial(read_batch, data, _batch_form(session, data, pinned=device.type == "cuda"))
-    samples = _sample_ranges(session, consumed)
+    samples = sample_ranges(session, consumed)
     with closing(threaded_map(read, samples, session.experiment.train.readers, 2 * accumulation)) as batches:
         steps = batched(batches, accumulation)
         yield from prefetch_to_device(steps, device) if device.type == "cuda" else steps
@@ -90,7 +65,7 @@ def _batch_form(session: Session, data: TokenSource, pinned: bool = False) -> Ba
     return BatchForm(data.end_of_text, train.reset_position_ids, train.eod_mask_loss, pinned)
 
 
-def _sample_ranges(session: Session, consumed: int) -> Iterator[range]:
+def sample_ranges(session: Session, consumed: int) -> Iterator[range]:
     """The samples of each of this process's micro-batches, from sample `consumed` on."""
     _, data_rank, _ = coordinates(session.mesh)
     experiment = session.experiment
@@ -105,7 +80,7 @@ def train_step(
     scale: float = 1.0,
     accepts: Callable[[float, float], bool] | None = None,
     stop: int = 0,
-) -> Step:
+) -> StepResult:
     """One optimiser step on this process's part of a global batch (a collective call).
 
     `iteration` counts from 1. Every unmasked target of the global batch has the same weight, whatever its micro-batch
@@ -169,14 +144,14 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     return total
 
 
-def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int) -> Step:
+def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int) -> StepResult:
     """The largest loss, norm and stop request of all ranks: every rank decides on the same numbers."""
     numbers = torch.stack([loss.double(), norm.double(), torch.full_like(loss, stop, dtype=torch.float64)])
     if session.mesh is not None:
         numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # MAX of NaN and a number may be either
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
     largest_loss, largest_norm, largest_stop = numbers.tolist()  # waits for the device
-    return Step(largest_loss, largest_norm, True, round(largest_stop))
+    return StepResult(largest_loss, largest_norm, True, round(largest_stop))
 
 
 def _sum_over_data_ranks(session: Session, value: Tensor) -> Tensor:
@@ -205,7 +180,7 @@ def validate(session: Session, data: Blend, samples: int) -> float:
         return masked(read_batch(data, form, numbers), max(0, samples - numbers.start))
 
     steps = -(-samples // session.experiment.train.global_batch_size)
-    ranges = islice(_sample_ranges(session, 0), steps * accumulation)
+    ranges = islice(sample_ranges(session, 0), steps * accumulation)
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
     with closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
         for step in batched(batches, accumulation):
@@ -215,60 +190,3 @@ def validate(session: Session, data: Blend, samples: int) -> float:
     for stage in session.stages:
         reshard(stage)
     return float(total[0] / total[1])
-
-
-def target_losses(
-    session: Session, batches: Sequence[Batch], consumed: int
-) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Number of each sample, nats of its targets without dropout, which of them count, (T,) both (a collective call).
-
-    `batches` are this process's of the global batch from sample `consumed` on; each sample is on one process. Gradients
-    and weights stay as they are: a step may be between its backward pass and the optimiser.
-    """
-    found: list[Tensor] = []
-    heads = _heads(session)
-    for head in heads:
-        head.found = found
-    _run_eager(session, batches)
-    for head in heads:
-        head.found = None
-    if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
-        return []
-    numbers = chain.from_iterable(islice(_sample_ranges(session, consumed), len(batches)))
-    counted = (torch.cat([batch.targets for batch in batches]) != IGNORED).cpu()
-    nats = torch.cat(found).view(counted.shape).cpu()
-    return list(zip(numbers, nats.numpy(), counted.numpy(), strict=True))
-
-
-def next_logits(session: Session, text: Sequence[int]) -> Tensor:
-    """Logits (V,), on the CPU, of the token after `text`, without dropout (a collective call, equal on all ranks).
-
-    The text is a sample of a micro-batch: all others are padding, and nothing counts as a target. Weights and gradients
-    stay as they are.
-    """
-    experiment, heads = session.experiment, _heads(session)
-    window = [*text][-experiment.model.seq_len :]
-    row = torch.tensor(window + [0] * (experiment.model.seq_len - len(window)))
-    tokens = row.expand(experiment.train.micro_batch_size, -1)
-    batch = Batch(tokens, torch.full_like(tokens, IGNORED), None, 0)
-    for head in heads:
-        head.asked = len(window) - 1
-    _run_eager(session, [batch] * (experiment.accumulation if session.pipeline else 1))
-    for head in heads:
-        head.asked = None
-    data_rank = coordinates(session.mesh)[1]
-    of_ranks = all_gather([head.logits.float().cpu() for head in heads if data_rank == 0])
-    return torch.cat([part for parts in of_ranks for part in parts])  # tensor-parallel ranks are adjacent
-
-
-def _heads(session: Session) -> list[Any]:
-    """The head, if this process has the last stage."""
-    return [stage.model.head for stage in session.stages if stage.last]
-
-
-def _run_eager(session: Session, batches: Sequence[Batch]) -> None:
-    """Run micro-batches forward so that heads keep what they are asked for, which a compiled graph would not."""
-    with torch.compiler.set_stance("force_eager"):
-        run_micro_batches(session, batches, 1.0, train=False)
-    for stage in session.stages:
-        reshard(stage)

@@ -42,7 +42,7 @@ def train(settings: Settings, name: str) -> int:
         return plan
 
     with joined(launch, folder, settings.cluster, check) as (world, plan):
-        from training.trainer import run_training  # imports torch for seconds: after every check that needs none
+        from training.job import run_training  # imports torch for seconds: after every check that needs none
 
         plan, chosen = fit_plan(plan, settings, world)
         finished = run_training(plan, folder, world, settings_text(chosen))

@@ -156,8 +156,8 @@ def _losses(experiment: "Experiment", world: "World", folder: Path) -> list[floa
 
     from training.operations import choose_operations
     from training.probe import RandomTokens
+    from training.session import open_session
     from training.step import step_batches, train_step
-    from training.trainer import open_session
 
     torch._dynamo.reset()
     choose_operations(experiment, world, folder)

@@ -8,9 +8,10 @@ import torch
 from tests.training.helpers import Session, open_session, settings_of, step_batches
 from training.launch.process_group import started
 from training.launch.rank import read_launch
+from training.monitoring.outputs import target_losses
 from training.parallel.dtensor import local_shard
 from training.planning.run import make_plan
-from training.step import target_losses, train_step
+from training.step import train_step
 
 
 def _train(session: Session, losses: dict[int, float] | None) -> list[torch.Tensor]:

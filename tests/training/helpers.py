@@ -26,7 +26,7 @@ from common.settings import Settings
 from common.tokenizer import CHARACTERS, END_OF_TEXT, VocabularyFiles
 from corpus.index import IndexWriter, Meta
 from tests.helpers import PATIENCE, run_main, wait_for
-from training import checkpoint, step, trainer
+from training import checkpoint, session, step
 from training.checkpoint import Progress
 from training.checkpoint.writing import CheckpointWriter
 from training.dataset.batches import Batch
@@ -129,7 +129,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 
 @dataclass
-class Session(step.Session):
+class Session(session.Session):
     """A session with the plan that it was opened for."""
 
     plan: Plan
@@ -137,7 +137,7 @@ class Session(step.Session):
 
 def open_session(plan: Plan, world: World = ALONE) -> Session:
     """The model of a plan, built as the trainer builds it (a collective call)."""
-    return Session(**vars(trainer.open_session(plan.experiment, world)), plan=plan)
+    return Session(**vars(session.open_session(plan.experiment, world)), plan=plan)
 
 
 def make_session(folder: Path, **sections: Any) -> Session:
@@ -175,7 +175,7 @@ def refusal(capsys: Capsys, main: Callable[[list[str]], int], *arguments: object
 
 # Processes are forked from one server that has imported torch already: an import costs more than most tests.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["training.trainer", "training.train"])
+_PROCESSES.set_forkserver_preload(["training.job", "training.train"])
 
 
 @dataclass

@@ -42,10 +42,11 @@ from training.launch.process_group import World, started
 from training.launch.rank import read_launch
 from training.model import GPT2
 from training.model_folder import checkpoint_folder
+from training.monitoring.outputs import next_logits
 from training.optimizer import learning_rate
 from training.parallel.dtensor import local_shard
 from training.planning.run import make_plan
-from training.step import next_logits, train_step, validate
+from training.step import train_step, validate
 
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4, "value": 1e-4}
 """Relative, in float32; see `differences` and `distance`."""

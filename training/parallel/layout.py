@@ -94,7 +94,7 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
 
 
 def fuse_residual_norm(block: Any) -> None:
-    """Compute a layer's first sum and second LayerNorm in one kernel, where `add_dropout_norm` is selected; in place."""
+    """Let `add_dropout_norm`, where it is selected, compute a layer's first sum and second LayerNorm; in place."""
     plain: Callable[[Tensor], Tensor] = block.forward
 
     def forward(x: Tensor) -> Tensor:

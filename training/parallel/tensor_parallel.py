@@ -222,9 +222,9 @@ class VocabParallelLoss(LossHead):
         first = held * ranks.rank
         self.ranks, self.vocabulary = ranks, Vocabulary(first, max(0, min(held, true - first)), ranks.group)
 
-    def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
-        """(B, T or T / ranks, C), wte's (V, C), (B, T), (B,) -> float32 nats times factor, summed, ()."""
-        return super().forward(enter(x, self.ranks), local_shard(weight), targets, factor)
+    def local(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What this rank multiplies: (B, T or T / ranks, C), wte's (V, C) -> (B, T, C), (V / ranks, C)."""
+        return enter(x, self.ranks), local_shard(weight)
 
 
 _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {

@@ -43,7 +43,7 @@ def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0
     """Raise ConfigError if the model `name` is too large for the memory of its machine.
 
     `done`: iterations of its newest checkpoint. `here`: the machine is this one. `train.allow_tight` turns the error
-    into a note. What is too slow for CPUs is seen when it trains (`training.trainer`).
+    into a note. What is too slow for CPUs is seen when it trains (`training.job`).
     """
     experiment = settings.models[name]
     prediction = predict(experiment, machine)

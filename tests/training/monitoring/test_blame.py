@@ -22,7 +22,7 @@ from tests.training import helpers
 from training.dataset.batches import BatchForm, read_batch
 from training.dataset.blend import open_splits
 from training.monitoring import blame
-from training.step import target_losses
+from training.monitoring.outputs import target_losses
 
 ITERATIONS, PLANTED, BATCH = 300, 20, 2
 

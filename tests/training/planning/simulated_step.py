@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_iter
 
 from common.settings import Experiment
 from tests.training.helpers import ALONE
-from training import loss, trainer
+from training import loss
 from training.dataset.batches import Batch
 from training.kernels import ops
 from training.launch.process_group import World
@@ -36,6 +36,7 @@ from training.parallel.dtensor import local_shard
 from training.parallel.gradients import sync_gradients
 from training.parallel.pipeline import Stage
 from training.parallel.sizes import EAGER_ELEMENTS
+from training.session import open_session
 from training.step import run_micro_batches
 
 # meshes read the values of their tensors
@@ -132,7 +133,7 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
         mesh = layout.make_mesh(experiment.parallel, "cpu")
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(storages)
-        session = trainer.open_session(experiment, World(rank, size, ALONE.device), mesh)
+        session = open_session(experiment, World(rank, size, ALONE.device), mesh)
         tokens = torch.zeros((experiment.train.micro_batch_size, experiment.model.seq_len), dtype=torch.long)
         batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
         for _ in range(2):  # the first step allocates buffers

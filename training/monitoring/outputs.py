@@ -1,0 +1,75 @@
+"""What the last stage computes for a batch: the loss of each target, or the logits of the next token.
+
+Both run the training's own layout forward, without dropout, and leave weights and gradients as they are: a step may be
+between its backward pass and the optimiser.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import chain, islice
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.dataset.batches import Batch
+from training.loss import IGNORED, LossHead
+from training.parallel.collectives import all_gather
+from training.parallel.data_parallel import reshard
+from training.parallel.layout import coordinates
+from training.session import Session
+from training.step import run_micro_batches, sample_ranges
+
+
+def target_losses(
+    session: Session, batches: Sequence[Batch], consumed: int
+) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Number of each sample, nats of its targets, which of them count, (T,) both (a collective call).
+
+    `batches` are this process's of the global batch from sample `consumed` on; each sample is on one process.
+    """
+    found = _compute(session, batches, lambda head, x, weight, targets: head.target_losses(x, weight, targets))
+    if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
+        return []
+    numbers = chain.from_iterable(islice(sample_ranges(session, consumed), len(batches)))
+    counted = (torch.cat([batch.targets for batch in batches]) != IGNORED).cpu()
+    nats = torch.cat(found).view(counted.shape).cpu()
+    return list(zip(numbers, nats.numpy(), counted.numpy(), strict=True))
+
+
+def next_logits(session: Session, text: Sequence[int]) -> Tensor:
+    """Logits (V,), on the CPU, of the token after `text` (a collective call, equal on all ranks).
+
+    The text is a sample of a micro-batch: all others are padding, and nothing counts as a target.
+    """
+    experiment = session.experiment
+    window = [*text][-experiment.model.seq_len :]
+    row = torch.tensor(window + [0] * (experiment.model.seq_len - len(window)))
+    tokens = row.expand(experiment.train.micro_batch_size, -1)
+    batch = Batch(tokens, torch.full_like(tokens, IGNORED), None, 0)
+    micro_batches = [batch] * (experiment.accumulation if session.pipeline else 1)
+    found = _compute(session, micro_batches, lambda head, x, weight, _: head.logits_at(len(window) - 1, x, weight))
+    data_rank = coordinates(session.mesh)[1]
+    of_ranks = all_gather([logits.float().cpu() for logits in found[-1:] if data_rank == 0])
+    return torch.cat([part for parts in of_ranks for part in parts])  # tensor-parallel ranks are adjacent
+
+
+def _compute(
+    session: Session, batches: Sequence[Batch], output: Callable[[LossHead, Tensor, Tensor, Tensor], Tensor]
+) -> list[Tensor]:
+    """`output` of the head, x, the weight and the targets of each micro-batch; [] if this process has no head."""
+    found: list[Tensor] = []
+
+    def hook(head: LossHead, inputs: tuple[Tensor, ...], _loss: Tensor) -> None:
+        found.append(output(head, *inputs[:3]))
+
+    with ExitStack() as stack:
+        for stage in session.stages:
+            if stage.last:
+                stack.callback(stage.model.head.register_forward_hook(hook).remove)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph calls no hook
+        run_micro_batches(session, batches, 1.0, train=False)
+    for stage in session.stages:
+        reshard(stage)
+    return found
