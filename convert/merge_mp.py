@@ -72,9 +72,6 @@ def merge(
     import torch
 
     from convert.assemble import widest_dtype
-    from convert.proof import prove, source_outputs
-    from convert.sources.consistency import compare_replicas
-    from convert.targets.huggingface import tokenizer_of, write_folder, written_shapes, written_sizes
     from training.launch.device import keep_freed_memory
 
     keep_freed_memory()  # a whole matrix is allocated for every one that is written
@@ -83,77 +80,11 @@ def merge(
     dtype = getattr(torch, form.dtype) if form.dtype else widest_dtype(source)
 
     with replace_folder(output, lambda old, _new: _check_older(output, old, force)) as temporary:
-        unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
-        total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
-        # all of it beside each other, a thread each: the disk is read once where the files fit the page cache
-        one_thread = partial(torch.set_num_threads, 1)  # more would wait for each other and the writer at every product
-        with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2, initializer=one_thread) as pool:
-            expecting = pool.submit(source_outputs, source, dtype)
-            hashing = {path: pool.submit(_hash, path, count) for path in unknown}
-            comparing = pool.submit(compare_replicas, source)
-            try:
-                written = write_folder(
-                    temporary, source, dtype=dtype, max_shard_size=form.max_shard_size, progress=count
-                )
-                proof = pool.submit(prove, source, expecting.result(), temporary).result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-            replicas = comparing.result()
-            read = {**source.hashes, **{path: entry.result() for path, entry in hashing.items()}}
-        parameters = sum(map(math.prod, written_shapes(source).values()))
-        known: dict[str, Any] = {"samples": source.consumed_samples, "split": source.facts.get("split")}
-        known |= asdict(source.model) | {"iteration": source.iteration, "parameters": parameters}
-        write_text(temporary / "README.md", page.render("training.huggingface", "model_card.md", **known) + "\n")
-        files = {path.name: written.get(path.name) or digest(path) for path in sorted(temporary.iterdir())}
-        write_json(temporary / REPORT, _report(source, dtype, replicas, proof, read, files))
-        origin = Origin.of_facts(source.iteration, source.consumed_samples, source.facts)
-        write_origin(temporary, origin, written)
-        write_card(temporary / CARD, inputs=[source.path])  # merge_report.json has the hashes
-    if replicas.drifted:
-        warn(f"{source.path}: {replicas}; merge_report.json has all")
-    has_one = any((output / name).exists() for name in VOCABULARIES)
-    tokenizer = (
-        "without" if not has_one else "with GPT-2's" if tokenizer_of(source) != source.tokenizer else "with its own"
-    )
-    return (
-        f"{output}: merged from {source.path}, vocabulary {source.model.vocab_size}, {tokenizer} tokenizer, "
-        f"{str(dtype).removeprefix('torch.')}; {replicas}; logits equal the source's within "
-        f"{proof.largest_difference:.1e}, {proof.relative_difference:.1e} of the largest"
-    )
-
-
-def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
-    entry = digest(path)
-    count(entry["size"])
-    return entry
-
-
-def _report(
-    source: "Source", dtype: "torch.dtype", replicas: "Replicas", proof: "Proof", read: Files, written: Files
-) -> dict[str, Any]:
-    """The content of merge_report.json, which docs/convert.md explains; `read` are the source's files."""
-    folder, used = source.path, versions()
-    return {
-        "format": 1,
-        "source": {
-            "path": str(folder.absolute()),
-            "layout": source.layout,
-            "iteration": source.iteration,
-            "consumed_samples": source.consumed_samples,
-            "files": {
-                str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute()): entry
-                for path, entry in read.items()
-            },
-            "facts": source.facts,
-        },
-        "model": asdict(source.model) | {"dtype": str(dtype).removeprefix("torch.")},
-        "replicas": replicas.report(),
-        "proof": asdict(proof),
-        "notes": source.notes,
-        "versions": {name: used.get(name, "unknown") for name in _VERSIONS},
-        "output": written,
-    }
+        result = _convert_and_prove(source, temporary, dtype, form.max_shard_size)
+        _describe(source, temporary, dtype, result)
+    if result.replicas.drifted:
+        warn(f"{source.path}: {result.replicas}; merge_report.json has all")
+    return _summary(source, output, dtype, result)
 
 
 def _open(path: Path, output: Path, options: Options | None, form: Form, force: bool) -> "Source":
@@ -188,6 +119,105 @@ def _check_older(folder: Path, found: Path, force: bool) -> None:
         )
     if not force and any(found.iterdir()):
         raise InputError(f"{folder}: exists already; --force replaces it")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What is known of a folder that was written and proved."""
+
+    proof: "Proof"
+    replicas: "Replicas"
+    read: Files
+    """The source's files."""
+    written: Files
+    """Of the weights, by name."""
+
+
+def _convert_and_prove(source: "Source", folder: Path, dtype: "torch.dtype", max_shard_size: int) -> _Result:
+    """Write the weights tensor by tensor and prove them. Raises ProofError.
+
+    Hashes and compares the source's files and computes its logits at the same time, so each file is read once.
+    """
+    import torch
+
+    from convert.proof import prove, source_outputs
+    from convert.sources.consistency import compare_replicas
+    from convert.targets.huggingface import write_folder, written_sizes
+
+    unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
+    total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
+    one_thread = partial(torch.set_num_threads, 1)  # more would wait for each other and the writer at every product
+    with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2, initializer=one_thread) as pool:
+        expecting = pool.submit(source_outputs, source, dtype)
+        hashing = {path: pool.submit(_hash, path, count) for path in unknown}
+        comparing = pool.submit(compare_replicas, source)
+        try:
+            written = write_folder(folder, source, dtype=dtype, max_shard_size=max_shard_size, progress=count)
+            proof = pool.submit(prove, source, expecting.result(), folder).result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        read = {**source.hashes, **{path: entry.result() for path, entry in hashing.items()}}
+        return _Result(proof, comparing.result(), read, written)
+
+
+def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
+    entry = digest(path)
+    count(entry["size"])
+    return entry
+
+
+def _describe(source: "Source", folder: Path, dtype: "torch.dtype", result: _Result) -> None:
+    """Write the model card, merge_report.json, the origin and the run card."""
+    from convert.targets.huggingface import written_shapes
+
+    parameters = sum(map(math.prod, written_shapes(source).values()))
+    known: dict[str, Any] = {"samples": source.consumed_samples, "split": source.facts.get("split")}
+    known |= asdict(source.model) | {"iteration": source.iteration, "parameters": parameters}
+    write_text(folder / "README.md", page.render("training.huggingface", "model_card.md", **known) + "\n")
+    files = {path.name: result.written.get(path.name) or digest(path) for path in sorted(folder.iterdir())}
+    write_json(folder / REPORT, _report(source, dtype, result, files))
+    write_origin(folder, Origin.of_facts(source.iteration, source.consumed_samples, source.facts), result.written)
+    write_card(folder / CARD, inputs=[source.path])  # merge_report.json has the hashes
+
+
+def _report(source: "Source", dtype: "torch.dtype", result: _Result, files: Files) -> dict[str, Any]:
+    """The content of merge_report.json, which docs/convert.md explains; `files` are the folder's."""
+    folder, used = source.path, versions()
+    return {
+        "format": 1,
+        "source": {
+            "path": str(folder.absolute()),
+            "layout": source.layout,
+            "iteration": source.iteration,
+            "consumed_samples": source.consumed_samples,
+            "files": {
+                str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute()): entry
+                for path, entry in result.read.items()
+            },
+            "facts": source.facts,
+        },
+        "model": asdict(source.model) | {"dtype": str(dtype).removeprefix("torch.")},
+        "replicas": result.replicas.report(),
+        "proof": asdict(result.proof),
+        "notes": source.notes,
+        "versions": {name: used.get(name, "unknown") for name in _VERSIONS},
+        "output": files,
+    }
+
+
+def _summary(source: "Source", output: Path, dtype: "torch.dtype", result: _Result) -> str:
+    from convert.targets.huggingface import tokenizer_of
+
+    has_one = any((output / name).exists() for name in VOCABULARIES)
+    tokenizer = (
+        "without" if not has_one else "with GPT-2's" if tokenizer_of(source) != source.tokenizer else "with its own"
+    )
+    return (
+        f"{output}: merged from {source.path}, vocabulary {source.model.vocab_size}, {tokenizer} tokenizer, "
+        f"{str(dtype).removeprefix('torch.')}; {result.replicas}; logits equal the source's within "
+        f"{result.proof.largest_difference:.1e}, {result.proof.relative_difference:.1e} of the largest"
+    )
 
 
 def parse_size(text: str) -> int:
