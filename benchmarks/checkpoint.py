@@ -43,11 +43,11 @@ def copy_files(source: Path, target: Path) -> None:
 
 def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter":
     """The trainer's own writer of checkpoints."""
-    from training.checkpoint.writing import CheckpointWriter
+    from training.checkpoint.writing import CheckpointWriter, SavedRun
 
     folder.mkdir()
-    state = (session.parameters, session.optimizer)
-    return CheckpointWriter(folder, *state, plan.experiment, plan.tokenize, plan.data.train)
+    run = SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train)
+    return CheckpointWriter(run, session.parameters, session.optimizer)
 
 
 def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:

@@ -18,7 +18,7 @@ from common.files import read_rows, write_json, write_text
 from common.settings import TrainSettings, changes
 from corpus.index import suffixed
 from training import checkpoint
-from training.checkpoint import Manifest, Progress
+from training.checkpoint import Manifest, Progress, SavedRun
 from training.checkpoint.writing import CheckpointWriter
 from training.dataset.blend import Blend
 from training.huggingface.pretrained import load_finetune
@@ -75,10 +75,10 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
             _check_speed(session, data.train, folder.name)
         config, at = experiment.model_dump(mode="json"), progress.iteration
         boards = open_boards(experiment.log, folder.name, folder, at, config, on_rank0=on_rank0)
-        state = (session.parameters, session.optimizer)
+        saved = SavedRun(folder, experiment, plan.tokenize, data.train, lock.require, lock.token)
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
-            CheckpointWriter(folder, *state, experiment, plan.tokenize, data.train, lock.require, lock.token) as writer,
+            CheckpointWriter(saved, session.parameters, session.optimizer) as writer,
             MetricsLogger(folder, experiment, world, session.timers, boards, progress, lock.is_held) as logger,
         ):
             guard = Guard(train, experiment.watch, progress.guard)

@@ -9,7 +9,7 @@ from torch import Tensor
 from convert.assemble import assemble
 from convert.sources.source import MOMENTS, Source
 from training import checkpoint
-from training.checkpoint import Progress, Replicas
+from training.checkpoint import Progress, Replicas, SavedRun
 from training.planning.run import Plan
 from training.tensors import leaf_of
 
@@ -21,13 +21,10 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(
-        folder,
+        SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
         {key: torch.empty(_shape(source, key), device="meta") for key in _keys(source)},
         progress(source, plan),
-        experiment=plan.experiment,
-        tokenize=plan.tokenize,
-        data=plan.data.train,
-        replicas=Replicas(),
+        Replicas(),
         copies=_Assembled(source),
     )
 

@@ -120,9 +120,9 @@ def save_checkpoint(
 ) -> Path:
     """A checkpoint in a model folder, as a run writes it (a collective call)."""
     folder.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"experiment": plan.experiment, "tokenize": plan.tokenize, "data": plan.data.train}
-    record["replicas"] = checkpoint.compare_replicas(parameters)
-    return checkpoint.write(folder, checkpoint.state_tensors(parameters, optimizer), progress, **record)
+    run = checkpoint.SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train)
+    replicas = checkpoint.compare_replicas(parameters)
+    return checkpoint.write(run, checkpoint.state_tensors(parameters, optimizer), progress, replicas)
 
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -153,9 +153,8 @@ def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None
 def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], None] = lambda: None) -> CheckpointWriter:
     """The writer that saves a session's checkpoints."""
     plan = session.plan
-    return CheckpointWriter(
-        folder, session.parameters, session.optimizer, plan.experiment, plan.tokenize, plan.data.train, may_write
-    )
+    run = checkpoint.SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train, may_write)
+    return CheckpointWriter(run, session.parameters, session.optimizer)
 
 
 def train_tiny(config: Path, *overrides: str) -> int:

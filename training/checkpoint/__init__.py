@@ -11,12 +11,13 @@ from training.checkpoint.lookup import check_fits, newest, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.checkpoint.state import load, load_weights, state_tensors
-from training.checkpoint.writing import write
+from training.checkpoint.writing import SavedRun, write
 
 __all__ = [
     "Manifest",
     "Progress",
     "Replicas",
+    "SavedRun",
     "check_fits",
     "compare_replicas",
     "load",

@@ -1,6 +1,6 @@
 """Writes checkpoints, complete or not at all, between two steps or in the background, and removes old ones.
 
-    with CheckpointWriter(folder, parameters, optimizer, experiment, tokenize, data) as writer:
+    with CheckpointWriter(run, parameters, optimizer) as writer:
         writer.save(progress)               # a collective call
     writer.newest                           # the folder of the last checkpoint, complete
 
@@ -10,9 +10,9 @@ time: the next save and the end wait for it, and raise its error.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,28 +37,30 @@ from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.sizes import padded_vocab_size
 
 
+@dataclass(frozen=True)
+class SavedRun:
+    """Where the checkpoints of a run go, and what each manifest says of the run."""
+
+    folder: Path
+    """The model folder."""
+    experiment: Experiment
+    tokenize: TokenizeSettings
+    data: Blend
+    """What the model is trained on."""
+    may_write: Callable[[], None] = lambda: None
+    """Raises TrainingError on rank 0 if another job has claimed the folder. Called before a save, before the finished
+    checkpoint gets its name, and before an old one is removed."""
+    mark: str = ""
+    """Part of an unfinished checkpoint's name, equal on all ranks: two jobs never write to the same folder, even if one
+    has lost the run without noticing."""
+
+
 class CheckpointWriter:
-    """Saves the parameters and the optimiser state of one run.
+    """Saves the parameters and the optimiser state of one run."""
 
-    `experiment`, `tokenize` and `data` go into the manifest. `may_write` raises TrainingError on rank 0 if another job
-    has claimed the model folder. It is called before a save, before the finished checkpoint gets its name, and before
-    an old one is removed. `mark`: see `write`.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        parameters: Mapping[str, nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        experiment: Experiment,
-        tokenize: TokenizeSettings,
-        data: Blend,
-        may_write: Callable[[], None] = lambda: None,
-        mark: str = "",
-    ) -> None:
-        self.folder, self._may_write = folder, may_write
-        self._parameters, self._optimizer = parameters, optimizer
-        self._train = experiment.train
+    def __init__(self, run: SavedRun, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        self.run, self._parameters, self._optimizer = run, parameters, optimizer
+        self._train = run.experiment.train
         self._on_rank0 = not dist.is_initialized() or dist.get_rank() == 0
         self.newest: Path | None = None
         self._verified: set[Path] = set()  # checkpoints that need not be read again
@@ -70,9 +72,6 @@ class CheckpointWriter:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
             if dist.is_initialized():  # the thread's own group: collective calls of two threads would mix in one
                 self._group = dist.new_group(backend="gloo")
-        self._write_checkpoint = partial(
-            write, folder, experiment=experiment, tokenize=tokenize, data=data, may_write=may_write, mark=mark
-        )
 
     def __enter__(self) -> "CheckpointWriter":
         return self
@@ -119,88 +118,58 @@ class CheckpointWriter:
         copies: dict[str, Tensor] | None = None,
     ) -> Path:
         """The part of a save that can run in the background."""
-        path = self._write_checkpoint(tensors, progress, replicas=replicas, copies=copies, group=self._group)
+        path = write(self.run, tensors, progress, replicas, copies, self._group)
         if self._on_rank0:
             say(f"saved {path}")
         self._verified.add(path)
-        train = self._train
+        run, train = self.run, self._train
         best = progress.best.get("iteration") if train.keep_best else None
-        prune(self.folder, train.keep_last, train.keep_every, self._verified, self._group, self._may_write, best)
+        prune(run.folder, train.keep_last, train.keep_every, self._verified, self._group, run.may_write, best)
         return path
 
 
 def write(
-    model_folder: Path,
+    run: SavedRun,
     tensors: Tensors,
     progress: Progress,
-    *,
-    experiment: Experiment,
-    tokenize: TokenizeSettings,
-    data: Blend,
     replicas: Replicas,
     copies: Mapping[str, Tensor] | None = None,
     group: Any = None,
-    may_write: Callable[[], None] = lambda: None,
-    mark: str = "",
 ) -> Path:
     """Write `tensors`, or their `copies` (`copy_to_cpu`), as a checkpoint (a collective call over `group`).
 
-    Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. `data` is what the model is
-    trained on. With `copies`, `tensors` may be on the meta device.
-
-    Rank 0 calls `may_write` before it writes anything and again before the finished checkpoint gets its name; all
-    ranks raise what it raises. Raises CheckpointError on all ranks if a file cannot be written; the unfinished
-    checkpoint is removed then, and older ones stay. `mark`, equal on all ranks, is part of the unfinished folder's
-    name, so that two jobs never write to the same folder, even if one has lost the run without noticing.
+    Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. With `copies`, `tensors` may
+    be on the meta device. Raises CheckpointError on all ranks if a file cannot be written, and what `run.may_write`
+    raises; the unfinished checkpoint is removed then, and older ones stay.
     """
-    final = checkpoint_folder(model_folder, progress.iteration)
-    temporary = final.with_name(".".join(filter(None, (final.name, mark, "tmp"))))
+    final = checkpoint_folder(run.folder, progress.iteration)
+    temporary = final.with_name(".".join(filter(None, (final.name, run.mark, "tmp"))))
     rank = dist.get_rank() if dist.is_initialized() else 0
+    vocab_size = run.experiment.model.vocab_size
+    mine = choose_parts({key: held_part(key, tensor, vocab_size) for key, tensor in tensors.items()}, group)
+    shapes = {key: unpadded_shape(key, tensors[key], vocab_size) for key in mine}
+    written: list[Any] = []
+    of_ranks: list[Any] = []
 
     def prepare() -> None:
         if rank == 0:
-            may_write()
-            for leftover in model_folder.glob("iter_*.tmp"):  # from a killed save or removal
+            run.may_write()
+            for leftover in run.folder.glob("iter_*.tmp"):  # from a killed save or removal
                 discard(leftover)
             temporary.mkdir()
-
-    def publish() -> None:
-        if rank == 0:
-            may_write()
-            manifest = Manifest(
-                path=final,
-                **asdict(progress),
-                padded_vocab_size=padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
-                model=experiment.model,
-                parallel=experiment.parallel,
-                train=experiment.train,
-                tokenize=copy_vocabulary(model_folder, tokenize),
-                data=data.identity,
-                content=data.content,
-                end_of_text=data.end_of_text,
-                replicas=replicas,
-                torch=torch.__version__,
-                files=write_index(temporary, of_ranks),
-            )
-            write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
-            aside = final.with_name(final.name + ".old.tmp")
-            swap_folder(temporary, final, aside)
-            discard(aside)
-            write_text(model_folder / "latest", final.name + "\n")
-            best = checkpoint_folder(model_folder, progress.best.get("iteration", 0))
-            if experiment.train.keep_best and best.is_dir():
-                write_text(model_folder / "best", best.name + "\n")
 
     def write_own() -> None:
         written.extend(write_parts(temporary, rank, tensors, mine, copies or {}))
 
-    vocab_size = experiment.model.vocab_size
-    mine = choose_parts({key: held_part(key, tensor, vocab_size) for key, tensor in tensors.items()}, group)
-    shapes = {key: unpadded_shape(key, tensors[key], vocab_size) for key in mine}
-    written: list[Any] = []
+    def publish() -> None:
+        if rank == 0:
+            run.may_write()
+            write_json(temporary / MANIFEST, _manifest(run, final, temporary, progress, replicas, of_ranks))
+            _rename(run, temporary, final, progress)
+
     error = _error_of(prepare, group) or _error_of(write_own, group)
     if error is None:
-        of_ranks = all_gather((shapes, *written), group)
+        of_ranks += all_gather((shapes, *written), group)
         error = _error_of(publish, group)
     if error is None:
         return final
@@ -209,13 +178,47 @@ def write(
     if isinstance(error, ToolkitError):
         raise error
     # another job may have claimed the folder and removed the files
-    run_on_all_ranks(lambda: may_write() if rank == 0 else None, group)
-    found = all_gather(checkpoint_folders(model_folder), group)[0]
+    run_on_all_ranks(lambda: run.may_write() if rank == 0 else None, group)
+    found = all_gather(checkpoint_folders(run.folder), group)[0]
     last = next((folder.name for folder in found if not find_damage(folder, group, content=False)), "none")
     raise CheckpointError(
         f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
         f"the last complete checkpoint is {last}"
     )
+
+
+def _manifest(
+    run: SavedRun, final: Path, temporary: Path, progress: Progress, replicas: Replicas, of_ranks: Sequence[Any]
+) -> dict[str, Any]:
+    """The manifest of a checkpoint whose parts are written; writes their index."""
+    experiment = run.experiment
+    manifest = Manifest(
+        path=final,
+        **asdict(progress),
+        padded_vocab_size=padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
+        model=experiment.model,
+        parallel=experiment.parallel,
+        train=experiment.train,
+        tokenize=copy_vocabulary(run.folder, run.tokenize),
+        data=run.data.identity,
+        content=run.data.content,
+        end_of_text=run.data.end_of_text,
+        replicas=replicas,
+        torch=torch.__version__,
+        files=write_index(temporary, of_ranks),
+    )
+    return manifest.model_dump(mode="json")
+
+
+def _rename(run: SavedRun, temporary: Path, final: Path, progress: Progress) -> None:
+    """Give the finished checkpoint its name, and point `latest` and `best` to it."""
+    aside = final.with_name(final.name + ".old.tmp")
+    swap_folder(temporary, final, aside)
+    discard(aside)
+    write_text(run.folder / "latest", final.name + "\n")
+    best = checkpoint_folder(run.folder, progress.best.get("iteration", 0))
+    if run.experiment.train.keep_best and best.is_dir():
+        write_text(run.folder / "best", best.name + "\n")
 
 
 def _error_of(action: Callable[[], None], group: Any) -> OSError | ToolkitError | None:
