@@ -74,7 +74,7 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
         saver.save(Progress(next(iterations), 0))
 
     def our_load() -> None:
-        manifest = checkpoint.newest(saver.folder)
+        manifest = checkpoint.newest(saver.run.folder)
         assert manifest is not None
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
@@ -92,7 +92,7 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
 
     def clear(label: str) -> None:
         if label.startswith("save"):
-            for path in (theirs, *saver.folder.glob("iter_*")):
+            for path in (theirs, *saver.run.folder.glob("iter_*")):
                 if path != saver.newest:
                     shutil.rmtree(path, ignore_errors=True)
             theirs.mkdir()
